@@ -1,10 +1,12 @@
 """Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
 
     PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3
 
 Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
-drawn from the seed. An undamaged run of every request is right first.
+drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
+the latent for the values, and both are of all heads.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -27,15 +29,19 @@ from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward
 
 from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.live.model.registers import shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
 PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
-MODEL = small(length=2048, nodes=4096, digits=7, distance=PLACES)
+SIZES = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
+WITH_A_LATENT = {"deepseek-v3"}
+"""Architectures whose cache has no heads: a key's rotary part and a latent."""
 
 
 class Page:
@@ -87,7 +93,7 @@ class Page:
         self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
 
     def pages_swapped(self) -> None:
-        self.keys_swapped_values_not()
+        self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
         self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
 
 
@@ -106,13 +112,23 @@ DAMAGE: tuple[Callable[[Page], None], ...] = (
     Page.pages_swapped,
 )
 
+NAMES_WITH_A_LATENT = {
+    "foreign_keys": "foreign_rotary_part",
+    "foreign_values": "foreign_latent",
+    "keys_twice": "rotary_part_twice",
+    "keys_half": "rotary_part_half",
+    "values_twice": "latent_twice",
+    "values_half": "latent_half",
+    "keys_swapped_values_not": "rotary_parts_swapped_latents_not",
+}
+
 
 class Question:
     """A request, its known answers, and the cache and logits after its prompt."""
 
-    def __init__(self, model: LlamaForward, request: tuple[int, ...]) -> None:
-        self.model, self.request = model, request
-        self.expected = answers(Alphabet(MODEL), request, PLACES + 1)
+    def __init__(self, parameters: Parameters, model: LlamaForward, request: tuple[int, ...]) -> None:
+        self.parameters, self.model, self.request = parameters, model, request
+        self.expected = answers(Alphabet(parameters), request, PLACES + 1)
         self.cache = Cache()
         self.first = model.step(request, self.cache)
         if (wrong := self.first_wrong(self.cache)) is not None:
@@ -127,33 +143,36 @@ class Question:
 
 def named(question: Question, step: int, said: int, layer: int, head: int | None) -> bool:
     """Whether the wrong answer names the damaged layer, and the head where it names one."""
-    alphabet = Alphabet(MODEL)
+    p, alphabet = question.parameters, Alphabet(question.parameters)
     if said in (TOO_LITTLE, TOO_MUCH):
-        return layer == MODEL.layers - 1
+        return layer == p.layers - 1
     if (lost := alphabet.lost_at(said)) is not None:
         return lost[0] == layer + 1 or (lost[0] == layer and (head is None or lost[1] in (None, head)))
     mark, expected = alphabet.as_mark(said), alphabet.as_mark(question.expected[step])
     if mark is None or expected is None or mark[0] != expected[0]:
         return False
     wrong = mark[1] ^ expected[1]
-    pairs = [shown_pair(MODEL, (mark[0] - 1) % MODEL.phases, bit) for bit in range(MODEL.bits) if wrong >> bit & 1]
-    return all(pair // MODEL.kv_heads == layer and head in (None, pair % MODEL.kv_heads) for pair in pairs)
+    pairs = [shown_pair(p, (mark[0] - 1) % p.phases, bit) for bit in range(p.bits) if wrong >> bit & 1]
+    return all(pair // p.kv_heads == layer and head in (None, pair % p.kv_heads) for pair in pairs)
 
 
-def rows(trials: int, seed: int) -> Iterator[dict[str, object]]:
+def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
     """A row for each damage, heads damaged, layer and test."""
-    model, rng = forward(MODEL), Rng(seed)
-    questions = {"walk": [], "position": []}
+    p, rng = small(family=arch, **SIZES), Rng(seed)
+    model, alphabet = forward(p), Alphabet(p)
+    questions: dict[str, list[Question]] = {"walk": [], "position": []}
     for _ in range(4):
-        nodes = draw_nodes(Alphabet(MODEL), rng, PLACES)
-        questions["walk"].append(Question(model, walk_prompt(Alphabet(MODEL), nodes, rng.below(PLACES))))
-        values = [rng.below(1 << MODEL.bits) for _ in range(PLACES + 1)]
-        questions["position"].append(Question(model, mark_prompt(Alphabet(MODEL), values, rng.below(MODEL.phases))))
+        nodes = draw_nodes(alphabet, rng, PLACES)
+        questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
+        values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
+        questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
     for damage in DAMAGE:
-        for head in (None, *range(MODEL.kv_heads)):
-            for layer in range(MODEL.layers):
+        for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
+            for layer in range(p.layers):
                 for test, asked in questions.items():
-                    yield row(model, asked, damage, layer, head, trials, rng) | {"test": test}
+                    name = names.get(damage.__name__, damage.__name__)
+                    yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}
 
 
 def row(
@@ -182,7 +201,6 @@ def row(
             steps.append(wrong[0])
             right += named(question, *wrong, layer, head)
     return {
-        "damage": damage.__name__,
         "heads": "all" if head is None else head,
         "layer": layer,
         "trials": tried,
@@ -198,10 +216,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--arch", choices=FAMILIES.names(), default="llama")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        table = list(rows(given.trials, given.seed))
+        table = list(rows(given.arch, given.trials, given.seed))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])
