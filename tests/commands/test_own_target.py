@@ -142,6 +142,13 @@ WRONG = {
         "class T:\n    name, capabilities, build = 't', {'teleport'}, lambda self, setup: None\ntarget = T()",
         "unknown capability 'teleport'; known: hicache, loopback, metadata",
     ),
+    "a build that gives no engine": (
+        "{}:target",
+        "class T:\n    name, capabilities = 't', {'metadata', 'loopback', 'retract-resume', 'pd-transfer'}\n"
+        "    def build(self, setup): return 42\ntarget = T()",
+        "expected build to return an engine with submit, abort, standings, make_happen, step, counts, evictions, "
+        "close; got a int without submit, abort",
+    ),
     "no name": ("{}:", "", "unknown target '{}:'; a target of your own is MODULE:NAME; known: builtin, "),
     "a path": ("./{}.py:target", "", "a target of your own is MODULE:NAME; known: builtin, sglang, vllm, lmcache"),
     "two names": ("{}:target:other", "", "a target of your own is MODULE:NAME"),
