@@ -142,17 +142,32 @@ WRONG = {
         "class T:\n    name, capabilities, build = 't', {'teleport'}, lambda self, setup: None\ntarget = T()",
         "unknown capability 'teleport'; known: hicache, loopback, metadata",
     ),
-    "a build that gives no engine": (
-        "{}:target",
-        "class T:\n    name, capabilities = 't', {'metadata', 'loopback', 'retract-resume', 'pd-transfer'}\n"
-        "    def build(self, setup): return 42\ntarget = T()",
-        "expected build to return an engine with submit, abort, standings, make_happen, step, counts, evictions, "
-        "close; got a int without submit, abort",
-    ),
     "no name": ("{}:", "", "unknown target '{}:'; a target of your own is MODULE:NAME; known: builtin, "),
     "a path": ("./{}.py:target", "", "a target of your own is MODULE:NAME; known: builtin, sglang, vllm, lmcache"),
     "two names": ("{}:target:other", "", "a target of your own is MODULE:NAME"),
 }
+
+
+NO_ENGINE = """
+class Target:
+    name, capabilities = "mine", {"metadata", "loopback", "retract-resume", "pd-transfer"}
+
+    def build(self, setup):
+        return 42
+
+target = Target()
+"""
+
+
+@pytest.mark.schedules
+def test_a_build_that_gives_no_engine_is_one_clear_line(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = module(NO_ENGINE)
+    assert run([*CELL, "--target", f"{own}:target", "--out", "runs"]) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("kvcheck: ")]
+    assert f"--target {own}:target: expected build to return an engine with submit, abort, standings" in line
+    assert "got a int without submit, abort" in line
 
 
 @pytest.mark.parametrize("name", WRONG)
