@@ -1,7 +1,7 @@
 # `make stress` and `make test` set everything up first; nothing else has to be run by hand.
-# PYTHON: interpreter the environment is made from (3.11 or newer), and that `make gpu` uses as it is. WORKERS: parallel test processes.
+# PYTHON: interpreter the environment is made from (3.11 or newer), and that `make gpu` uses as it is. WORKERS: parallel test processes, one more than the cores of a small machine: tests wait for processes.
 PYTHON  ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 
 # What `make gate` measures for the budgets in reports/baselines/cpu.toml.
 GATE_RUNS   := build/gate

@@ -87,6 +87,14 @@ def test_save_gate_accept_and_prune(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["gate", fixed, "--baseline", file, "--strict-baseline"]) == 0
 
 
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = tmp_path / "known.toml", stored(tmp_path, made(FOREIGN))
+    assert run(["baseline", "save", folder, str(file), *WHOSE]) == 0
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert run(["gate", folder, "--baseline", str(file)]) == 0
+    assert "no new finding" in capsys.readouterr().out
+
+
 def test_accept_takes_an_unknown_cell_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "known.toml"
     folder = stored(tmp_path, made(unknown=True))

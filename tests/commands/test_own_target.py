@@ -148,6 +148,28 @@ WRONG = {
 }
 
 
+NO_ENGINE = """
+class Target:
+    name, capabilities = "mine", {"metadata", "loopback", "retract-resume", "pd-transfer"}
+
+    def build(self, setup):
+        return 42
+
+target = Target()
+"""
+
+
+@pytest.mark.schedules
+def test_a_build_that_gives_no_engine_is_one_clear_line(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = module(NO_ENGINE)
+    assert run([*CELL, "--target", f"{own}:target", "--out", "runs"]) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("kvcheck: ")]
+    assert f"--target {own}:target: expected build to return an engine with submit, abort, standings" in line
+    assert "got a int without submit, abort" in line
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_names_are_one_clear_line(
     name: str, module: Callable[[str], str], capsys: pytest.CaptureFixture[str]

@@ -107,6 +107,7 @@ def test_a_list_that_was_typed_is_not_added_to(here: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        ("[tool]\nkvcheck = 3", "[tool] kvcheck: expected a table, [tool.kvcheck], got 3"),
         ("[tool.kvcheck.stress]\nschedulez = 3", "--schedulez; did you mean 'schedules'?"),
         ("[tool.kvcheck.stres]\nseed = 3", "[tool.kvcheck.stres]: kvcheck has no such command; did you mean 'stress'?"),
         ("[tool.kvcheck]\nstress = 3", "tool.kvcheck.stress: expected a table, [tool.kvcheck.stress], got 3"),

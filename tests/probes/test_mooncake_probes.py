@@ -147,6 +147,7 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ("", "expected NAME=VALUE"),
         ("MC_X", "expected NAME=VALUE"),
         ("LD_PRELOAD=x", "expected NAME=VALUE"),
         ("mc_x=1", "expected NAME=VALUE"),

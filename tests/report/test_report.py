@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+import threading
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -313,6 +314,26 @@ def test_a_refused_write_keeps_the_old_file_and_says_why(
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "there.json", tmp_path / "link.json"
+    link.symlink_to("real/there.json")
+    for text in ("first", "second"):
+        write_text(link, text)
+        assert link.is_symlink() and target.read_text() == text
+    assert [entry.name for entry in (tmp_path / "real").iterdir()] == ["there.json"]
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    path, got = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: got.append(path.read_text()), daemon=True)
+    reader.start()
+    write_text(path, "text")
+    reader.join(10)
+    assert got == ["text"] and path.is_fifo() and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path: Path) -> None:

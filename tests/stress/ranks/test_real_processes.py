@@ -258,7 +258,7 @@ def test_one_command_prints_both_counts_and_its_line_runs_again(
     line = "pd-transfer:shape=llama-3-tiny,backend=eager,transport=tcp,ranks=1x2,seed=5,schedule=0,requests=6"
     assert parse_line(line).line() == line
     assert command_line(["replay", line]) == 0
-    assert "FIXED" in plain(capsys)
+    assert "CLEAN" in plain(capsys)
 
 
 def plain(capsys: pytest.CaptureFixture[str]) -> str:
