@@ -5,32 +5,43 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
 from live.damage_summary import TESTS, Table, markdown
 from live.margin_table import summary
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "known-answers"
 PAGE = (PUBLISHED / "README.md").read_text(encoding="utf-8")
 DAMAGE = Table(PUBLISHED / "damage.csv")
+WITH_A_LATENT = Table(PUBLISHED / "damage-deepseek-v3.csv")
 ORDER_ONLY = "pages_swapped"  # attention does not depend on the order of its keys
+SAME_EVERYWHERE = "foreign_rotary_part"  # it is that of its position
 
 
 def test_the_page_has_the_rows_of_both_tables() -> None:
     with (PUBLISHED / "margins.csv").open(newline="", encoding="utf-8") as stream:
         margins = summary(list(csv.DictReader(stream)))
-    missing = [line for line in (*markdown(DAMAGE), *margins) if line not in PAGE.splitlines()]
+    missing = [
+        line for line in (*markdown(DAMAGE), *markdown(WITH_A_LATENT), *margins) if line not in PAGE.splitlines()
+    ]
     assert not missing
 
 
-def test_one_test_or_the_other_finds_all_damage_that_changes_an_answer() -> None:
-    for damage in DAMAGE.damage:
-        shares = [DAMAGE.share(damage, test, layer, "found") for layer in DAMAGE.layers for test in TESTS]
+@pytest.mark.parametrize("table", [DAMAGE, WITH_A_LATENT], ids=["llama", "deepseek-v3"])
+def test_one_test_or_the_other_finds_all_damage_that_changes_an_answer(table: Table) -> None:
+    for damage in table.damage:
+        if not any(table.sums(damage, test)["trials"] for test in TESTS):
+            assert damage == SAME_EVERYWHERE
+            continue
+        shares = [table.share(damage, test, layer, "found") for layer in table.layers for test in TESTS]
         most = [max(shares[i] or 0, shares[i + 1] or 0) for i in range(0, len(shares), 2)]
         assert set(most) == ({0} if damage == ORDER_ONLY else {100}), damage
 
 
-def test_each_damage_was_tried_twenty_times_a_place() -> None:
-    assert all(own["trials"] in (0, 20 * 5) for own in DAMAGE.counts.values())
-    assert {damage for damage in DAMAGE.damage if not DAMAGE.sums(damage, "walk")["trials"]} == set()
+@pytest.mark.parametrize(("table", "heads"), [(DAMAGE, 5), (WITH_A_LATENT, 1)], ids=["llama", "deepseek-v3"])
+def test_each_damage_was_tried_twenty_times_a_place(table: Table, heads: int) -> None:
+    assert all(own["trials"] in (0, 20 * heads) for own in table.counts.values())
+    untried = {damage for damage in table.damage if not table.sums(damage, "walk")["trials"]}
+    assert untried == ({SAME_EVERYWHERE} if table is WITH_A_LATENT else set())
 
 
 def test_no_margin_is_lost() -> None:
