@@ -1,0 +1,82 @@
+"""check_round_trip: pools and calls that it cannot judge, and what it says to do about them.
+
+Invariants:
+- What cannot be judged is neither a finding nor a pass.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+from rigs.own_pools import SLOTS, Paged, Pool, judged
+
+from kvcheck.testing import NotJudged, check_round_trip
+
+
+class Quantises(Pool):
+    def save(self, ids: Any) -> Any:
+        return [rows.to(torch.float8_e5m2) for rows in super().save(ids)]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        super().load([rows.to(each.dtype) for rows, each in zip(copy, self.buffers(), strict=True)], ids)
+
+
+class StagesInside(Pool):
+    """save keeps values in a buffer of the pool that has as many rows as the pool has slots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = torch.zeros(SLOTS, 2)
+
+    def save(self, ids: Any) -> Any:
+        self.host[: len(ids)] = self.k_scale[0][ids]
+        return super().save(ids)
+
+
+def with_tensor(tensor: torch.Tensor) -> Pool:
+    pool = Pool()
+    pool.extra = tensor  # type: ignore[attr-defined]
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("pool", "options", "told"),
+    [
+        (Pool(), {"slots": 60}, "k[0] [61, 2, 8] has no dimension of 60 slots"),
+        (object(), {"save": len, "load": len}, "no tensor below object has a dimension of 61 slots; found no tensor"),
+        (with_tensor(torch.zeros(9, 9)), {}, "extra [9, 9] has no dimension of 61 slots"),
+        (with_tensor(torch.zeros(SLOTS, SLOTS)), {}, "extra [61, 61] has more than one dimension"),
+        (with_tensor(torch.zeros(SLOTS, 2).to_sparse()), {}, "extra is sparse_coo of float32 on cpu"),
+        (with_tensor(torch.zeros(SLOTS, 2, device="meta")), {}, "extra is float32 on meta"),
+        (with_tensor(torch.zeros(SLOTS, 1).expand(SLOTS, 4)), {}, "extra is expanded"),
+        (reduce(lambda inner, _: [inner], range(50), Pool()), {"save": len, "load": len}, "40 objects deep"),
+        (Quantises(), {}, "copy to a narrower type"),
+        (StagesInside(), {}, "of host, which request 2 owns. If save keeps values there"),
+        (Pool(), {"exclude": ("kk",)}, "the pool has k, v, k_scale"),
+        (Pool(), {"exclude": "k_scale"}, "expected a tuple of names"),
+        (Pool(), {"ids": [0, 1]}, "is padding"),
+        (Pool(), {"ids": [1, 61]}, "none of 61 slots"),
+        (Pool(), {"ids": [1, 1]}, "each once"),
+        (Pool(), {"ids": [1, 2], "into": [3]}, "got 1 and 2"),
+        (Pool(), {"ids": list(range(1, 31)), "into": list(range(31, 61))}, "too few"),
+        (Pool(), {"page_size": 16}, "multiple of page_size="),
+        (Paged(), {"slots": 208, "page_size": 16, "ids": list(range(20, 36))}, "whole pages of 16"),
+    ],
+)
+def test_what_cannot_be_judged_is_said_with_what_to_do(pool: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(NotJudged) as caught:
+        check_round_trip(
+            pool,
+            **{"save": getattr(pool, "save", None), "load": getattr(pool, "load", None), "slots": SLOTS} | options,
+        )
+    assert told in str(caught.value)
+
+
+def test_an_error_of_the_callers_code_stays_his() -> None:
+    pool = Pool()
+    pool.load = lambda copy, ids: 1 / 0  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        judged(pool)
