@@ -133,6 +133,31 @@ class ByWayOfFloat(Pool):
         super().load([rows.to(each.dtype) for rows, each in zip(copy, self.buffers(), strict=True)], ids)
 
 
+class BytesOfNumbers(Pool):
+    """Numbers of a floating type in buffers of bytes, saved by way of a wider type."""
+
+    kind = torch.bfloat16
+
+    def __init__(self) -> None:
+        super().__init__(torch.uint8)
+        self.k_scale = [torch.zeros(SLOTS, 2, dtype=torch.int32)]
+
+    def save(self, ids: Any) -> Any:
+        return [rows.view(self.kind).float() for rows in super().save(ids)]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        numbers = [rows.to(self.kind) for rows in copy]
+        super().load([rows.view(each.dtype) for rows, each in zip(numbers, self.buffers(), strict=True)], ids)
+
+
+class BytesOfHalves(BytesOfNumbers):
+    kind = torch.float16
+
+
+class BytesOfFp8(BytesOfNumbers):
+    kind = torch.float8_e4m3fn
+
+
 class KeepsItsPool(Pool):
     """What is saved knows its pool and the pool's own tensors."""
 
@@ -169,7 +194,7 @@ class Complex(Pool):
 
 
 LEGAL = (Dictionaries, LayersFirst, Interleaved, Transposed, PinnedHost, OnePad, FreesAtOnce, NewTensors, ByWayOfFloat)
-LEGAL += (KeepsItsPool, Numpy, WithIdLists, Complex, Pool)
+LEGAL += (BytesOfNumbers, BytesOfHalves, BytesOfFp8, KeepsItsPool, Numpy, WithIdLists, Complex, Pool)
 
 
 @pytest.mark.parametrize("kind", LEGAL, ids=lambda kind: kind.__name__)

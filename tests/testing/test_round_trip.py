@@ -36,6 +36,19 @@ def test_a_forgotten_buffer_is_not_moved_and_holds_the_next_owners_bytes(seed: i
     assert {each.buffer for each in error.findings} == {"k_scale"}, "nothing else is accused"
 
 
+class BytesWithoutScale(Pool):
+    def buffers(self) -> list[torch.Tensor]:
+        return [each.view(torch.uint8) for each in (*self.k, *self.v)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_forgotten_buffer_of_bytes_names_the_next_owner(seed: int) -> None:
+    pool = BytesWithoutScale(torch.uint8)
+    pool.k_scale = [torch.zeros(SLOTS, 4, dtype=torch.uint8)]
+    cause = found(pool, seed=seed).findings[0]
+    assert (cause.code, cause.buffer, cause.seen_request) == ("KV304", "k_scale", 3)
+
+
 def test_a_forgotten_layer_is_named() -> None:
     cause = found(WithoutLastLayer()).findings[0]
     assert (cause.code, cause.buffer, cause.layer) == ("KV304", "v", 1)
