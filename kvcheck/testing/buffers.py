@@ -179,6 +179,16 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(_map_of(taken, other).any())
 
 
+def rows_in(tensor: torch.Tensor, held: Buffer) -> frozenset[int]:
+    """The rows of a buffer that a tensor has a byte of."""
+    if not overlap(tensor, held.rows):
+        return frozenset()
+    taken: dict[int, torch.Tensor] = {}
+    _map_of(taken, tensor).fill_(True)
+    count = held.rows.shape[0] * max(1, held.split)
+    return frozenset(torch.nonzero(_map_of(taken, held.rows).reshape(count, -1).any(1)).view(-1).tolist())
+
+
 def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """One bool for each byte of the tensor, as a view of the map of its storage."""
     storage, size = tensor.untyped_storage(), tensor.element_size()

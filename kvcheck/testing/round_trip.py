@@ -21,7 +21,7 @@ import torch
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
-from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
+from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, rows_in
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
 from kvcheck.testing.ownership import Ownership, dump
@@ -83,8 +83,8 @@ def check_round_trip(
     _check_saved_nothing_else(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool)]
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-    _judge_saved(judge, found, units, plan, saved)
-    left = found.not_tried if saved else (*found.not_tried, "the saved value: no tensor was found in it")
+    ways_back = _judge_saved(judge, found, units, plan, saved)
+    left = (*found.not_tried, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, "load")))
     load(copy, make(list(plan.into)))
@@ -218,20 +218,27 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _judge_saved(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
-) -> None:
-    """Find saved tensors that are no copies: they share memory with the pool, or changed with their former slots."""
+) -> tuple[str, ...]:
+    """Find saved tensors that are no copies: they share memory with the pool, or changed with their former slots.
+
+    A view that has rows of others too is a way back to the pool. Returns these; load shows whether they are read.
+    """
+    ways_back: list[str] = []
     for each, before in saved:
         judge.count("saved", len(before), 1)
         now = bytes_of(each.tensor)
         wrong = torch.nonzero(now != before).view(-1)
-        held = next((held for held in found.buffers if overlap(each.tensor, held.rows)), None)
-        if held is None and not len(wrong):
+        shared = {held.key: (held, taken) for held in found.buffers if (taken := rows_in(each.tensor, held))}
+        if not shared and not len(wrong):
             continue
-        row = None
+        if any(taken & {*rows_named((*plan.held, *plan.free), held.unit, units)} for held, taken in shared.values()):
+            ways_back.append(f"{each.path}: a view of rows of others too, which is a way back to the pool and no copy")
+            continue
+        held, row = None, None
         told = "changed when its slots were given away"
-        if held is not None:
-            rows = rows_named(plan.ids, held.unit, units)
-            row = next((row for row in rows if overlap(each.tensor, held.row(row))), None)
+        if shared:
+            held, taken = next(iter(shared.values()))
+            row = next((row for row in rows_named(plan.ids, held.unit, units) if row in taken), None)
             told = f"shares its memory with {held.where if row is None else f'{held.unit} {row} of {held.where}'}"
         dumps: dict[str, object] = {}
         if len(wrong):
@@ -246,6 +253,7 @@ def _judge_saved(
             request=SAVED,
             seen_request=NEXT,
         )
+    return tuple(ways_back)
 
 
 def _judge_loaded(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> str | None:

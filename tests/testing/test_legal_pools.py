@@ -168,6 +168,28 @@ class KeepsItsPool(Pool):
         super().load(copy["rows"], ids)
 
 
+class KeepsDestinations(Pool):
+    """What is saved has views of each buffer, to load to."""
+
+    def save(self, ids: Any) -> Any:
+        return [(each.view(SLOTS, -1), each[ids]) for each in self.buffers()]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in copy:
+            each[ids] = rows.reshape(len(rows), -1)
+
+
+class LayersAsDestinations(LayersFirst):
+    """Views of one tensor: of layers, and of all of it as rows of another shape."""
+
+    def save(self, ids: Any) -> Any:
+        return self.kv.view(6, -1), [(layer, layer[:, ids]) for layer in self.kv.unbind(0)]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for layer, rows in copy[1]:
+            layer[:, ids] = rows
+
+
 class Numpy(Pool):
     def save(self, ids: Any) -> Any:
         return [rows.view(torch.uint8).numpy() for rows in super().save(ids)]
@@ -194,6 +216,7 @@ class Complex(Pool):
 
 
 LEGAL = (Dictionaries, LayersFirst, Interleaved, Transposed, PinnedHost, OnePad, FreesAtOnce, NewTensors, ByWayOfFloat)
+LEGAL += (KeepsDestinations, LayersAsDestinations)
 LEGAL += (BytesOfNumbers, BytesOfHalves, BytesOfFp8, KeepsItsPool, Numpy, WithIdLists, Complex, Pool)
 
 

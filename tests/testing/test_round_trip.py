@@ -70,6 +70,37 @@ def test_a_saved_view_is_aliasing_and_names_the_next_owner() -> None:
     assert "seen " in str(error) and "wanted " in str(error)
 
 
+class KeepsViewsOfRows(Pool):
+    """A view of each row of the request, besides views of whole buffers that say where to load to."""
+
+    def save(self, ids: Any) -> Any:
+        return [(each.view(SLOTS, -1), [each[int(number)] for number in ids]) for each in self.buffers()]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_views_of_the_saved_rows_are_aliasing_beside_views_to_load_to(seed: int) -> None:
+    error = found(KeepsViewsOfRows(), seed=seed)
+    assert {each.code for each in error.findings} == {"KV305"}
+    assert not any("[0][0] " in each.message for each in error.findings), "a view of the whole buffer is no copy"
+
+
+class ReadsTheWayBack(Pool):
+    """load reads the rows from the view of the buffer, which the next owner has written by then."""
+
+    def save(self, ids: Any) -> Any:
+        return [each.view(SLOTS, -1) for each in self.buffers()], ids.clone()
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each in copy[0]:
+            each[ids] = each[copy[1]]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_view_of_the_pool_that_is_read_as_the_copy_is_found(seed: int) -> None:
+    codes = {each.code for each in found(ReadsTheWayBack(), seed=seed).findings}
+    assert codes <= {"KV102", "KV304"} and "KV102" in codes
+
+
 class KeepsNumpy(Pool):
     """The saved value is numpy's view of the pool: torch does not see that it is one storage."""
 
