@@ -81,6 +81,7 @@ def check_round_trip(
         copy = save(make(list(plan.ids)))
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
+    _check_keeps_no_copies(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool)]
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
     ways_back = _judge_saved(judge, found, units, plan, saved)
@@ -202,6 +203,25 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
                 f"save changed {held.unit} {rows[at]} of {held.where}, which request {owner} owns. "
                 f"If save keeps values there, or it is scratch memory, pass exclude=({held.name!r},); if it holds KV, "
                 "save must not write it"
+            )
+
+
+def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+    """Raise NotJudged if save wrote values to rows of the request that it saved: the next owner's would replace them.
+
+    One value all over is no copy: it is what freed rows are cleared or poisoned with.
+    """
+    for held in found.buffers:
+        rows = rows_named(plan.ids, held.unit, units)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+        elements = seen.view(len(rows), -1, held.rows.element_size())
+        changed = (elements != wanted.view_as(elements)).any(2)
+        if len(torch.unique(elements[changed], dim=0)) > 1:
+            at = int(torch.nonzero(changed.any(1))[0])
+            raise NotJudged(
+                f"save wrote values to {held.unit} {rows[at]} of {held.where}, which request {SAVED} owns. "
+                f"If save keeps copies in {held.name}, as in a mirror on the host, pass exclude=({held.name!r},); "
+                "kvcheck gives these rows to the next request, and the copies would be lost"
             )
 
 

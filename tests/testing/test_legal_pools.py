@@ -114,6 +114,20 @@ class FreesAtOnce(Pool):
         return copy
 
 
+class ForgetsWhatItPoisons(FreesAtOnce):
+    """Poisons the slots of a request once it is saved, and load leaves the scales out."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip([*self.k, *self.v], copy, strict=False):
+            each[ids] = rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_forgotten_buffer_that_save_poisons_is_found(seed: int) -> None:
+    cause = found(ForgetsWhatItPoisons(), seed=seed).findings[0]
+    assert (cause.code, cause.buffer) == ("KV304", "k_scale")
+
+
 class NewTensors(Pool):
     """load makes new tensors and writes none in place."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from rigs.own_pools import SLOTS, Paged, Pool, judged
+from rigs.own_pools import SEEDS, SLOTS, Paged, Pool, found, judged
 
 from kvcheck.testing import NotJudged, check_round_trip
 
@@ -34,6 +34,46 @@ class StagesInside(Pool):
     def save(self, ids: Any) -> Any:
         self.host[: len(ids)] = self.k_scale[0][ids]
         return super().save(ids)
+
+
+class Mirror(Pool):
+    """save keeps the scales in a tensor of the same size, at the slots of the request; or at the first free ones."""
+
+    is_first_fit = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_scale = torch.zeros(SLOTS, 2)
+
+    def save(self, ids: Any) -> Any:
+        rows = torch.arange(1, 1 + len(ids)) if self.is_first_fit else ids.clone()
+        self.host_scale[rows] = self.k_scale[1][ids]
+        return rows, super().save(ids)[:-1]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.buffers(), copy[1], strict=False):
+            each[ids] = rows
+        self.k_scale[1][ids] = self.host_scale[copy[0]]
+
+
+class FirstFit(Mirror):
+    is_first_fit = True
+
+
+class MirrorWithoutScale(Mirror):
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip([*self.k, *self.v], copy[1], strict=False):
+            each[ids] = rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_that_save_keeps_in_the_pool_are_no_finding(seed: int) -> None:
+    for pool, options in ((Mirror(), {}), (FirstFit(), {"ids": [1, 2, 3]})):
+        with pytest.raises(NotJudged, match=r"keeps copies in host_scale, .* pass exclude=\('host_scale',\)"):
+            judged(pool, seed=seed, **options)
+    assert judged(FirstFit(), seed=seed, exclude=("host_scale",)).reads
+    error = found(MirrorWithoutScale(), seed=seed, exclude=("host_scale",))
+    assert (error.findings[0].code, {each.buffer for each in error.findings}) == ("KV304", {"k_scale"})
 
 
 def with_tensor(tensor: torch.Tensor) -> Pool:
