@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,8 @@ class Units:
 class Buffer:
     """One layer of a buffer. unit: what a row holds. rows: bits of the tensor, [rows, ...] or [pages, tokens, ...].
 
-    split: tokens of a page where rows has both dimensions, else 0.
+    split: tokens of a page where rows has both dimensions, else 0. used: the elements of a row that hold KV, or None
+    for all. Others are neither written nor read.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Buffer:
     rows: torch.Tensor
     dtype: torch.dtype
     split: int = 0
+    used: torch.Tensor | None = None
 
     @property
     def where(self) -> str:
@@ -74,27 +76,34 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Bytes of a row."""
-        return math.prod(self._dims()) * self.rows.element_size()
+        """Bytes of a row that hold KV."""
+        return (math.prod(self.dims) if self.used is None else len(self.used)) * self.rows.element_size()
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
         """Copies of these rows on the host: [ids, bytes] uint8."""
         if not len(ids):
             return torch.zeros(0, self.size, dtype=torch.uint8)
-        found = self.rows[self._index(ids)].reshape(len(ids) * math.prod(self._dims())).contiguous()
-        return found.view(torch.uint8).reshape(len(ids), self.size).cpu()
+        found = self.rows[self._index(ids)].reshape(len(ids), math.prod(self.dims))
+        kept = found if self.used is None else found[:, self.used]
+        return kept.contiguous().view(-1).view(torch.uint8).reshape(len(ids), self.size).cpu()
 
     def write(self, ids: Sequence[int], rows: torch.Tensor) -> None:
         """Put these bytes there: [ids, bytes] uint8."""
         if len(ids):
-            bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), *self._dims())
-            self.rows[self._index(ids)] = bits.to(self.rows.device)
+            bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), -1).to(self.rows.device)
+            if self.used is not None:
+                whole = self.rows[self._index(ids)].reshape(len(ids), math.prod(self.dims))
+                whole[:, self.used] = bits
+                bits = whole
+            self.rows[self._index(ids)] = bits.reshape(len(ids), *self.dims)
 
     def row(self, number: int) -> torch.Tensor:
         """A view of one row."""
         return self.rows[divmod(number, self.split)] if self.split else self.rows[number]
 
-    def _dims(self) -> tuple[int, ...]:
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of a row."""
         return tuple(self.rows.shape[2:] if self.split else self.rows.shape[1:])
 
     def _index(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
@@ -120,11 +129,20 @@ class _Match:
     is_page: bool
 
 
-def find_buffers(thing: object, units: Units, *, exclude: Collection[str] = (), include: Collection[str] = ()) -> Pool:
-    """The buffers of an object. Raises NotJudged for what does not fit."""
+def find_buffers(
+    thing: object,
+    units: Units,
+    *,
+    exclude: Collection[str] = (),
+    include: Collection[str] = (),
+    unused: Mapping[str, object] | None = None,
+) -> Pool:
+    """The buffers of an object. unused: parts of rows without KV, by name. Raises NotJudged for what does not fit."""
     every = reached(thing)
+    unused = unused or {}
     _check_names(every, exclude, "exclude")
     _check_names(every, include, "include")
+    _check_names(every, tuple(unused), "unused")
     left: list[str] = []
     matched: list[_Match] = []
     odd: list[Held] = []
@@ -152,7 +170,18 @@ def find_buffers(thing: object, units: Units, *, exclude: Collection[str] = (), 
             f"no tensor below {type(thing).__name__} has a dimension of {units}; found {shapes}. Pass the number of "
             "rows of the pool's tensors as slots="
         )
-    return Pool(tuple(part for each in kept for part in _parts(each, units)), tuple(left))
+    parts = tuple(part for each in kept for part in _parts(each, units, unused))
+    left += [f"{name}: {index_text(index)} of its rows, named in unused=" for name, index in unused.items()]
+    return Pool(parts, tuple(left))
+
+
+def index_text(index: object) -> str:
+    """An index of a row as Python writes it: "slice(10, 16)", "(..., slice(10, 16))"."""
+    if isinstance(index, tuple):
+        return f"({', '.join(map(index_text, index))}{',' if len(index) == 1 else ''})"
+    if isinstance(index, slice) and index.step is None:
+        return f"slice({index.start}, {index.stop})"
+    return "..." if index is Ellipsis else repr(index)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -270,9 +299,32 @@ def _each_byte_once(matched: Sequence[_Match], odd: Sequence[Held], units: Units
     return [matched[at] for at in sorted(kept)]
 
 
-def _parts(match: _Match, units: Units) -> Iterator[Buffer]:
+def _used(held: Held, dims: Sequence[int], unused: Mapping[str, object]) -> torch.Tensor | None:
+    """The numbers of the elements of a row that hold KV: none of those that `unused` names for this tensor."""
+    named = [index for name, index in unused.items() if held.is_named((name,))]
+    if not named:
+        return None
+    mask = torch.ones(*dims, dtype=torch.bool)
+    for index in named:
+        try:
+            mask[index] = False  # type: ignore[index]
+        except (IndexError, TypeError) as error:
+            raise NotJudged(
+                f"unused={{{held.stem!r}: {index_text(index)}}} is no index of a row of {held.path}, "
+                f"{list(dims)}: {error}"
+            ) from error
+    if held.tensor.is_complex():
+        mask = mask.unsqueeze(-1).expand(*dims, 2)
+    if not bool(mask.any()):
+        raise NotJudged(f"unused= leaves nothing of {held.path}; to leave out all of it, pass exclude=({held.stem!r},)")
+    return torch.nonzero(mask.reshape(-1)).view(-1).to(held.tensor.device)
+
+
+def _parts(match: _Match, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
     """The layers of a tensor: one for each index of the dimensions before that of the rows."""
     held, tensor = match.held, match.held.tensor.detach()
+    shape = enumerate(tensor.shape)
+    used = _used(held, [size for at, size in shape if at > match.at and at != match.tokens], unused)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     bits = tensor.view(BITS[tensor.element_size()])
@@ -290,4 +342,5 @@ def _parts(match: _Match, units: Units) -> Iterator[Buffer]:
             rows=part,
             dtype=held.tensor.dtype,
             split=0 if match.tokens is None else units.page_size,
+            used=used,
         )

@@ -120,3 +120,83 @@ def test_an_error_of_the_callers_code_stays_his() -> None:
     pool.load = lambda copy, ids: 1 / 0  # type: ignore[assignment]
     with pytest.raises(ZeroDivisionError):
         judged(pool)
+
+
+class Aligned(Pool):
+    """Rows of 16 numbers, of which 10 hold KV. saved, loaded: what save and load move."""
+
+    saved = loaded = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = torch.zeros(2, SLOTS, 16)
+
+    def save(self, ids: Any) -> Any:
+        return self.raw[:, ids, : self.saved], super().save(ids)
+
+    def load(self, copy: Any, ids: Any) -> None:
+        self.raw[:, ids, : self.loaded] = copy[0][..., : self.loaded]
+        super().load(copy[1], ids)
+
+
+class Heads(Aligned):
+    """The same with two heads a row, each of them aligned."""
+
+    def __init__(self) -> None:
+        Pool.__init__(self)
+        self.raw = torch.zeros(2, SLOTS, 2, 16)
+
+    def save(self, ids: Any) -> Any:
+        return self.raw[:, ids, :, : self.saved], Pool.save(self, ids)
+
+    def load(self, copy: Any, ids: Any) -> None:
+        self.raw[:, ids, :, : self.loaded] = copy[0][..., : self.loaded]
+        Pool.load(self, copy[1], ids)
+
+
+class LoadsLess(Aligned):
+    saved = 16
+
+
+class ForgetsARow(Aligned):
+    """Loads rows of 16, and of the last row only 10."""
+
+    saved = 16
+
+    def load(self, copy: Any, ids: Any) -> None:
+        super().load(copy, ids)
+        self.raw[:, ids[:-1]] = copy[0][:, :-1]
+
+
+class LoadsLessStill(Aligned):
+    loaded = 8
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_aligns_rows_is_no_finding_and_can_be_named(seed: int) -> None:
+    for pool, index, told in (
+        (Aligned(), slice(10, 16), "slice(10, 16)"),
+        (Heads(), (slice(0, 2), slice(10, 16)), "(slice(0, 2), slice(10, 16))"),
+    ):
+        with pytest.raises(NotJudged) as caught:
+            judged(pool, seed=seed)
+        assert f"save left out {told} of each row" in str(caught.value)
+        assert f"pass unused={{'raw': {told}}}" in str(caught.value)
+        result = judged(pool, seed=seed, unused={"raw": index})
+        assert result.not_tried == (f"raw: {told} of its rows, named in unused=",) and result.words["raw"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", [LoadsLess, ForgetsARow])
+def test_a_part_of_a_row_that_was_saved_and_not_loaded_is_torn(kind: type[Pool], seed: int) -> None:
+    assert {(each.code, each.buffer) for each in found(kind(), seed=seed).findings} == {("KV103", "raw")}
+
+
+def test_the_rest_of_the_row_is_judged() -> None:
+    error = found(LoadsLessStill(), unused={"raw": slice(10, None)})
+    assert {(each.code, each.buffer) for each in error.findings} == {("KV103", "raw")}
+    for index, told in ((slice(0, 16), "leaves nothing of raw"), ((0, 0, 0), "no index of a row of raw")):
+        with pytest.raises(NotJudged, match=told):
+            judged(Aligned(), unused={"raw": index})
+    with pytest.raises(NotJudged, match="expected names of tensors"):
+        judged(Aligned(), unused={"rows": slice(10, 16)})
