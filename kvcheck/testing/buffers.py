@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from kvcheck.testing.failures import NotJudged
-from kvcheck.testing.reached import Held, reached
+from kvcheck.testing.reached import Held, Passed, is_named, reached
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
@@ -138,12 +138,13 @@ def find_buffers(
     unused: Mapping[str, object] | None = None,
 ) -> Pool:
     """The buffers of an object. unused: parts of rows without KV, by name. Raises NotJudged for what does not fit."""
-    every = reached(thing)
+    passed = Passed(() if isinstance(exclude, str) else exclude)
+    every = reached(thing, passed=passed)
     unused = unused or {}
-    _check_names(every, exclude, "exclude")
+    _check_names(every, exclude, "exclude", passed.paths)
     _check_names(every, include, "include")
     _check_names(every, tuple(unused), "unused")
-    left: list[str] = []
+    left = [f"{path}: excluded by name" for path in passed.paths]
     matched: list[_Match] = []
     odd: list[Held] = []
     for held in every:
@@ -165,7 +166,9 @@ def find_buffers(
             odd.append(held)
     kept = _each_byte_once(matched, odd, units)
     if not kept:
-        shapes = ", ".join(f"{each.path} {list(each.tensor.shape)}" for each in every[:LISTED]) or "no tensor at all"
+        shapes = ", ".join(f"{each.path} {list(each.tensor.shape)}" for each in every[:LISTED]) or (
+            "nothing but what is excluded" if passed.paths else "no tensor at all"
+        )
         raise NotJudged(
             f"no tensor below {type(thing).__name__} has a dimension of {units}; found {shapes}. Pass the number of "
             "rows of the pool's tensors as slots="
@@ -227,9 +230,10 @@ def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     return maps[storage.data_ptr()].as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size)
 
 
-def _check_names(every: Sequence[Held], names: Collection[str], option: str) -> None:
+def _check_names(every: Sequence[Held], names: Collection[str], option: str, paths: Sequence[str] = ()) -> None:
     for name in [names] if isinstance(names, str) else names:
-        if isinstance(names, str) or not any(held.is_named((name,)) for held in every):
+        is_met = any(held.is_named((name,)) for held in every) or any(is_named(path, path, (name,)) for path in paths)
+        if isinstance(names, str) or not is_met:
             known = ", ".join(dict.fromkeys(held.stem for held in every)) or "none"
             what = "a tuple of names" if isinstance(names, str) else "names of tensors"
             raise NotJudged(f"{option}={names!r}: expected {what}; the pool has {known}")

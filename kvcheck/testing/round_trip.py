@@ -26,7 +26,7 @@ from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
 from kvcheck.testing.ownership import Ownership, dump
 from kvcheck.testing.padding import index_of, untouched
-from kvcheck.testing.reached import Held, reached
+from kvcheck.testing.reached import Held, Passed, reached
 from kvcheck.testing.trial import conclude, seed_of
 
 SAVED, BYSTANDER, NEXT = 1, 2, 3
@@ -86,7 +86,7 @@ def check_round_trip(
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     _check_keeps_no_copies(judge, found, units, plan)
-    saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool)]
+    saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
     ways_back = _judge_saved(judge, found, units, plan, saved)
     left = (*found.not_tried, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
@@ -224,9 +224,9 @@ def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Pla
             )
 
 
-def _saved_tensors(copy: object, pool: object) -> tuple[Held, ...]:
+def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[Held, ...]:
     """The tensors of a saved value. A tensor of the pool itself, whole, is a way back to the pool and no copy."""
-    own = {_place(each.tensor) for each in reached(pool) if is_readable(each.tensor)}
+    own = {_place(each.tensor) for each in reached(pool, passed=Passed(exclude)) if is_readable(each.tensor)}
     found = reached(copy, root="copy", but=(pool,))
     return tuple(each for each in found if is_readable(each.tensor) and _place(each.tensor) not in own)
 

@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque, namedtuple
+from functools import reduce
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from rigs.own_pools import SEEDS, SLOTS, Paged, Pool, found, judged
+
+from kvcheck.testing import NotJudged
 
 
 class Dictionaries:
@@ -309,3 +312,27 @@ def test_what_was_not_tried_is_in_the_result() -> None:
     assert {each.partition(":")[0] for each in result.not_tried} == {"free", "used", "inv_freq"}
     assert "include='free' judges it" in str(result)
     assert "free" in found(WithIdLists(), include=("free",)).findings[0].message
+
+
+class KeepsTheLastCopy(Pool):
+    """An attribute that is None until load keeps a tensor there; and a list of many linked nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+        self.head: Any = reduce(lambda tail, _: [tail, torch.zeros(3, 3)], range(60), None)
+
+    def load(self, copy: Any, ids: Any) -> None:
+        super().load(copy, ids)
+        self.last = copy[0]
+
+
+def test_what_is_excluded_need_not_be_a_tensor_yet_and_is_not_entered() -> None:
+    for names in (("last", "head"), ("la*", "head*")):
+        result = judged(KeepsTheLastCopy(), exclude=names)
+        assert result.not_tried == ("last: excluded by name", "head: excluded by name")
+        assert set(result.words) == {"k", "v", "k_scale", "saved"}
+    with pytest.raises(NotJudged, match=r"objects deep; .* leave out what leads there with exclude="):
+        judged(KeepsTheLastCopy(), exclude=("last",))
+    with pytest.raises(NotJudged, match=r"expected names of tensors"):
+        judged(KeepsTheLastCopy(), exclude=("lasts", "head"))
