@@ -35,6 +35,9 @@ class Units:
     name: str = "token"
 
     def __post_init__(self) -> None:
+        for name, value in (("slots", self.slots), ("page_size", self.page_size)):
+            if not isinstance(value, int):
+                raise NotJudged(f"expected {name}= as a whole number, got {value!r}")
         if self.slots < 2 or self.page_size < 1 or self.slots % self.page_size:
             raise NotJudged(
                 f"expected slots= as a multiple of page_size= and at least 2, got {self.slots} and {self.page_size}"
@@ -240,6 +243,11 @@ def _check_names(every: Sequence[Held], names: Collection[str], option: str, pat
 
 
 def _check_kind(held: Held) -> None:
+    if held.tensor.is_conj() or held.tensor.is_neg():
+        raise NotJudged(
+            f"{held.path} is a view whose bytes are not its values (conjugated or negated). Keep the tensor that it is "
+            f"made of, or pass exclude=({held.path!r},)"
+        )
     if not is_readable(held.tensor):
         raise NotJudged(
             f"{held.path} is {_kind(held)} on {held.tensor.device}, whose bytes kvcheck cannot read. If it holds no "
