@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,19 +21,33 @@ if TYPE_CHECKING:
     from kvcheck.testing import Streams
 
 RUN = "kvcheck-run"
+MOST_SEED = 2**62
+"""What a record can hold, with room for the seeds that follow."""
 OFF = "needs pytest --kvcheck"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvcheck", "KV cache integrity")
     group.addoption("--kvcheck", action="store_true", help="run the tests that ask for kvcheck, and show its findings")
-    group.addoption("--kvcheck-seed", type=int, default=0, metavar="N", help="the first seed of each test (default 0)")
+    group.addoption(
+        "--kvcheck-seed", type=_seed, default=0, metavar="N", help="the first seed of each test (default 0)"
+    )
     group.addoption(
         "--kvcheck-out",
         type=Path,
         metavar="DIR",
         help="keep a record of the run there, for kvcheck report and kvcheck gate",
     )
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    if abs(seed) > MOST_SEED:
+        raise ArgumentTypeError(f"expected a number from -{MOST_SEED} to {MOST_SEED}, got {seed}")
+    return seed
 
 
 def pytest_configure(config: pytest.Config) -> None:

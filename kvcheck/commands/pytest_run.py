@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Generator
@@ -165,10 +166,10 @@ class CheckedRun:
         start, bracket, rest = item.nodeid.partition("[")
         if SEED not in _parameters(item) or not bracket:
             return item.nodeid
-        parts = [part for part in rest.removesuffix("]").split("-") if part]
-        named = f"seed{self.seed(item)}"
-        parts = [*parts[: parts.index(named)], *parts[parts.index(named) + 1 :]] if named in parts else parts
-        return f"{start}[{'-'.join(parts)}]" if parts else start
+        ids, named = rest.removesuffix("]"), f"seed{self.seed(item)}"
+        # Ids may hold dashes themselves, as those of negative numbers do: nothing but the seed and one dash is cut.
+        kept, count = re.subn(rf"^{named}-|-{named}(?=-|$)|^{named}$", "", ids, count=1)
+        return item.nodeid if not count else f"{start}[{kept}]" if kept else start
 
     def _outcome(self, item: pytest.Item, error: BaseException | None, made: Trial, duration_s: float) -> Outcome:
         cell = self.cell(item)

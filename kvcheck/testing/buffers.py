@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kvcheck.testing.failures import NotJudged
-from kvcheck.testing.reached import Held, reached
+from kvcheck.testing.reached import Held, Passed, is_named, reached
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
@@ -35,6 +35,9 @@ class Units:
     name: str = "token"
 
     def __post_init__(self) -> None:
+        for name, value in (("slots", self.slots), ("page_size", self.page_size)):
+            if not isinstance(value, int):
+                raise NotJudged(f"expected {name}= as a whole number, got {value!r}")
         if self.slots < 2 or self.page_size < 1 or self.slots % self.page_size:
             raise NotJudged(
                 f"expected slots= as a multiple of page_size= and at least 2, got {self.slots} and {self.page_size}"
@@ -52,7 +55,8 @@ class Units:
 class Buffer:
     """One layer of a buffer. unit: what a row holds. rows: bits of the tensor, [rows, ...] or [pages, tokens, ...].
 
-    split: tokens of a page where rows has both dimensions, else 0.
+    split: tokens of a page where rows has both dimensions, else 0. used: the elements of a row that hold KV, or None
+    for all. Others are neither written nor read.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Buffer:
     rows: torch.Tensor
     dtype: torch.dtype
     split: int = 0
+    used: torch.Tensor | None = None
 
     @property
     def where(self) -> str:
@@ -74,27 +79,34 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Bytes of a row."""
-        return math.prod(self._dims()) * self.rows.element_size()
+        """Bytes of a row that hold KV."""
+        return (math.prod(self.dims) if self.used is None else len(self.used)) * self.rows.element_size()
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
         """Copies of these rows on the host: [ids, bytes] uint8."""
         if not len(ids):
             return torch.zeros(0, self.size, dtype=torch.uint8)
-        found = self.rows[self._index(ids)].reshape(len(ids) * math.prod(self._dims())).contiguous()
-        return found.view(torch.uint8).reshape(len(ids), self.size).cpu()
+        found = self.rows[self._index(ids)].reshape(len(ids), math.prod(self.dims))
+        kept = found if self.used is None else found[:, self.used]
+        return kept.contiguous().view(-1).view(torch.uint8).reshape(len(ids), self.size).cpu()
 
     def write(self, ids: Sequence[int], rows: torch.Tensor) -> None:
         """Put these bytes there: [ids, bytes] uint8."""
         if len(ids):
-            bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), *self._dims())
-            self.rows[self._index(ids)] = bits.to(self.rows.device)
+            bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), -1).to(self.rows.device)
+            if self.used is not None:
+                whole = self.rows[self._index(ids)].reshape(len(ids), math.prod(self.dims))
+                whole[:, self.used] = bits
+                bits = whole
+            self.rows[self._index(ids)] = bits.reshape(len(ids), *self.dims)
 
     def row(self, number: int) -> torch.Tensor:
         """A view of one row."""
         return self.rows[divmod(number, self.split)] if self.split else self.rows[number]
 
-    def _dims(self) -> tuple[int, ...]:
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of a row."""
         return tuple(self.rows.shape[2:] if self.split else self.rows.shape[1:])
 
     def _index(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
@@ -120,12 +132,22 @@ class _Match:
     is_page: bool
 
 
-def find_buffers(thing: object, units: Units, *, exclude: Collection[str] = (), include: Collection[str] = ()) -> Pool:
-    """The buffers of an object. Raises NotJudged for what does not fit."""
-    every = reached(thing)
-    _check_names(every, exclude, "exclude")
+def find_buffers(
+    thing: object,
+    units: Units,
+    *,
+    exclude: Collection[str] = (),
+    include: Collection[str] = (),
+    unused: Mapping[str, object] | None = None,
+) -> Pool:
+    """The buffers of an object. unused: parts of rows without KV, by name. Raises NotJudged for what does not fit."""
+    passed = Passed(() if isinstance(exclude, str) else exclude)
+    every = reached(thing, passed=passed)
+    unused = unused or {}
+    _check_names(every, exclude, "exclude", passed.paths)
     _check_names(every, include, "include")
-    left: list[str] = []
+    _check_names(every, tuple(unused), "unused")
+    left = [f"{path}: excluded by name" for path in passed.paths]
     matched: list[_Match] = []
     odd: list[Held] = []
     for held in every:
@@ -147,12 +169,25 @@ def find_buffers(thing: object, units: Units, *, exclude: Collection[str] = (), 
             odd.append(held)
     kept = _each_byte_once(matched, odd, units)
     if not kept:
-        shapes = ", ".join(f"{each.path} {list(each.tensor.shape)}" for each in every[:LISTED]) or "no tensor at all"
+        shapes = ", ".join(f"{each.path} {list(each.tensor.shape)}" for each in every[:LISTED]) or (
+            "nothing but what is excluded" if passed.paths else "no tensor at all"
+        )
         raise NotJudged(
             f"no tensor below {type(thing).__name__} has a dimension of {units}; found {shapes}. Pass the number of "
             "rows of the pool's tensors as slots="
         )
-    return Pool(tuple(part for each in kept for part in _parts(each, units)), tuple(left))
+    parts = tuple(part for each in kept for part in _parts(each, units, unused))
+    left += [f"{name}: {index_text(index)} of its rows, named in unused=" for name, index in unused.items()]
+    return Pool(parts, tuple(left))
+
+
+def index_text(index: object) -> str:
+    """An index of a row as Python writes it: "slice(10, 16)", "(..., slice(10, 16))"."""
+    if isinstance(index, tuple):
+        return f"({', '.join(map(index_text, index))}{',' if len(index) == 1 else ''})"
+    if isinstance(index, slice) and index.step is None:
+        return f"slice({index.start}, {index.stop})"
+    return "..." if index is Ellipsis else repr(index)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -179,6 +214,16 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(_map_of(taken, other).any())
 
 
+def rows_in(tensor: torch.Tensor, held: Buffer) -> frozenset[int]:
+    """The rows of a buffer that a tensor has a byte of."""
+    if not overlap(tensor, held.rows):
+        return frozenset()
+    taken: dict[int, torch.Tensor] = {}
+    _map_of(taken, tensor).fill_(True)
+    count = held.rows.shape[0] * max(1, held.split)
+    return frozenset(torch.nonzero(_map_of(taken, held.rows).reshape(count, -1).any(1)).view(-1).tolist())
+
+
 def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """One bool for each byte of the tensor, as a view of the map of its storage."""
     storage, size = tensor.untyped_storage(), tensor.element_size()
@@ -188,15 +233,21 @@ def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor
     return maps[storage.data_ptr()].as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size)
 
 
-def _check_names(every: Sequence[Held], names: Collection[str], option: str) -> None:
+def _check_names(every: Sequence[Held], names: Collection[str], option: str, paths: Sequence[str] = ()) -> None:
     for name in [names] if isinstance(names, str) else names:
-        if isinstance(names, str) or not any(held.is_named((name,)) for held in every):
+        is_met = any(held.is_named((name,)) for held in every) or any(is_named(path, path, (name,)) for path in paths)
+        if isinstance(names, str) or not is_met:
             known = ", ".join(dict.fromkeys(held.stem for held in every)) or "none"
             what = "a tuple of names" if isinstance(names, str) else "names of tensors"
             raise NotJudged(f"{option}={names!r}: expected {what}; the pool has {known}")
 
 
 def _check_kind(held: Held) -> None:
+    if held.tensor.is_conj() or held.tensor.is_neg():
+        raise NotJudged(
+            f"{held.path} is a view whose bytes are not its values (conjugated or negated). Keep the tensor that it is "
+            f"made of, or pass exclude=({held.path!r},)"
+        )
     if not is_readable(held.tensor):
         raise NotJudged(
             f"{held.path} is {_kind(held)} on {held.tensor.device}, whose bytes kvcheck cannot read. If it holds no "
@@ -260,9 +311,32 @@ def _each_byte_once(matched: Sequence[_Match], odd: Sequence[Held], units: Units
     return [matched[at] for at in sorted(kept)]
 
 
-def _parts(match: _Match, units: Units) -> Iterator[Buffer]:
+def _used(held: Held, dims: Sequence[int], unused: Mapping[str, object]) -> torch.Tensor | None:
+    """The numbers of the elements of a row that hold KV: none of those that `unused` names for this tensor."""
+    named = [index for name, index in unused.items() if held.is_named((name,))]
+    if not named:
+        return None
+    mask = torch.ones(*dims, dtype=torch.bool)
+    for index in named:
+        try:
+            mask[index] = False  # type: ignore[index]
+        except (IndexError, TypeError) as error:
+            raise NotJudged(
+                f"unused={{{held.stem!r}: {index_text(index)}}} is no index of a row of {held.path}, "
+                f"{list(dims)}: {error}"
+            ) from error
+    if held.tensor.is_complex():
+        mask = mask.unsqueeze(-1).expand(*dims, 2)
+    if not bool(mask.any()):
+        raise NotJudged(f"unused= leaves nothing of {held.path}; to leave out all of it, pass exclude=({held.stem!r},)")
+    return torch.nonzero(mask.reshape(-1)).view(-1).to(held.tensor.device)
+
+
+def _parts(match: _Match, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
     """The layers of a tensor: one for each index of the dimensions before that of the rows."""
     held, tensor = match.held, match.held.tensor.detach()
+    shape = enumerate(tensor.shape)
+    used = _used(held, [size for at, size in shape if at > match.at and at != match.tokens], unused)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     bits = tensor.view(BITS[tensor.element_size()])
@@ -280,4 +354,5 @@ def _parts(match: _Match, units: Units) -> Iterator[Buffer]:
             rows=part,
             dtype=held.tensor.dtype,
             split=0 if match.tokens is None else units.page_size,
+            used=used,
         )

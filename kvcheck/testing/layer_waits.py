@@ -62,6 +62,7 @@ def waits(
     padding: Collection[int] = (0,),
     exclude: Collection[str] = (),
     include: Collection[str] = (),
+    unused: Mapping[str, object] | None = None,
     as_ids: Callable[[list[int]], object] | None = None,
     unit: str = "token",
     seed: int | None = None,
@@ -86,7 +87,7 @@ def waits(
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
     drawn = seed_of(seed)
-    found = find_buffers(pool, units, exclude=exclude, include=include)
+    found = find_buffers(pool, units, exclude=exclude, include=include, unused=unused)
     plan = plan_of(units, ids, into, padding, drawn)
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
     scene = _Scene(found, units, plan, RowJudge(Ownership(), found.buffers), streams)

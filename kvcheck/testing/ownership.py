@@ -3,7 +3,8 @@
 The bytes of a row are those that the content rule gives to (buffer, layer, request, position), cut to what it can hold.
 
 Invariants:
-- Elements of a floating type are finite, normal and no NaN: a copy by way of a wider type keeps them.
+- Elements of a floating type are finite, normal and no NaN: a copy by way of a wider type keeps them. So are those of
+  integers of two bytes and more a row, whatever floating type their bytes are viewed as.
 - A row is attributed to a request only if all of it is that request's content. A row of few bytes can be that of
   several, and is then attributed to all of them.
 """
@@ -86,10 +87,11 @@ def rows_of(held: Buffer, request: int, positions: Sequence[int]) -> torch.Tenso
     rows = content(site, request, positions, held.size)
     if held.dtype is torch.bool:
         return rows & 1
-    if not held.dtype.is_floating_point and not held.dtype.is_complex:
-        return rows
-    width = held.rows.element_size()
-    top = rows[:, width - 1 :: width]  # sign and the upper bits of the exponent
+    is_float = held.dtype.is_floating_point or held.dtype.is_complex
+    if not is_float and held.size == 1:
+        return rows  # all eight bits, since they are all that tells owners apart
+    width = held.rows.element_size() if is_float else 1
+    top = rows[:, width - 1 :: width]  # sign and the upper bits of the exponent; any byte can be one of those
     # 01 in the two upper bits of the exponent: neither all ones (NaN, infinity) nor all zeros (zero, subnormal).
     top.bitwise_and_(0x9F).bitwise_or_(0x20)
     return rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -38,20 +38,43 @@ class Held:
 
     def is_named(self, names: Collection[str]) -> bool:
         """Whether one of the names, or patterns such as "scratch*", is its path, its stem or the start of its path."""
-        return any(
-            fnmatchcase(self.path, _literal(name))
-            or fnmatchcase(self.stem, _literal(name))
-            or self.path.startswith((f"{name}.", f"{name}["))
-            for name in names
-        )
+        return is_named(self.path, self.stem, names)
 
 
-def reached(thing: object, *, root: str = "", but: Collection[object] = ()) -> tuple[Held, ...]:
-    """The tensors below an object, itself included. root: its name. but: objects that are not entered."""
-    return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}))
+def is_named(path: str, stem: str, names: Collection[str]) -> bool:
+    """Whether one of the names or patterns is this path, its stem or the start of it."""
+    return any(
+        fnmatchcase(path, _literal(name))
+        or fnmatchcase(stem, _literal(name))
+        or path.startswith((f"{name}.", f"{name}["))
+        for name in names
+    )
 
 
-def _walk(thing: object, path: str, stem: str, keys: tuple[int, ...], depth: int, seen: set[int]) -> Iterator[Held]:
+@dataclass(slots=True)
+class Passed:
+    """What is not entered. names: of it. paths: those of objects without a tensor's bytes that have such a name."""
+
+    names: Collection[str]
+    paths: list[str] = field(default_factory=list)
+
+
+def reached(
+    thing: object, *, root: str = "", but: Collection[object] = (), passed: Passed | None = None
+) -> tuple[Held, ...]:
+    """The tensors below an object, itself included. root: its name. but: objects that are not entered.
+
+    passed: names of what is not entered; tensors of such a name are given nevertheless.
+    """
+    return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}, passed or Passed(())))
+
+
+def _walk(
+    thing: object, path: str, stem: str, keys: tuple[int, ...], depth: int, seen: set[int], passed: Passed
+) -> Iterator[Held]:
+    if path and not isinstance(thing, (torch.Tensor, np.ndarray)) and is_named(path, stem, passed.names):
+        passed.paths.append(path)
+        return
     if isinstance(thing, (*_PLAIN, *_CODE)) or id(thing) in seen:
         return
     seen.add(id(thing))
@@ -65,12 +88,13 @@ def _walk(thing: object, path: str, stem: str, keys: tuple[int, ...], depth: int
         return
     if depth == MAX_DEPTH:
         raise NotJudged(
-            f"{path} lies more than {MAX_DEPTH} objects deep; pass the object that holds the buffers themselves"
+            f"{path} lies more than {MAX_DEPTH} objects deep; pass the object that holds the buffers themselves, or "
+            "leave out what leads there with exclude="
         )
     for step, plain, key, member in _members(thing):
         below, bare = (f"{path}{step}", f"{stem}{plain}") if path or step[0] == "[" else (step[1:], plain[1:])
         numbered = keys if key is None else (*keys, key)
-        yield from _walk(member, below, bare, numbered, depth + 1, seen)
+        yield from _walk(member, below, bare, numbered, depth + 1, seen, passed)
 
 
 def _members(thing: object) -> Iterator[tuple[str, str, int | None, object]]:

@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,11 +21,12 @@ import torch
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
-from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, is_readable, overlap
+from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, index_text, is_readable, rows_in
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
 from kvcheck.testing.ownership import Ownership, dump
-from kvcheck.testing.reached import Held, reached
+from kvcheck.testing.padding import index_of, untouched
+from kvcheck.testing.reached import Held, Passed, reached
 from kvcheck.testing.trial import conclude, seed_of
 
 SAVED, BYSTANDER, NEXT = 1, 2, 3
@@ -47,6 +48,7 @@ def check_round_trip(
     padding: Collection[int] = (0,),
     exclude: Collection[str] = (),
     include: Collection[str] = (),
+    unused: Mapping[str, object] | None = None,
     as_ids: Callable[[list[int]], object] | None = None,
     unit: str = "token",
     seed: int | None = None,
@@ -59,8 +61,10 @@ def check_round_trip(
     slots: the size of the tensors' dimension that ids number. page_size: ids a page; a tensor with a row a page is
     judged by whole pages. ids, into: slots of the request before and after, drawn from the seed unless they are given;
     they may share slots. padding: slots that nobody owns. exclude: names of tensors that hold no KV, such as scratch
-    memory, exact or with *. include: names of lists of ids to judge after all. as_ids: makes what save and load get;
-    without it, a tensor of int64 on the pool's device. unit: what an id numbers, for the messages. seed: of the draw.
+    memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of
+    rows that hold no KV, such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids:
+    makes what save and load get; without it, a tensor of int64 on the pool's device. unit: what an id numbers, for the
+    messages. seed: of the draw.
 
     Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
     KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
@@ -71,7 +75,7 @@ def check_round_trip(
     lossy copies, of memory that no attribute of the pool leads to, or of other sizes.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
-    found = find_buffers(pool, units, exclude=exclude, include=include)
+    found = find_buffers(pool, units, exclude=exclude, include=include, unused=unused)
     plan = plan_of(units, ids, into, padding, seed_of(seed))
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
     judge = RowJudge(Ownership(), found.buffers)
@@ -81,27 +85,23 @@ def check_round_trip(
         copy = save(make(list(plan.ids)))
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
-    saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool)]
+    _check_keeps_no_copies(judge, found, units, plan)
+    saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-    _judge_saved(judge, found, units, plan, saved)
-    left = found.not_tried if saved else (*found.not_tried, "the saved value: no tensor was found in it")
+    ways_back = _judge_saved(judge, found, units, plan, saved)
+    left = (*found.not_tried, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, "load")))
     load(copy, make(list(plan.into)))
-    again = find_buffers(pool, units, exclude=exclude, include=include)
+    again = find_buffers(pool, units, exclude=exclude, include=include, unused=unused)
     if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
         raise NotJudged(
             "load replaced tensors of the pool by others of another shape or name, which have no known content"
         )
     wait_for_device(again)
     judge.buffers = again.buffers
-    lossy = _judge_loaded(judge, again, units, plan)
-    if lossy is not None and not judge.findings:
-        raise NotJudged(
-            f"{lossy}: every restored row holds bytes that nobody wrote, as after a copy to a narrower type. kvcheck "
-            "judges copies that keep every bit; exclude the buffer, or compare its values in a test of your own"
-        )
-    return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
+    still = _judge_loaded(judge, again, units, plan, saved)
+    return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *still)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,28 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
             )
 
 
-def _saved_tensors(copy: object, pool: object) -> tuple[Held, ...]:
+def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+    """Raise NotJudged if save wrote values to rows of the request that it saved: the next owner's would replace them.
+
+    One value all over is no copy: it is what freed rows are cleared or poisoned with.
+    """
+    for held in found.buffers:
+        rows = rows_named(plan.ids, held.unit, units)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+        elements = seen.view(len(rows), -1, held.rows.element_size())
+        changed = (elements != wanted.view_as(elements)).any(2)
+        if len(torch.unique(elements[changed], dim=0)) > 1:
+            at = int(torch.nonzero(changed.any(1))[0])
+            raise NotJudged(
+                f"save wrote values to {held.unit} {rows[at]} of {held.where}, which request {SAVED} owns. "
+                f"If save keeps copies in {held.name}, as in a mirror on the host, pass exclude=({held.name!r},); "
+                "kvcheck gives these rows to the next request, and the copies would be lost"
+            )
+
+
+def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[Held, ...]:
     """The tensors of a saved value. A tensor of the pool itself, whole, is a way back to the pool and no copy."""
-    own = {_place(each.tensor) for each in reached(pool) if is_readable(each.tensor)}
+    own = {_place(each.tensor) for each in reached(pool, passed=Passed(exclude)) if is_readable(each.tensor)}
     found = reached(copy, root="copy", but=(pool,))
     return tuple(each for each in found if is_readable(each.tensor) and _place(each.tensor) not in own)
 
@@ -218,20 +237,27 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _judge_saved(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
-) -> None:
-    """Find saved tensors that are no copies: they share memory with the pool, or changed with their former slots."""
+) -> tuple[str, ...]:
+    """Find saved tensors that are no copies: they share memory with the pool, or changed with their former slots.
+
+    A view that has rows of others too is a way back to the pool. Returns these; load shows whether they are read.
+    """
+    ways_back: list[str] = []
     for each, before in saved:
         judge.count("saved", len(before), 1)
         now = bytes_of(each.tensor)
         wrong = torch.nonzero(now != before).view(-1)
-        held = next((held for held in found.buffers if overlap(each.tensor, held.rows)), None)
-        if held is None and not len(wrong):
+        shared = {held.key: (held, taken) for held in found.buffers if (taken := rows_in(each.tensor, held))}
+        if not shared and not len(wrong):
             continue
-        row = None
+        if any(taken & {*rows_named((*plan.held, *plan.free), held.unit, units)} for held, taken in shared.values()):
+            ways_back.append(f"{each.path}: a view of rows of others too, which is a way back to the pool and no copy")
+            continue
+        held, row = None, None
         told = "changed when its slots were given away"
-        if held is not None:
-            rows = rows_named(plan.ids, held.unit, units)
-            row = next((row for row in rows if overlap(each.tensor, held.row(row))), None)
+        if shared:
+            held, taken = next(iter(shared.values()))
+            row = next((row for row in rows_named(plan.ids, held.unit, units) if row in taken), None)
             told = f"shares its memory with {held.where if row is None else f'{held.unit} {row} of {held.where}'}"
         dumps: dict[str, object] = {}
         if len(wrong):
@@ -246,10 +272,17 @@ def _judge_saved(
             request=SAVED,
             seen_request=NEXT,
         )
+    return tuple(ways_back)
 
 
-def _judge_loaded(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> str | None:
-    """Judge the restored rows, and those of everybody else. Returns a buffer whose rows are nobody's, all of them."""
+def _judge_loaded(
+    judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
+) -> tuple[str, ...]:
+    """Judge the restored rows, and those of everybody else. Returns what could not be judged beside the findings.
+
+    Raises NotJudged if there are no findings, and all rows of a buffer are nobody's, or parts of rows were not touched.
+    """
+    still: dict[str, str] = {}
     unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
     lossy: list[str] = []
     before = {held.key: judge.ownership.wanted(held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
@@ -269,6 +302,9 @@ def _judge_loaded(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> str
         elif wrong.code == "KV105" and wrong.rows == len(rows) and held.dtype.is_floating_point:
             lossy.append(held.where)
             continue
+        elif (columns := untouched(held, before[held.key], seen, wanted, [bits for _, bits in saved])) is not None:
+            still.setdefault(held.name, _untouched_text(held, columns))
+            continue
         judge.find(
             wrong.code,
             "content",
@@ -281,7 +317,24 @@ def _judge_loaded(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> str
         )
     for parts in unmoved.values():
         _find_unmoved(judge, parts, rows_named(plan.into, parts[0][0].unit, units))
-    return lossy[0] if lossy else None
+    if lossy and not judge.findings:
+        raise NotJudged(
+            f"{lossy[0]}: every restored row holds bytes that nobody wrote, as after a copy to a narrower type. "
+            "kvcheck judges copies that keep every bit; exclude the buffer, or compare its values in a test of your own"
+        )
+    if still and not judge.findings:
+        raise NotJudged("; ".join(still.values()))
+    return tuple(still.values())
+
+
+def _untouched_text(held: Buffer, columns: torch.Tensor) -> str:
+    index = index_of(held, columns)
+    shown = "a part of each row" if index is None else f"{index_text(index)} of each row"
+    way = f"exclude=({held.name!r},)" if index is None else f"unused={{{held.name!r}: {index_text(index)}}}"
+    return (
+        f"{held.where}: save left out {shown}, and load left it as it was, so it is padding or a forgotten part of the "
+        f"row. If it holds no KV, pass {way}; if it does, save and load have to move it"
+    )
 
 
 def _find_unmoved(judge: RowJudge, parts: Sequence[tuple[Buffer, Wrong]], rows: Sequence[int]) -> None:

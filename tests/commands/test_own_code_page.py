@@ -98,8 +98,9 @@ def test_the_promise_of_stability_stands_in_both_places_and_is_kept() -> None:
     promise = "A parameter that comes later has a default. A finding code keeps its meaning"
     assert promise in plain(PAGE) and promise in plain(str(kvcheck.testing.__doc__))
     known = {
-        "check_round_trip": "pool save load slots page_size ids into padding exclude include as_ids unit seed",
-        "waits": "pool streams save load read layers slots page_size ids into padding exclude include as_ids unit seed",
+        "check_round_trip": "pool save load slots page_size ids into padding exclude include unused as_ids unit seed",
+        "waits": "pool streams save load read layers slots page_size ids into padding exclude include unused as_ids "
+        "unit seed",
         "watch": "value of name owner is_view",
         "streams": "device",
         "Judged": "words reads orderings not_tried findings",

@@ -173,3 +173,40 @@ def test_a_green_record_passes_the_gate_and_one_without_a_verdict_does_not(tmp_p
 def test_wrong_use_is_said_in_a_line(tmp_path: Path, body: str, arguments: tuple[str, ...], told: str) -> None:
     done = run_pytest(project(tmp_path, body), "-q", *arguments)
     assert done.returncode in (2, 4) and told in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+NEGATIVE = """
+@pytest.mark.kvcheck_schedules(2)
+@pytest.mark.parametrize("size", [3, -3])
+def test_sizes(kvcheck_pool, size):
+    kvcheck_pool.round_trip((pool := Pool()), save=pool.save, load=pool.load, slots=31)
+"""
+EXPECTED = """
+@pytest.mark.xfail(strict=True)
+def test_xfail(kvcheck_pool):
+    kvcheck_pool.round_trip((pool := Forgets()), save=pool.save, load=pool.load, slots=31)
+def test_raises(kvcheck_pool):
+    with pytest.raises(AssertionError):
+        kvcheck_pool.round_trip((pool := Forgets()), save=pool.save, load=pool.load, slots=31)
+"""
+
+
+def test_seeds_and_parameters_below_zero_are_seeds_and_parameters(tmp_path: Path) -> None:
+    done = run_pytest(project(tmp_path, POOL + NEGATIVE), "-q", "--kvcheck", "--kvcheck-seed", "-3")
+    assert done.returncode == 0 and "kvcheck: 2 tests, 4 schedules" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("seed", ["99999999999999999999999", "many"])
+def test_a_seed_that_no_record_holds_is_refused(tmp_path: Path, seed: str) -> None:
+    done = run_pytest(project(tmp_path, POOL + NEGATIVE), "-q", "--kvcheck", "--kvcheck-seed", seed)
+    assert done.returncode == 4 and "--kvcheck-seed: expected a " in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
+def test_a_finding_that_is_expected_is_in_the_record_unless_the_test_catches_it(tmp_path: Path) -> None:
+    folder = project(tmp_path, POOL + EXPECTED)
+    done = run_pytest(folder, "-q", "--kvcheck", "--kvcheck-out", "runs")
+    assert done.returncode == 0 and "1 passed, 1 xfailed" in done.stdout, done.stdout
+    (path,) = (folder / "runs").glob("*/run.json")
+    verdicts = {row.shape.partition("::")[2]: row.verdict.value for row in read_record(path).scenarios}
+    assert verdicts == {"test_xfail": "fail", "test_raises": "pass"}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from kvcheck.testing import Judged, check_round_trip
+from kvcheck.testing import IntegrityError, Judged, check_round_trip
 
 SLOTS = 61
+SEEDS = range(6)
 
 
 class Pool:
@@ -36,6 +38,13 @@ class Pool:
 
 def judged(pool: Any, **options: Any) -> Judged:
     return check_round_trip(pool, **{"save": pool.save, "load": pool.load, "slots": SLOTS} | options)
+
+
+def found(pool: Any, **options: Any) -> IntegrityError:
+    """What a call that has to find something raises."""
+    with pytest.raises(IntegrityError) as caught:
+        judged(pool, **options)
+    return caught.value
 
 
 class PagedWithoutIndex(Pool):
