@@ -72,6 +72,7 @@ VARIANTS: Mapping[str, Variant] = {
     "priority": Variant(
         flags={"server": ("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "1")}
     ),
+    "mla": Variant(flags={"server": ()}, stand_ins=(*_IMPORTS, "attention-on-latents")),
     "hicache": _hicache("kernel", "layer_first"),
     "hicache-page-first": _hicache("kernel", "page_first"),
     "hicache-page-head": _hicache("kernel", "page_head"),

@@ -128,6 +128,18 @@ def _sender_indices(name: str, ledger: Ledger, module: Any) -> None:
     ledger.installed(name)
 
 
+def _attention_on_latents(name: str, ledger: Ledger, module: Any) -> None:
+    """Attention of DeepSeek models on the latents themselves, as the engine's deterministic mode has it: its backend for
+    CPUs has no row of its own in this table, and the row it gets writes keys of heads into the pool of latents."""
+
+    def on_latents(attention: Any, batch: Any) -> Any:
+        ledger.add(name)
+        return module._dispatch_mla_subtype(attention, batch)
+
+    module.AttentionBackendRegistry.register("torch_native", on_latents)
+    ledger.installed(name)
+
+
 STAND_INS: Final[dict[str, StandIn]] = {
     "compiled-packages": StandIn(
         module=None,
@@ -152,5 +164,11 @@ STAND_INS: Final[dict[str, StandIn]] = {
         moves_bytes=False,
         shows="page indices of a transfer without pinned memory and CUDA event: the engine's own other branch",
         put_in=_sender_indices,
+    ),
+    "attention-on-latents": StandIn(
+        module="sglang.srt.models.deepseek_common.attention_backend_handler",
+        moves_bytes=False,
+        shows="which way of MLA a prefill takes: always on the latents",
+        put_in=_attention_on_latents,
     ),
 }

@@ -66,6 +66,17 @@ def config(parameters: Parameters) -> dict[str, object]:
         "v_head_dim": HEAD_DIM,
         "rope_theta": THETA,
         "rope_interleave": True,
+        # YaRN by a factor of 1 changes nothing; SGLang's CPU path takes no model of this architecture without it.
+        "rope_scaling": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": 1.0,
+            "original_max_position_embeddings": parameters.length,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
         "first_k_dense_replace": parameters.layers,
         "moe_layer_freq": 1,
         "moe_intermediate_size": shared["intermediate_size"],
