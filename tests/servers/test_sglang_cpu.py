@@ -64,5 +64,7 @@ def test_sizes_and_variants_that_cannot_be_served_are_refused(tmp_path: Path) ->
         Sizes(slots=3201)
     with pytest.raises(UsageError, match="room for one request"):
         Sizes(longest=4096)
-    with pytest.raises(UsageError, match="unknown variant 'hicache-direkt' of SGLang; known: plain, priority, hicache"):
+    with pytest.raises(
+        UsageError, match="unknown variant 'hicache-direkt' of SGLang; known: plain, priority, mla, hicache"
+    ):
         commands(PLACE, MODEL, folder=tmp_path, variant="hicache-direkt")

@@ -129,8 +129,8 @@ def _sender_indices(name: str, ledger: Ledger, module: Any) -> None:
 
 
 def _attention_on_latents(name: str, ledger: Ledger, module: Any) -> None:
-    """Attention of DeepSeek models on the latents themselves, as the engine's deterministic mode has it: its backend for
-    CPUs has no row of its own in this table, and the row it gets writes keys of heads into the pool of latents."""
+    """Attention of DeepSeek models on the latents themselves, as the engine's deterministic mode has it: its backend
+    for CPUs has no row of its own in this table, and the row it gets reads keys of heads from the pool of latents."""
 
     def on_latents(attention: Any, batch: Any) -> Any:
         ledger.add(name)
