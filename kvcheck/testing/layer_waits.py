@@ -1,6 +1,7 @@
 """waits: a reader of a layer waits for the load of that layer, also when the load is late.
 
-Each layer is read after a load of its own, so the wait of another reader does not count.
+Each layer is read after a load of its own, so the wait of another reader does not count. A wait of the same reader at an
+earlier layer does, where it covers the whole load.
 
 Invariants:
 - A reader is judged only if it gives the right rows when the load has finished. Otherwise the call is NotJudged.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -82,7 +84,8 @@ def waits(
 
     A pass says that this reader saw the rows of this load in the order that was tried. With stand-in streams a reader
     without a wait is found each time, also one that waits for the event of an earlier layer; a wait that is longer than
-    needed is no finding. It says nothing of work in other threads, of C++ extensions with streams of their own, of a
+    needed is no finding, nor is one at the first layer for the whole load, if the layers are read in the order of
+    `layers`. It says nothing of work in other threads, of C++ extensions with streams of their own, of a
     buffer that `read` does not return (the result names them), or of a load whose source is reused too early.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
@@ -105,10 +108,11 @@ def waits(
 
     readers: Mapping[str, Reader] = read if isinstance(read, Mapping) else {"read": read}
     for name, reader in readers.items():
-        for layer in named if drawn % 2 == 0 else reversed(named):
-            scene.race(begin, lambda: reader(layer, make(list(plan.into))), name, layer, drawn)  # noqa: B023
+        reads = {layer: partial(_read, reader, layer, make, plan.into) for layer in named}
+        for at, layer in [*enumerate(named)][:: 1 if drawn % 2 == 0 else -1]:
+            scene.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
     left = dict.fromkeys(held.where for held in found.buffers if held.key not in scene.shown)
-    not_tried = (*found.not_tried, *(f"{where}: no reader returned a row of it" for where in left))
+    not_tried = (*found.not_tried, *scene.in_order, *(f"{where}: no reader returned a row of it" for where in left))
     judge, raced = scene.judge, len(named) * len(readers)
     return conclude(settled(judge.findings, judge.words, judge.reads, orderings=raced, not_tried=not_tried))
 
@@ -124,6 +128,8 @@ class _Scene:
     streams: Streams
     shown: set[tuple[str, int | None]] = field(default_factory=set)
     """Keys of buffers of which a reader has returned rows."""
+    in_order: dict[str, None] = field(default_factory=dict)
+    """What is right only where the layers before were read, in words."""
 
     def give_to_next(self) -> None:
         """Another request's rows everywhere but at the bystander's."""
@@ -152,16 +158,45 @@ class _Scene:
             )
         return known
 
-    def race(self, begin: Callable[[], None], read: Callable[[], object], reader: str, layer: int, seed: int) -> None:
-        """Read while the load is late, and judge what was read."""
+    def race(
+        self, begin: Callable[[], None], reads: Sequence[Callable[[], object]], reader: str, layer: int, seed: int
+    ) -> None:
+        """Read the last of `reads` while the load is late, and judge what was read.
+
+        reads: of the layers before too, in order. A reader may wait at the first layer for the whole load, so one that
+        is too early alone is judged by what it reads after the others.
+        """
         what = f"{reader} of layer {layer}"
-        known = self.understood(begin, read, what)
+        known = self.understood(begin, reads[-1], what)
         self.shown |= {held.key for held in known}
+        seen = self._read_late(begin, reads[-1:], known, what, seed)
+        if len(reads) > 1 and self._is_early(known, seen):
+            after_others = self._read_late(begin, reads, known, what, seed)
+            if not self._is_early(known, after_others):
+                self.in_order[f"{reader}: a layer that is read alone; it waits where the layers are read in order"] = (
+                    None
+                )
+                seen = after_others
+        for held, rows in zip(known, seen, strict=True):
+            self._judge(held, rows, reader, what)
+
+    def _read_late(
+        self,
+        begin: Callable[[], None],
+        reads: Sequence[Callable[[], object]],
+        known: Sequence[Buffer],
+        what: str,
+        seed: int,
+    ) -> list[torch.Tensor]:
+        """The rows that the last of `reads` gives under a load that is late; after other reads, one that runs only as far
+        as somebody waits."""
         self.streams.release()
-        self.streams.hold(seed, is_lazy=seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
+        self.streams.hold(seed, is_lazy=len(reads) > 1 or seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
         begin()
         queued, loading = self.streams.queued, self.streams.progress()
-        got = _tensors(read())
+        for read in reads[:-1]:
+            read()
+        got = _tensors(reads[-1]())
         self.streams.finish_since(loading)
         if len(got) != len(known):
             raise NotJudged(f"{what} returned {len(got)} tensors during a load, and {len(known)} after one")
@@ -173,8 +208,14 @@ class _Scene:
                 "streams inside the block of streams(), and see that load uses them on this machine"
             )
         give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
-        for held, rows in zip(known, seen, strict=True):
-            self._judge(held, rows, reader, what)
+        return seen
+
+    def _is_early(self, known: Sequence[Buffer], seen: Sequence[torch.Tensor]) -> bool:
+        """Whether rows are not those that were saved."""
+        return any(
+            not torch.equal(rows, self.judge.ownership.wanted(held, rows_named(self.plan.into, held.unit, self.units)))
+            for held, rows in zip(known, seen, strict=True)
+        )
 
     def _judge(self, held: Buffer, seen: torch.Tensor, reader: str, what: str) -> None:
         ids = rows_named(self.plan.into, held.unit, self.units)
@@ -208,6 +249,10 @@ class _Scene:
         """The rows of the slots that the tensor shows at this moment."""
         ids = rows_named(self.plan.into, held.unit, self.units)
         return held.read(ids) if overlap(tensor, held.rows) else bytes_of(tensor).reshape(len(ids), held.size)
+
+
+def _read(reader: Reader, layer: int, make: Callable[[list[int]], object], into: Sequence[int]) -> object:
+    return reader(layer, make(list(into)))
 
 
 def _tensors(got: object) -> list[torch.Tensor]:

@@ -101,6 +101,22 @@ def test_a_reader_that_waits_for_an_earlier_layer_is_found() -> None:
     assert {(each.code, each.layer) for each in caught.value.findings} == {("KV201", 1)}
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_one_wait_at_the_first_layer_for_the_whole_load_is_enough(seed: int) -> None:
+    with streams(device="cpu") as held:
+        pool = Pool(lambda pool, layer: None if layer else pool.loaded[-1].wait())
+        judged = judge(held, pool, seed=seed)
+    (note,) = [each for each in judged.not_tried if "alone" in each]
+    assert note == "read: a layer that is read alone; it waits where the layers are read in order"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_wait_at_the_last_layer_comes_too_late_for_the_others(seed: int) -> None:
+    with streams(device="cpu") as held, pytest.raises(IntegrityError) as caught:
+        judge(held, Pool(lambda pool, layer: pool.loaded[-1].wait() if layer else None), seed=seed)
+    assert ("KV201", 0) in {(each.code, each.layer) for each in caught.value.findings}
+
+
 def test_the_wait_of_one_reader_does_not_count_for_another() -> None:
     def values(layer: int, ids: Any) -> Any:
         pool.loaded[layer].wait()
