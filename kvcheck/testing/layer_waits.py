@@ -1,7 +1,7 @@
 """waits: a reader of a layer waits for the load of that layer, also when the load is late.
 
-Each layer is read after a load of its own, so the wait of another reader does not count. A wait of the same reader at an
-earlier layer does, where it covers the whole load.
+Each layer is read after a load of its own, so the wait of another reader does not count. A wait of the same reader at
+an earlier layer does, where it covers the whole load.
 
 Invariants:
 - A reader is judged only if it gives the right rows when the load has finished. Otherwise the call is NotJudged.
@@ -173,9 +173,8 @@ class _Scene:
         if len(reads) > 1 and self._is_early(known, seen):
             after_others = self._read_late(begin, reads, known, what, seed)
             if not self._is_early(known, after_others):
-                self.in_order[f"{reader}: a layer that is read alone; it waits where the layers are read in order"] = (
-                    None
-                )
+                told = f"{reader}: a layer that is read alone; it waits where the layers are read in order"
+                self.in_order[told] = None
                 seen = after_others
         for held, rows in zip(known, seen, strict=True):
             self._judge(held, rows, reader, what)
