@@ -187,7 +187,7 @@ class _Scene:
         what: str,
         seed: int,
     ) -> list[torch.Tensor]:
-        """The rows that the last of `reads` gives under a load that is late; after other reads, a load that runs only as
+        """The rows that the last of `reads` gives under a load that is late; after other reads, one that runs only as
         far as somebody waits."""
         self.streams.release()
         self.streams.hold(seed, is_lazy=len(reads) > 1 or seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
