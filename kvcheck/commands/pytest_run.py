@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,8 +45,10 @@ class PoolChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one run of a test gave. cell: its node id without the seed. reason: why it is no evidence, or None."""
+    """What one run of a test gave. test: its node id. cell: that without the seed. reason: why it is no evidence, or
+    None."""
 
+    test: str
     cell: str
     function: str
     seed: int
@@ -63,6 +65,8 @@ class CheckedRun:
     config: pytest.Config
     planned: dict[str, list[int]] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    order: dict[str, int] = field(default_factory=dict)
+    """Place of each test by its node id. Processes of xdist end in any order; a record has its tests in this one."""
     session: Session | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -97,7 +101,12 @@ class CheckedRun:
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self.order = {name: place for place, name in enumerate(ids)}
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.order = {item.nodeid: place for place, item in enumerate(session.items)}
         for item in session.items:
             if asks(item):
                 self.planned.setdefault(self.cell(item), []).append(self.seed(item))
@@ -135,6 +144,7 @@ class CheckedRun:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self.config, "workerinput"):
             return
+        self.outcomes.sort(key=lambda each: self.order.get(each.test, len(self.order)))
         self._keep_failed()
         if self.session is not None:
             self.session.results, self.session.plan = self._results(), {"cells": self._lines()}
@@ -184,6 +194,7 @@ class CheckedRun:
         if self.seed(item) not in range(1 if marker is None else marker.args[0]):
             again += f" --kvcheck-seed {self.seed(item)}"
         return Outcome(
+            test=item.nodeid,
             cell=cell,
             function=_function(item),
             seed=self.seed(item),

@@ -136,6 +136,7 @@ def test_the_record_is_one_that_report_and_gate_read(
         "own-code/test_it.py::test_seeds[2]": ("fail", 5),
         "own-code/test_it.py::test_plain_call": ("fail", 1),
     }
+    assert [*rows][-1].endswith("test_plain_call"), "the order is that of the file, whoever ended first"
     replays = {each.replay for each in record.findings}
     assert "pytest --kvcheck 'test_it.py::test_seeds[seed3-2]'" in replays
     assert {each.code for each in record.findings} == {"KV304", "KV102"}
