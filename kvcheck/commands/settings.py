@@ -97,7 +97,7 @@ def file_of(named: str | None, environment: Mapping[str, str], here: Path) -> Pa
         return path
     for folder in (here, *here.parents):
         path = folder / FILE_NAME
-        if path.is_file() and _inside(_loaded(path)) is not None:
+        if path.is_file() and _inside(path, _loaded(path)) is not None:
             return path
     return None
 
@@ -109,7 +109,7 @@ def settings_of_file(path: Path, commands: Collection[str]) -> tuple[Setting, ..
     """
     loaded = _loaded(path)
     is_project = path.name == FILE_NAME
-    tables = _inside(loaded) if is_project else loaded
+    tables = _inside(path, loaded) if is_project else loaded
     before = ".".join((*TABLE, "")) if is_project else ""
     found: list[Setting] = []
     for command, table in (tables or {}).items():
@@ -189,8 +189,10 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read settings from {path}: {why_unread(error)}; expected a TOML file") from error
 
 
-def _inside(loaded: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table [tool.kvcheck]."""
+def _inside(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The table [tool.kvcheck]; None where there is none. Raises UsageError where the name holds something else."""
     tool = loaded.get(TABLE[0])
     found = tool.get(TABLE[1]) if isinstance(tool, dict) else None
-    return found if isinstance(found, dict) else None
+    if found is not None and not isinstance(found, dict):
+        raise UsageError(f"{path}: [{TABLE[0]}] {TABLE[1]}: expected a table, [{'.'.join(TABLE)}], got {found!r}")
+    return found

@@ -306,7 +306,9 @@ def read_record(path: Path) -> RunRecord:
             f"{file}: not valid JSON at line {error.lineno} column {error.colno} ({error.msg}); "
             "the file is truncated or is not a run.json"
         ) from error
-    except (ValueError, RecursionError) as error:  # a number that is none or has no end, or brackets without end
+    except RecursionError as error:
+        raise UsageError(f"{file}: not a run record: its brackets are nested without end") from error
+    except ValueError as error:  # a number that is none or has no end
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")

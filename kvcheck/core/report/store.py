@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,28 +77,56 @@ def make_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step, making its folder if needed. Raises UsageError with the reason."""
-    make_folder(path.parent)
-    draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    """Replace `path` by `text` in one step, making its folder if needed. Raises UsageError with the reason.
+
+    A link stays, and the file behind it is replaced. A device or a pipe is written to and stays what it is.
+    """
+    if _is_stream(path):
+        try:
+            with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+                stream.write(text)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return
+    target = _behind_links(path)
+    make_folder(target.parent)
+    draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
         # A lone surrogate, from an argument that is not UTF-8, is written as \udcXX: to JSON that is the same string.
         with draft.open("x", encoding="utf-8", errors="backslashreplace", newline="") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(draft, path)
+        os.replace(draft, target)
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:
         _discard(draft)
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether there is something at `path`, behind links too, that is no file and no folder: a device, a pipe."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _behind_links(path: Path) -> Path:
+    """The file that a link leads to, also where it is not there yet."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def check_writable(path: Path) -> None:
     """Raise UsageError, with the reason, unless `path` can be written. A file is written to find out."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: expected the name of a file, got a folder")
-    make_folder(path.parent)
-    draft = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    if _is_stream(path):
+        return
+    target = _behind_links(path)
+    make_folder(target.parent)
+    draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
         draft.touch(exist_ok=False)
     except OSError as error:

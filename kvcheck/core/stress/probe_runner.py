@@ -72,7 +72,7 @@ def engine_env(given: Sequence[str]) -> str | None:
     """Variables as a plan has them, from "NAME=VALUE" each. Raises UsageError for what a line cannot hold."""
     names = [each.partition("=")[0] for each in given]
     for name, each in zip(names, given, strict=True):
-        if not each.isprintable():
+        if not each.isprintable() or "=" not in each:
             raise UsageError(f"--engine-env {each!r}: expected NAME=VALUE of printable characters in one line")
         if names.count(name) > 1:
             raise UsageError(f"--engine-env {name}: expected each name once, got it {names.count(name)} times")

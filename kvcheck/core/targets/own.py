@@ -67,6 +67,10 @@ class OwnEngine:
         self._engine.close()
 
 
+ENGINE_HAS = ("submit", "abort", "standings", "make_happen", "step", "counts", "evictions", "close")
+"""The methods of an engine. `is_idle` is a property, which may not be read before the engine runs."""
+
+
 class OwnTarget:
     """A target of the user's own under the name by which it was asked for."""
 
@@ -76,8 +80,14 @@ class OwnTarget:
         self._target = target
 
     def build(self, setup: Setup) -> Engine:
-        """A fresh engine of it."""
-        return OwnEngine(self._target.build(setup))
+        """A fresh engine of it. Raises UsageError where it lacks what an engine has."""
+        engine = self._target.build(setup)
+        if missing := [name for name in ENGINE_HAS if not callable(getattr(engine, name, None))]:
+            raise UsageError(
+                f"--target {self.name}: expected build to return an engine with {', '.join(ENGINE_HAS)}; got "
+                f"{_kind(engine)} without {', '.join(missing)}"
+            )
+        return OwnEngine(engine)
 
 
 def is_own(name: str) -> bool:

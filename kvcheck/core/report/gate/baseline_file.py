@@ -152,7 +152,7 @@ def _known_by(reason: str) -> str:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")  # editors of Windows begin a file with a mark
     except OSError as error:
         raise UsageError(
             f"baseline {path}: {why_unread(error)}; expected a TOML file, which kvcheck baseline save makes"

@@ -75,7 +75,8 @@ def _integrity(result: GateResult) -> str:
     if tally.tokens_judged:
         parts.append(f"{counted(tally.tokens_judged, 'token')} of answers judged")
     judged = ", ".join(parts)
-    return f"{judged}: {counted(len(result.integrity), 'problem') if result.integrity else 'no finding'}"
+    clean = "no finding" if result.baseline is None else "no new finding"
+    return f"{judged}: {counted(len(result.integrity), 'problem') if result.integrity else clean}"
 
 
 def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
