@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 from rigs.deepseek_forward import DeepseekForward
-from rigs.known_answers import first_wrong, forward, margins, marks, small, walk
+from rigs.known_answers import first_wrong, forward, least_margin, marks, questions, small, walk
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.answers import answers, reads
 from kvcheck.core.live.model.deepseek_v3 import tensors
-from kvcheck.core.live.model.parameters import Parameters
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9
@@ -28,16 +27,6 @@ COUNT = 37
 def _no_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def questions(parameters: Parameters) -> list[tuple[int, ...]]:
-    count = COUNT + (COUNT % parameters.hops == 0)
-    return [walk(parameters, count=count), marks(parameters, count=parameters.distance + 3)]
-
-
-def judge(parameters: Parameters, model: LlamaForward, request: tuple[int, ...], count: int) -> float:
-    """The smallest margin of `count` tokens, in nats."""
-    return float(margins(model, request, answers(Alphabet(parameters), request, count)).min())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +44,7 @@ def test_every_token_is_the_known_one_in_every_dtype(dtype: torch.dtype, fp8: bo
     model = forward(parameters, dtype, as_fp8 if fp8 else None)
     model.rounds_queries = fp8_queries
     for request in questions(parameters):
-        assert judge(parameters, model, request, COUNT) > LEAST_MARGIN
+        assert least_margin(parameters, model, request, COUNT) > LEAST_MARGIN
 
 
 @pytest.mark.parametrize(
@@ -74,7 +63,7 @@ def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) ->
     parameters = small(**FAMILY, **changes)
     model = forward(parameters, torch.bfloat16)
     for request in questions(parameters):
-        assert judge(parameters, model, request, 12) > LEAST_MARGIN
+        assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
 
 
 def test_a_latent_holds_what_its_token_holds_and_nothing_else() -> None:

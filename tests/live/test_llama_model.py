@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from rigs.known_answers import first_wrong, forward, margins, marks, small, walk
+from rigs.known_answers import first_wrong, forward, least_margin, marks, questions, small, walk
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.alphabet import BEGIN, Alphabet
 from kvcheck.core.live.model.answers import answers, reads
 from kvcheck.core.live.model.llama import tensors
-from kvcheck.core.live.model.parameters import Parameters
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9
@@ -23,15 +22,6 @@ LEAST_MARGIN = 15.9
 def _no_gradients() -> Any:
     with torch.inference_mode():
         yield
-
-
-def questions(parameters: Parameters) -> list[tuple[int, ...]]:
-    return [walk(parameters, count=37 + (37 % parameters.hops == 0)), marks(parameters, count=parameters.distance + 3)]
-
-
-def judge(parameters: Parameters, model: LlamaForward, request: tuple[int, ...], count: int) -> float:
-    """The smallest margin of `count` tokens, in nats."""
-    return float(margins(model, request, answers(Alphabet(parameters), request, count)).min())
 
 
 @pytest.mark.parametrize(
@@ -53,7 +43,7 @@ def test_every_token_is_the_known_one_in_every_dtype(
     model = forward(parameters, dtype, as_fp8 if fp8 else None)
     model.rounds_queries = fp8_queries
     for request in questions(parameters):
-        assert judge(parameters, model, request, 37) > LEAST_MARGIN
+        assert least_margin(parameters, model, request, 37) > LEAST_MARGIN
 
 
 @pytest.mark.parametrize(
@@ -75,7 +65,7 @@ def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) ->
     parameters = small(**changes)
     model = forward(parameters, torch.bfloat16)
     for request in questions(parameters):
-        assert judge(parameters, model, request, 12) > LEAST_MARGIN
+        assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -84,7 +74,7 @@ def test_constants_of_a_query_do_not_turn(dtype: torch.dtype) -> None:
     parameters = small(
         layers=3, kv_heads=24, group=1, head_dim=128, length=64, nodes=64, digits=24, base=2, distance=20
     )
-    assert judge(parameters, forward(parameters, dtype), walk(parameters, count=47), 13) > LEAST_MARGIN
+    assert least_margin(parameters, forward(parameters, dtype), walk(parameters, count=47), 13) > LEAST_MARGIN
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

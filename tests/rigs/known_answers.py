@@ -15,7 +15,7 @@ from rigs.llama_forward import Cache, LlamaForward, Rounding
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 from kvcheck.core.live.model.parameters import Parameters
 
 SMALL: dict[str, Any] = {
@@ -71,6 +71,16 @@ def margins(model: LlamaForward, request: tuple[int, ...], expected: tuple[int, 
     right = torch.tensor(expected)[:, None]
     lead = logits.gather(1, right)[:, 0]
     return lead - logits.scatter(1, right, -torch.inf).amax(1)
+
+
+def least_margin(parameters: Parameters, model: LlamaForward, request: tuple[int, ...], count: int) -> float:
+    """The smallest margin of `count` tokens, in nats."""
+    return float(margins(model, request, answers(Alphabet(parameters), request, count)).min())
+
+
+def questions(parameters: Parameters) -> list[tuple[int, ...]]:
+    """A walk of 37 places, or 38 where that shares a factor with the hops, and a position test."""
+    return [walk(parameters, count=37 + (37 % parameters.hops == 0)), marks(parameters, count=parameters.distance + 3)]
 
 
 def first_wrong(

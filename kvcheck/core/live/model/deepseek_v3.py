@@ -19,13 +19,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.family import Family
 from kvcheck.core.live.model.llama import config as llama_config
-from kvcheck.core.live.model.llama import empty_mlp
+from kvcheck.core.live.model.llama import tensors_around
 from kvcheck.core.live.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
 from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import CONSTANT_SHARE, NORMED, Registers, Weights, embedding, head
+from kvcheck.core.live.model.registers import CONSTANT_SHARE, NORMED, Registers, Weights
 from kvcheck.core.live.model.rotary import plan_rotary
 
 # The sizes of DeepSeek V2 and V3, which are the only ones that the engines' kernels have.
@@ -40,17 +39,7 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where a head or the latent is too small for the alphabet.
     """
-    registers, alphabet = Registers(parameters), Alphabet(parameters)
-    slots = _slots(parameters)
-    last = head(registers, alphabet)
-    yield "model.embed_tokens.weight", embedding(registers, alphabet)
-    for layer in range(parameters.layers):
-        prefix = f"model.layers.{layer}."
-        for name, weights in _attention(registers, slots, layer):
-            yield f"{prefix}self_attn.{name}.weight", weights
-        yield from empty_mlp(prefix, registers.width)
-    yield "model.norm.weight", np.ones(registers.width, np.float32)
-    yield "lm_head.weight", last
+    return tensors_around(parameters, _slots(parameters), _attention)
 
 
 def config(parameters: Parameters) -> dict[str, object]:

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from kvcheck.core.live.model.registers import NORM_EPS, NORMED, Registers, Weigh
 from kvcheck.core.live.model.rotary import THETA, plan_rotary
 
 MLP_WIDTH = 128
+Attention = Callable[[Registers, Slots, int], Iterator[tuple[str, Weights]]]
 
 
 def content_room(head_dim: int, length: int) -> int:
@@ -33,20 +34,25 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where the head dimension is too small for the alphabet.
     """
+    return tensors_around(parameters, _slots(parameters), _attention)
+
+
+def tensors_around(parameters: Parameters, slots: Slots, attention: Attention) -> Iterator[tuple[str, Weights]]:
+    """(name, weights) of every tensor of a dense decoder. attention: (name, weights) of one layer's, by Hugging Face's
+    names below `self_attn`; the MLP is zero. Raises UsageError where fp16 cannot hold the head."""
     registers, alphabet = Registers(parameters), Alphabet(parameters)
-    slots = _slots(parameters)
     last = head(registers, alphabet)
     yield "model.embed_tokens.weight", embedding(registers, alphabet)
     for layer in range(parameters.layers):
         prefix = f"model.layers.{layer}."
-        for name, weights in _attention(registers, slots, layer):
-            yield f"{prefix}self_attn.{name}_proj.weight", weights
-        yield from empty_mlp(prefix, registers.width)
+        for name, weights in attention(registers, slots, layer):
+            yield f"{prefix}self_attn.{name}.weight", weights
+        yield from _empty_mlp(prefix, registers.width)
     yield "model.norm.weight", np.ones(registers.width, np.float32)
     yield "lm_head.weight", last
 
 
-def empty_mlp(prefix: str, width: int) -> Iterator[tuple[str, Weights]]:
+def _empty_mlp(prefix: str, width: int) -> Iterator[tuple[str, Weights]]:
     """A layer's MLP, which is zero, and its two norms."""
     for name, shape in (("gate", (MLP_WIDTH, width)), ("up", (MLP_WIDTH, width)), ("down", (width, MLP_WIDTH))):
         yield f"{prefix}mlp.{name}_proj.weight", np.zeros(shape, np.float32)
@@ -117,10 +123,10 @@ def _attention(registers: Registers, slots: Slots, layer: int) -> Iterator[tuple
         for source, target, dim in value_rows(registers, slots, layer, kv_head):
             values[kv_head, dim, source] = 1 / NORMED
             outputs[target, kv_head, :, dim] = 1 / p.group
-    yield "q", np.tile(query, (p.kv_heads * p.group, 1))
-    yield "k", np.tile(key, (p.kv_heads, 1))
-    yield "v", values.reshape(-1, registers.width)
-    yield "o", outputs.reshape(registers.width, -1)
+    yield "q_proj", np.tile(query, (p.kv_heads * p.group, 1))
+    yield "k_proj", np.tile(key, (p.kv_heads, 1))
+    yield "v_proj", values.reshape(-1, registers.width)
+    yield "o_proj", outputs.reshape(registers.width, -1)
 
 
 LLAMA = Family(tensors=tensors, config=config, room=content_room)
