@@ -32,8 +32,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import shown_pair
+from kvcheck.core.live.model.parameters import Parameters, shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
@@ -153,7 +152,7 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
         return False
     wrong = mark[1] ^ expected[1]
     pairs = [shown_pair(p, (mark[0] - 1) % p.phases, bit) for bit in range(p.bits) if wrong >> bit & 1]
-    return all(pair // p.kv_heads == layer and head in (None, pair % p.kv_heads) for pair in pairs)
+    return all(p.showing[pair // p.kv_heads] == layer and head in (None, pair % p.kv_heads) for pair in pairs)
 
 
 def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:

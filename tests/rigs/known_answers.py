@@ -80,7 +80,7 @@ def least_margin(parameters: Parameters, model: LlamaForward, request: tuple[int
 
 def questions(parameters: Parameters) -> list[tuple[int, ...]]:
     """A walk of 37 places, or 38 where that shares a factor with the hops, and a position test."""
-    return [walk(parameters, count=37 + (37 % parameters.hops == 0)), marks(parameters, count=parameters.distance + 3)]
+    return [walk(parameters, count=37 + (37 % parameters.hops == 0)), marks(parameters, count=parameters.farthest + 3)]
 
 
 def first_wrong(

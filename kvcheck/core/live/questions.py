@@ -57,7 +57,7 @@ class Questions:
         self._shift = draws.below(parameters.nodes)
         self._factor = _unit(draws, parameters.nodes)
         self._phase = draws.below(parameters.phases)
-        self._masks = [draws.below(1 << parameters.bits) for _ in range(parameters.distance + 1 + MORE_MARKS)]
+        self._masks = [draws.below(1 << parameters.bits) for _ in range(parameters.farthest + 1 + MORE_MARKS)]
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
         """A walk of about so many places: the next length that shares no factor with the hops. prefix: its first
@@ -76,7 +76,7 @@ class Questions:
         """A position test that is a few marks longer than the distance that it reads back: earlier marks would be read
         by no token of the answer. prefix: its first marks, of which the last is left out where it is a whole test."""
         parameters = self.alphabet.parameters
-        count = parameters.distance + 1 + rng.below(MORE_MARKS)
+        count = parameters.farthest + 1 + rng.below(MORE_MARKS)
         shared = prefix.values[: count - 1] if prefix is not None else ()
         drawn = (rng.below(1 << parameters.bits) for _ in range(count - len(shared)))
         return Subject((*shared, *drawn), is_walk=False)
@@ -84,7 +84,7 @@ class Questions:
     @property
     def has_marks(self) -> bool:
         """Whether a position test fits into a request here."""
-        return self.alphabet.parameters.distance + len(HEADER) + 2 * MORE_MARKS < self.longest
+        return self.alphabet.parameters.farthest + len(HEADER) + 2 * MORE_MARKS < self.longest
 
     def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
         """The question about a subject. tokens: of the answer, fewer where no more fit. start: of a walk, the number of
@@ -115,7 +115,7 @@ class Questions:
         but the first few."""
         parameters = self.alphabet.parameters
         if not subject.is_walk:
-            return parameters.distance + 1
+            return parameters.farthest + 1
         return -(-len(subject.values) // min(parameters.hops, STRIDE)) + 1
 
     def _question(self, ids: tuple[int, ...], tokens: int) -> Question:

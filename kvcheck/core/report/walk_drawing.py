@@ -64,8 +64,9 @@ class Suspect:
 class Picture:
     """What is drawn.
 
-    page: tokens of a page. prompt: tokens of the request. step: of the answer, from 0. right, wrong: positions by
-    layer; right is None where no step was right before. is_walk: False for the position test. left_out: suspects.
+    page: tokens of a page. prompt: tokens of the request. step: of the answer, from 0. right, wrong: positions by layer
+    that is read; right is None where no step was right before. is_walk: False for the position test. left_out:
+    suspects.
     """
 
     is_walk: bool
@@ -73,8 +74,8 @@ class Picture:
     page_assumed: bool
     prompt: int
     step: int
-    right: tuple[int, ...] | None
-    wrong: tuple[int, ...]
+    right: Mapping[int, int] | None
+    wrong: Mapping[int, int]
     expected: str
     answered: str
     suspects: tuple[Suspect, ...]
@@ -89,7 +90,7 @@ class Picture:
     def positions(self) -> list[int]:
         """All that is drawn. Of a position test also the token that looks back."""
         placed = [place for each in self.suspects for place in (each.first, each.last)]
-        return [*self.wrong, *(self.right or ()), *placed, *(() if self.is_walk else (self.asker,))]
+        return [*self.wrong.values(), *(self.right or {}).values(), *placed, *(() if self.is_walk else (self.asker,))]
 
     @property
     def start(self) -> int:
@@ -105,7 +106,7 @@ class Picture:
     @property
     def wrong_layer(self) -> int | None:
         """The layer whose read is suspected first: its page is that of a suspect. None if there is no such layer."""
-        wrong = dict(enumerate(self.wrong))
+        wrong = self.wrong
         return next(
             (each.layer for each in self.suspects if each.first <= wrong.get(each.layer, -1) <= each.last), None
         )
@@ -113,7 +114,7 @@ class Picture:
     @property
     def layers(self) -> int:
         """Rows that are drawn."""
-        return max(len(self.wrong), *(each.layer + 1 for each in self.suspects), 1)
+        return max(*self.wrong, *(each.layer for each in self.suspects), 0) + 1
 
 
 def picture_of(minimal: Mapping[str, object] | None) -> Picture | None:
@@ -147,11 +148,12 @@ def _number(value: object, *, least: int = 0, most: int = MOST_POSITIONS) -> int
     return value if type(value) is int and least <= value <= most else None
 
 
-def _path(value: object) -> tuple[int, ...] | None:
+def _path(value: object) -> Mapping[int, int] | None:
+    """Positions by layer, in the order of layers; null stands for a layer that is not read. None of anything else."""
     if not isinstance(value, list) or not 0 < len(value) <= MOST_LAYERS:
         return None
-    found = tuple(number for each in value if (number := _number(each)) is not None)
-    return found if len(found) == len(value) else None
+    found = {layer: number for layer, each in enumerate(value) if (number := _number(each)) is not None}
+    return found if found and len(found) == sum(each is not None for each in value) else None
 
 
 def _suspect(row: object) -> Suspect | None:
@@ -292,7 +294,7 @@ def _numbered(plot: Plot) -> Iterator[tuple[int, float]]:
     else:
         suspected = [each.page for each in picture.suspects]
         near = [page + step for page in suspected for step in (-1, 1)]
-        read = [position // picture.page for position in picture.wrong]
+        read = [position // picture.page for position in picture.wrong.values()]
         wanted = [*suspected, *near, picture.start, picture.stop - 1, *read]
     taken: list[tuple[float, float]] = []
     for page in dict.fromkeys(each for each in wanted if picture.start <= each < picture.stop):
@@ -339,7 +341,7 @@ def _letters(plot: Plot) -> Iterator[Markup]:
     together: dict[tuple[int, int], list[Suspect]] = {}
     for suspect in plot.picture.suspects:
         together.setdefault((suspect.layer, suspect.first), []).append(suspect)
-    wrong = dict(enumerate(plot.picture.wrong))
+    wrong = plot.picture.wrong
     for (layer, first), found in together.items():
         left, width, _height = _box(plot, found[0])
         x, kind = left - 4, "letter end"
@@ -354,21 +356,23 @@ def _paths(plot: Plot) -> Iterator[Markup]:
     for kind, path in (("right", picture.right), ("wrong", picture.wrong)):
         if path is None:
             continue
-        points = [(plot.x(position), plot.y(layer)) for layer, position in enumerate(path)]
+        points = [(plot.x(position), plot.y(layer)) for layer, position in path.items()]
         yield _line(points, kind)
         yield Markup('<path class="{} dots" d="{}"/>').format(kind, "".join(f"M{x:g} {y:g}h0" for x, y in points))
     layer = picture.wrong_layer
     if layer is not None:
         here = plot.x(picture.wrong[layer]), plot.y(layer)
-        if picture.is_walk and layer:
-            yield _line([(plot.x(picture.wrong[layer - 1]), plot.y(layer - 1)), here], "hop")
+        before = max((each for each in picture.wrong if each < layer), default=None)
+        if picture.is_walk and before is not None:
+            yield _line([(plot.x(picture.wrong[before]), plot.y(before)), here], "hop")
         if not picture.is_walk:
             yield _line([(plot.x(picture.asker), here[1]), here], "hop")
             back = picture.asker - picture.wrong[layer]
             yield _text((plot.x(picture.asker) + here[0]) / 2, here[1] - 6, f"{back:,} back", "mid")
         yield _cross(*here)
     if picture.layers <= LABELLED_LAYERS:
-        for at, position in enumerate(picture.wrong if picture.is_walk else picture.wrong[:1]):
+        read = [*picture.wrong.items()]
+        for at, position in read if picture.is_walk else read[:1]:
             is_late = plot.x(position) > WIDTH - 90
             x = plot.x(position) + (-11 if is_late else 11)
             yield _text(round(x, 1), plot.y(at) - 5, f"{position:,}", "end" if is_late else "")

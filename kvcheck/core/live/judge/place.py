@@ -39,7 +39,7 @@ from kvcheck.core.live.judge.sent import FEW
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.registers import shown_pair
+from kvcheck.core.live.model.parameters import shown_pair
 
 SURE = 1.0
 VALUES_BEFORE = 0.6
@@ -127,10 +127,11 @@ def suspects(setting: Setting, question: Question, taken: Sequence[Step], listed
     """What the steps of one answer point to."""
     hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, listed)]
     right = {
-        (layer, step.positions[layer] // setting.page_tokens)
+        (layer, position // setting.page_tokens)
         for step in taken
         if step.is_right and step.index
         for layer in _shown_layers(setting.alphabet, step)
+        if (position := step.positions[layer]) is not None
     }
     by_page: dict[tuple[int, int], Suspicion] = {}
     for hint in hints:
@@ -191,22 +192,37 @@ def _shown_layers(alphabet: Alphabet, step: Step) -> Iterable[int]:
     """Layers whose values a step shows: all in a walk, those of one group of bits in a position test."""
     if step.path:
         return range(alphabet.parameters.layers)
-    return {pair // alphabet.parameters.kv_heads for pair in _shown_pairs(alphabet, step.expected)}
+    return {layer for layer, _ in _shown_by(alphabet, step.expected)}
 
 
-def _shown_pairs(alphabet: Alphabet, expected: int) -> list[int]:
-    """The (layer, head) pair of each bit of a mark that is answered."""
-    mark = alphabet.as_mark(expected)
+def _shown_by(alphabet: Alphabet, expected: int) -> list[tuple[int, int]]:
+    """(layer, head) of each bit of a mark that is answered."""
+    mark, parameters = alphabet.as_mark(expected), alphabet.parameters
     assert mark is not None
-    phase = (mark[0] - 1) % alphabet.parameters.phases
-    return [shown_pair(alphabet.parameters, phase, bit) for bit in range(alphabet.parameters.bits)]
+    phase = (mark[0] - 1) % parameters.phases
+    pairs = [divmod(shown_pair(parameters, phase, bit), parameters.kv_heads) for bit in range(parameters.bits)]
+    return [(parameters.showing[number], head) for number, head in pairs]
+
+
+def _read(step: Step, layer: int) -> int:
+    """The position that a step read in a layer which answers it."""
+    position = step.positions[layer]
+    assert position is not None, f"layer {layer} reads nothing"
+    return position
+
+
+def _before(alphabet: Alphabet, layer: int) -> int | None:
+    """The layer that a walk reads before this one; None where it is the first."""
+    reading = [each for each in range(layer) if alphabet.parameters.kind(each).hops]
+    return reading[-1] if reading else None
 
 
 def _hints(alphabet: Alphabet, question: Question, step: Step, listed: Lists) -> Iterator[Hint]:
     lost = alphabet.lost_at(step.answered)
-    if lost is not None:
-        if step.path and lost[0] > 1:
-            yield from _two_keys(alphabet, question, step, lost[0] - 1, listed)
+    if lost is not None and step.positions[lost[0]] is not None:
+        before = _before(alphabet, lost[0])
+        if step.path and before:
+            yield from _two_keys(alphabet, question, step, before, listed)
         yield from _lost(alphabet, step, *lost)
         return
     yield from _other_node(alphabet, question, step, listed) if step.path else _other_mark(alphabet, step)
@@ -216,43 +232,48 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
     named = head if alphabet.parameters.kv_heads > 1 else None
     heads = frozenset() if named is None else frozenset({named})
     at = f"layer {layer}" if named is None else f"KV head {named} of layer {layer}"
-    why = f"{at} found nothing at position {step.positions[layer]}"
-    yield Hint(layer=layer, position=step.positions[layer], weight=SURE, why=why, heads=heads)
+    position = _read(step, layer)
+    why = f"{at} found nothing at position {position}"
+    yield Hint(layer=layer, position=position, weight=SURE, why=why, heads=heads)
     if layer and step.path:
         if named is None:
             yield Hint(
                 layer=0,
-                position=step.positions[layer],
+                position=position,
                 weight=IN_PREFILL,
-                why=f"layer 0 may have read position {step.positions[layer]} or the one before it wrongly in prefill",
+                why=f"layer 0 may have read position {position} or the one before it wrongly in prefill",
             )
-        yield Hint(
-            layer=layer - 1,
-            position=step.positions[layer - 1],
-            weight=VALUES_BEFORE if named is None else VALUES_BEFORE_ONE_HEAD,
-            why=f"values of position {step.positions[layer - 1]} may have sent layer {layer} astray",
-            is_values_before=True,
-        )
+        before = _before(alphabet, layer)
+        if before is not None:
+            yield Hint(
+                layer=before,
+                position=_read(step, before),
+                weight=VALUES_BEFORE if named is None else VALUES_BEFORE_ONE_HEAD,
+                why=f"values of position {_read(step, before)} may have sent layer {layer} astray",
+                is_values_before=True,
+            )
 
 
 def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: Lists) -> Iterator[Hint]:
-    last = alphabet.parameters.layers - 1
+    hopping = alphabet.parameters.hopping
+    last = hopping[-1]
+    position = _read(step, last)
     answered = alphabet.as_node(step.answered)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
-        why = (
-            f"values of the last layer contradict each other, or are too weak or too strong, at {step.positions[last]}"
-        )
-        yield Hint(layer=last, position=step.positions[last], weight=SURE, why=why)
+        why = f"values of the last layer contradict each other, or are too weak or too strong, at {position}"
+        yield Hint(layer=last, position=position, weight=SURE, why=why)
         yield from _two_keys(alphabet, question, step, last, listed)
     if answered is None:
         return
     listing = Listing.of(alphabet, question.ids)
     if answered not in listing.first:
-        why = f"the node that was answered is not in the request; the last layer read position {step.positions[last]}"
-        yield Hint(layer=last, position=step.positions[last], weight=SURE, why=why)
+        why = f"the node that was answered is not in the request; the last layer read position {position}"
+        yield Hint(layer=last, position=position, weight=SURE, why=why)
         return
     for layer in range(last + 1):
-        found = listing.back(answered, last - layer)
+        if step.positions[layer] is None:
+            continue
+        found = listing.back(answered, sum(each > layer for each in hopping))
         if found is None or found == step.path[layer + 1]:
             continue
         senders = [each.request for each in listed.get(step.path[layer], ()) if each.after == found and layer]
@@ -260,7 +281,7 @@ def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: List
         why = f"layer {layer} can have found node {found} instead of {step.path[layer + 1]}"
         yield Hint(
             layer=layer,
-            position=step.positions[layer],
+            position=_read(step, layer),
             weight=ONE_OF_SEVERAL if sender is None else SURE,
             why=why if sender is None else f"{why}, as request {sender} lists it",
         )
@@ -273,7 +294,7 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
     found = [each for each in found if each.is_of_round] or found
     if len(found) > FEW:
         return
-    weight = TWO_KEYS_LITTLE if layer == alphabet.parameters.layers - 1 else TWO_KEYS_LOST
+    weight = TWO_KEYS_LITTLE if layer == alphabet.parameters.hopping[-1] else TWO_KEYS_LOST
     for each in found:
         yield Hint(
             layer=layer,
@@ -286,19 +307,20 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
 def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
     said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
     assert right is not None
-    pairs = _shown_pairs(alphabet, step.expected)
-    heads = alphabet.parameters.kv_heads
+    shown = _shown_by(alphabet, step.expected)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
-        for layer in sorted({pair // heads for pair in pairs}):
-            why = f"bits of layer {layer} may be too weak, or contradict each other, at {step.positions[layer]}"
-            yield Hint(layer=layer, position=step.positions[layer], weight=ONE_OF_SEVERAL, why=why)
+        for layer in sorted({layer for layer, _ in shown}):
+            position = _read(step, layer)
+            why = f"bits of layer {layer} may be too weak, or contradict each other, at {position}"
+            yield Hint(layer=layer, position=position, weight=ONE_OF_SEVERAL, why=why)
     if said is None or said[0] != right[0]:
         return
     wrong: dict[int, set[int]] = {}
-    for bit, pair in enumerate(pairs):
+    for bit, (layer, head) in enumerate(shown):
         if (said[1] ^ right[1]) >> bit & 1:
-            wrong.setdefault(pair // heads, set()).add(pair % heads)
+            wrong.setdefault(layer, set()).add(head)
     for layer, which in wrong.items():
         names = ", ".join(map(str, sorted(which)))
-        why = f"the bits of KV heads {names} in layer {layer} differ at position {step.positions[layer]}"
-        yield Hint(layer=layer, position=step.positions[layer], weight=SURE, why=why, heads=frozenset(which))
+        position = _read(step, layer)
+        why = f"the bits of KV heads {names} in layer {layer} differ at position {position}"
+        yield Hint(layer=layer, position=position, weight=SURE, why=why, heads=frozenset(which))

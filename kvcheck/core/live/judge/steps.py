@@ -14,15 +14,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import mark_positions, next_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One token of an answer. positions: read in each layer. path: node that each layer looks for, and last the node
-    that is found; empty in a position test. expected: what a right server says after the tokens before."""
+    """One token of an answer.
+
+    positions: read in each layer; None of a layer that is not read. path: node that each layer looks for, and last the
+    node that is found; empty in a position test. expected: what a right server says after the tokens before.
+    """
 
     index: int
-    positions: tuple[int, ...]
+    positions: tuple[int | None, ...]
     path: tuple[int, ...]
     expected: int
     answered: int
@@ -73,13 +77,18 @@ def steps(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -
 
 
 def _walk(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
-    listing = Listing.of(alphabet, request)
+    listing, layers = Listing.of(alphabet, request), range(1, alphabet.parameters.layers)
+    hops = [alphabet.parameters.kind(layer).hops for layer in (0, *layers)]
     asked: int | None = alphabet.as_node(request[-1])
     for index, token in enumerate(answered):
         if asked is None or asked not in listing.first:
             return
-        path, positions = [asked], [listing.first[asked]]
-        for _ in range(alphabet.parameters.hops):
+        path, positions = [asked, asked], [listing.first[asked] if hops[0] else None]
+        for layer in layers:
+            if not hops[layer]:
+                positions.append(None)
+                path.append(path[-1])
+                continue
             if path[-1] not in listing.after:
                 return
             positions.append(listing.position_after[path[-1]])
@@ -87,7 +96,7 @@ def _walk(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -
         yield Step(
             index=index,
             positions=tuple(positions),
-            path=(asked, *path),
+            path=tuple(path),
             expected=alphabet.node(path[-1]),
             answered=token,
         )
@@ -97,16 +106,14 @@ def _walk(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -
 def _marks(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
     held = list(request)
     for index, token in enumerate(answered):
-        position = len(held) - 1 - alphabet.parameters.distance
-        last = alphabet.as_mark(held[-1])
-        source = alphabet.as_mark(held[position]) if position >= 0 else None
-        if last is None or source is None:
+        expected = next_mark(alphabet, held)
+        if expected is None:
             return
         yield Step(
             index=index,
-            positions=(position,) * alphabet.parameters.layers,
+            positions=mark_positions(alphabet.parameters, len(held) - 1),
             path=(),
-            expected=alphabet.mark(last[0] + 1, source[1]),
+            expected=expected,
             answered=token,
         )
         held.append(token)

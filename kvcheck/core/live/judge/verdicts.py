@@ -93,7 +93,7 @@ class Wrong:
     answered: int | None = None
     answered_word: str | None = None
     logprob: float | None = None
-    reads: tuple[int, ...] = ()
+    reads: tuple[int | None, ...] = ()
     places: tuple[Place, ...] = ()
     others: tuple[int, ...] = ()
     message: str

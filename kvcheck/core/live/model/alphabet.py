@@ -31,7 +31,7 @@ class Alphabet:
     @property
     def lost_layers(self) -> int:
         """First id of "lost at layer, in every head"."""
-        return _FIRST_LOST + self.parameters.pairs
+        return _FIRST_LOST + self.parameters.layers * self.parameters.kv_heads
 
     @property
     def places(self) -> int:

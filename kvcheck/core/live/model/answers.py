@@ -4,8 +4,8 @@ The walk: a prompt lists the places of a closed walk. The answer to a node is th
 Each token of an answer reads one position in each layer; over n tokens every layer reads every position, where n and
 hops share no factor.
 
-The position test: a request is a list of marks. The mark after the last one has the value that stood `distance` back
-from the last one, and the next phase.
+The position test: a request is a list of marks. The mark after the last one has the next phase, and the value that
+stood `distance` back from the last one. Where layers differ in their distance, each bit has the one of its layer.
 
 Invariants:
 - Only the tokens are read: no weight, no arithmetic of a model.
@@ -16,21 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import gcd
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model.alphabet import HEADER, Alphabet
+from kvcheck.core.live.model.parameters import Parameters, shown_pair
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Positions that the token at one step of an answer depends on: position of the request by layer, [layers].
+    """Positions that the token at one step of an answer depends on: position of the request by layer, [layers]; None of
+    a layer that it does not read.
 
     A node that the prompt lists twice (the first place, which closes the walk) is found at either position in layer 0.
     """
 
-    positions: tuple[int, ...]
+    positions: tuple[int | None, ...]
 
 
 def walk_prompt(alphabet: Alphabet, nodes: Sequence[int], start: int) -> tuple[int, ...]:
@@ -52,9 +55,13 @@ def walk_prompt(alphabet: Alphabet, nodes: Sequence[int], start: int) -> tuple[i
 
 
 def mark_prompt(alphabet: Alphabet, values: Sequence[int], phase: int) -> tuple[int, ...]:
-    """Tokens of a position test: one mark a value, phases counted up from `phase`. At least `distance` + 1 values."""
-    if len(values) <= alphabet.parameters.distance:
-        raise UsageError(f"a position test has more than {alphabet.parameters.distance} marks; got {len(values)}")
+    """Tokens of a position test: one mark a value, phases counted up from `phase`.
+
+    values: more than the largest distance of a layer. Raises UsageError for fewer.
+    """
+    farthest = alphabet.parameters.farthest
+    if len(values) <= farthest:
+        raise UsageError(f"a position test has more than {farthest} marks; got {len(values)}")
     return (*HEADER, *(alphabet.mark(phase + i, value) for i, value in enumerate(values)))
 
 
@@ -111,28 +118,65 @@ def _walk(alphabet: Alphabet, request: Sequence[int], count: int) -> Iterator[tu
                 raise UsageError(f"node {before} is followed by two nodes; its successor is not known")
             position_after.setdefault(before, position)
     node = alphabet.as_node(request[-1])
+    hopping, layers = alphabet.parameters.hopping, alphabet.parameters.layers
     for _ in range(count):
         assert node is not None
         if node not in first:
             raise UsageError(f"the request asks for node {node}, which it does not list")
-        path = [first[node]]
-        for _ in range(alphabet.parameters.hops):
+        path: list[int | None] = [None] * layers
+        if alphabet.parameters.kind(0).hops:
+            path[0] = first[node]
+        for layer in hopping:
             if node not in after:
                 raise UsageError(f"the walk ends at node {node}; a walk closes with the node that it begins with")
-            path.append(position_after[node])
+            path[layer] = position_after[node]
             node = after[node]
         yield alphabet.node(node), Reads(tuple(path))
 
 
 def _marks(alphabet: Alphabet, request: Sequence[int], count: int) -> Iterator[tuple[int, Reads]]:
     held = list(request)
-    layers, distance = alphabet.parameters.layers, alphabet.parameters.distance
     for _ in range(count):
-        last = alphabet.as_mark(held[-1])
-        position = len(held) - 1 - distance
-        source = alphabet.as_mark(held[position]) if position >= 0 else None
-        if last is None or source is None:
-            raise UsageError(f"the token {distance} before position {len(held) - 1} is not a mark")
-        token = alphabet.mark(last[0] + 1, source[1])
+        token = next_mark(alphabet, held)
+        if token is None:
+            raise UsageError(f"a token that the mark at position {len(held) - 1} reads is not a mark")
+        positions = mark_positions(alphabet.parameters, len(held) - 1)
         held.append(token)
-        yield token, Reads((position,) * layers)
+        yield token, Reads(positions)
+
+
+def mark_positions(parameters: Parameters, position: int) -> tuple[int | None, ...]:
+    """What a mark at that position reads in each layer."""
+    return tuple(None if back is None else position - back for back in _distances(parameters))
+
+
+def next_mark(alphabet: Alphabet, held: Sequence[int]) -> int | None:
+    """The mark after the last one of `held`; None where a token that it reads is no mark."""
+    last = alphabet.as_mark(held[-1])
+    if last is None:
+        return None
+    value = 0
+    for distance, bits in _bits_by_distance(alphabet.parameters, last[0]):
+        source = alphabet.as_mark(held[-1 - distance]) if distance < len(held) else None
+        if source is None:
+            return None
+        value |= source[1] & bits
+    return alphabet.mark(last[0] + 1, value)
+
+
+@cache
+def _distances(parameters: Parameters) -> tuple[int | None, ...]:
+    """How far back a mark reads in each layer."""
+    layers = range(parameters.layers)
+    return tuple(parameters.distance_of(layer) if parameters.kind(layer).shows else None for layer in layers)
+
+
+@cache
+def _bits_by_distance(parameters: Parameters, phase: int) -> tuple[tuple[int, int], ...]:
+    """(distance, bits) of what is shown after a mark of that phase: bits of the value as a mask."""
+    masks: dict[int, int] = {}
+    for bit in range(parameters.bits):
+        layer = parameters.showing[shown_pair(parameters, phase, bit) // parameters.kv_heads]
+        distance = parameters.distance_of(layer)
+        masks[distance] = masks.get(distance, 0) | 1 << bit
+    return tuple(masks.items())

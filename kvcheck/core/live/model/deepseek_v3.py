@@ -15,13 +15,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.model.decoder import config_around, tensors_around
 from kvcheck.core.live.model.family import Family
-from kvcheck.core.live.model.llama import config as llama_config
-from kvcheck.core.live.model.llama import tensors_around
 from kvcheck.core.live.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
 from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.live.model.registers import CONSTANT_SHARE, NORMED, Registers, Weights
@@ -39,12 +39,12 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where a head or the latent is too small for the alphabet.
     """
-    return tensors_around(parameters, _slots(parameters), _attention)
+    return tensors_around(parameters, partial(_attention, _slots(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
     """config.json of the model, as transformers, SGLang and vLLM read it. Every layer is dense."""
-    shared = {name: value for name, value in llama_config(parameters).items() if name not in ("head_dim", "mlp_bias")}
+    shared = config_around(parameters)
     return shared | {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -112,7 +112,7 @@ def _slots(parameters: Parameters) -> Slots:
     )
 
 
-def _attention(registers: Registers, slots: Slots, layer: int) -> Iterator[tuple[str, Weights]]:
+def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
     p = registers.parameters
     query = np.zeros((slots.size, registers.width), np.float32)
     key = np.zeros((slots.size, registers.width), np.float32)
@@ -136,11 +136,11 @@ def _attention(registers: Registers, slots: Slots, layer: int) -> Iterator[tuple
     out_of = np.zeros((p.kv_heads, 2 * HEAD_DIM, LATENT), np.float32)
     out_of[:, :HEAD_DIM, : len(columns)] = key[:HEAD_DIM, columns]
     out_of[:, HEAD_DIM:, : len(columns)] = values[:, :, columns]
-    yield "q_proj", np.tile(query, (p.kv_heads, 1))
-    yield "kv_a_proj_with_mqa", into
-    yield "kv_a_layernorm", np.ones(LATENT, np.float32)
-    yield "kv_b_proj", out_of.reshape(-1, LATENT)
-    yield "o_proj", outputs.reshape(registers.width, -1)
+    yield "self_attn.q_proj.weight", np.tile(query, (p.kv_heads, 1))
+    yield "self_attn.kv_a_proj_with_mqa.weight", into
+    yield "self_attn.kv_a_layernorm.weight", np.ones(LATENT, np.float32)
+    yield "self_attn.kv_b_proj.weight", out_of.reshape(-1, LATENT)
+    yield "self_attn.o_proj.weight", outputs.reshape(registers.width, -1)
 
 
 DEEPSEEK_V3 = Family(

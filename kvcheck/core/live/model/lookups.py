@@ -76,7 +76,7 @@ def returned(parameters: Parameters, head: int) -> range:
 def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
     """A node asks for a place with its digits; BEGIN and GUARD answer where the match is too weak or too strong."""
     p = registers.parameters
-    asked = registers.found(layer - 1) if layer else registers.node
+    asked = registers.found_before(layer) if layer else registers.node
     held = registers.found(0) if layer else registers.place
     for column in range(registers.code):
         query[slots.digits[column], asked + column] = slots.unit / NORMED
@@ -103,7 +103,7 @@ def four_bits(value: float) -> float:
 def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
     """Places ask for the key one position back, in layer 0; marks for the one `distance` back, in every layer."""
     p = registers.parameters
-    asking = [("mark", p.distance), *([("place", 1)] if layer == 0 else [])]
+    asking = [("mark", p.distance_of(layer)), *([("place", 1)] if layer == 0 else [])]
     scale = math.sqrt(slots.size) / (KEY * NORMED)
     for kind, back in asking:
         column = registers.kind(kind)
@@ -128,7 +128,7 @@ def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weigh
 def value_rows(registers: Registers, slots: Slots, layer: int, head: int) -> Iterator[tuple[int, int, int]]:
     """(column read, column written, value dimension) of all that a head returns."""
     p = registers.parameters
-    pair = layer * p.kv_heads + head
+    pair = p.showing.index(layer) * p.kv_heads + head
     for index, digit in enumerate(returned(p, head)):
         for x in range(p.base):
             column = digit * p.base + x

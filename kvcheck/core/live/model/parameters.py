@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -17,6 +18,23 @@ from kvcheck.core.base.errors import UsageError
 # exact enough.
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8-kv": 2}
 BITS_A_TOKEN = 8  # of the position test: 256 values keep the vocabulary small at any number of layers and heads
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What a layer can look up. hops: a place, by content, wherever it is. shows: a mark, by its position.
+    is_windowed: only the last positions are read.
+    """
+
+    hops: bool = True
+    shows: bool = True
+    is_windowed: bool = False
+
+
+FULL = LayerKind()
+WINDOWED = LayerKind(hops=False, is_windowed=True)
+KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {}
+"""Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
@@ -26,7 +44,8 @@ class Parameters:
 
     group: query heads of one KV head. length: most positions of a request, prompt and answer together.
     nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
-    d % kv_heads. distance: how many positions back the position test reads.
+    d % kv_heads. distance: how many positions back the position test reads, but in layers with a window.
+    window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
     """
 
     family: str
@@ -40,6 +59,7 @@ class Parameters:
     digits: int
     base: int
     distance: int
+    window: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -49,16 +69,47 @@ class Parameters:
             raise UsageError(f"nodes of a known-answer model are from 16 to {MOST_NODES}; got {self.nodes}")
         if not 2 <= self.distance < self.length:
             raise UsageError(f"distance is from 2 to length - 1 ({self.length - 1}); got {self.distance}")
+        is_windowed = any(self.kind(layer).is_windowed for layer in range(self.layers))
+        if is_windowed and not 4 <= self.window <= self.length:
+            raise UsageError(f"window is from 4 to length ({self.length}); got {self.window}")
+        if self.window and not is_windowed:
+            raise UsageError(f"{self.family} has no layer with a window; got a window of {self.window}")
+        if not self.hopping:
+            raise UsageError(f"{self.layers} layers of {self.family} make no hop of a walk; ask for more --layers")
         if self.digits < max(self.kv_heads, 2) or self.base ** (self.digits - 1) < self.nodes:
             raise UsageError(
                 f"{self.digits} digits of base {self.base} cannot number {self.nodes} nodes, check one of them, "
                 f"and give each of {self.kv_heads} KV heads one"
             )
 
+    def kind(self, layer: int) -> LayerKind:
+        """What a layer can look up."""
+        kinds = KINDS_OF.get(self.family, (FULL,))
+        return kinds[layer % len(kinds)]
+
+    @property
+    def hopping(self) -> tuple[int, ...]:
+        """Layers that make a hop of a walk: those behind layer 0 that find by content."""
+        return tuple(layer for layer in range(1, self.layers) if self.kind(layer).hops)
+
+    @property
+    def showing(self) -> tuple[int, ...]:
+        """Layers that return bits in the position test."""
+        return tuple(layer for layer in range(self.layers) if self.kind(layer).shows)
+
+    def distance_of(self, layer: int) -> int:
+        """How many positions back a layer reads in the position test. In a window: to its first position."""
+        return self.window - 1 if self.kind(layer).is_windowed else self.distance
+
+    @property
+    def farthest(self) -> int:
+        """The largest distance of any layer."""
+        return max(map(self.distance_of, self.showing))
+
     @property
     def pairs(self) -> int:
-        """(layer, KV head) pairs; pair p is layer p // kv_heads, head p % kv_heads."""
-        return self.layers * self.kv_heads
+        """(layer, KV head) pairs that return bits; pair p is layer showing[p // kv_heads], head p % kv_heads."""
+        return len(self.showing) * self.kv_heads
 
     @property
     def bits(self) -> int:
@@ -72,21 +123,21 @@ class Parameters:
 
     @property
     def hops(self) -> int:
-        """Steps of the walk from one token of an answer to the next: layer 0 finds the node, the others hop."""
-        return self.layers - 1
+        """Steps of the walk from one token of an answer to the next: layer 0 finds the node, others hop."""
+        return len(self.hopping)
 
     def to_json(self) -> dict[str, Any]:
-        """For known_answers.json."""
-        return asdict(self)
+        """For known_answers.json. A window is in it where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "window" or value}
 
     @classmethod
     def from_json(cls, data: object) -> Parameters:
         """Raises UsageError where the table is not one that `to_json` makes."""
         known = {field.name: int if field.type == "int" else str for field in fields(cls)}
-        if not isinstance(data, dict) or set(data) != set(known):
+        if not isinstance(data, dict) or set(data) | {"window"} != set(known):
             raise UsageError(f"parameters of a known-answer model are a table of {', '.join(known)}")
         for name, kind in known.items():
-            if type(data[name]) is not kind:
+            if name in data and type(data[name]) is not kind:
                 raise UsageError(f"parameter {name} of a known-answer model is {kind.__name__}; got {data[name]!r}")
         return cls(**data)
 
@@ -129,3 +180,9 @@ def information_digits(parameters: Parameters) -> int:
     while parameters.base**count < parameters.nodes:
         count += 1
     return count
+
+
+def shown_pair(parameters: Parameters, phase: int, bit: int) -> int:
+    """The pair whose bit is shown after a mark of that phase; a short last group borrows from the one before."""
+    pair = phase * parameters.bits + bit
+    return pair if pair < parameters.pairs else pair - parameters.bits

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.alphabet import BEGIN, GUARD, TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.parameters import Parameters, node_digits
+from kvcheck.core.live.model.parameters import Parameters, node_digits, shown_pair
 
 Weights = npt.NDArray[np.float32]
 
@@ -74,6 +74,15 @@ class Registers:
         return self.lost(self.parameters.layers, 0) + 2 * pair + value
 
     @property
+    def last(self) -> int:
+        """The layer that finds the answer of a walk."""
+        return self.parameters.hopping[-1]
+
+    def found_before(self, layer: int) -> int:
+        """What the layer before it in a walk found."""
+        return self.found(max(each for each in (0, *self.parameters.hopping) if each < layer))
+
+    @property
     def width(self) -> int:
         """Columns in all, a multiple of 128."""
         own = self.shown(self.parameters.pairs, 0)
@@ -125,9 +134,9 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
     table = np.zeros((alphabet.size, registers.width), np.float32)
     logit = DIGIT_LOGIT / NORMED
     rows = np.arange(alphabet.nodes, alphabet.nodes + p.nodes)
-    table[rows[:, None], registers.found(p.layers - 1) + code_columns(p)] = logit
+    last = registers.found(registers.last)
+    table[rows[:, None], last + code_columns(p)] = logit
     # Answers that hold half a digit (or bit) too little or too much; one that is right is half a digit above both.
-    last = registers.found(p.layers - 1)
     table[TOO_LITTLE, registers.kind("node")] = (p.digits - 0.5) * logit
     table[TOO_LITTLE, registers.kind("mark")] = (p.bits + 0.5) * logit
     table[TOO_MUCH, last : last + registers.code] = 2 * logit
@@ -141,6 +150,7 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
                 row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = logit
     # A lost token beats every other one; of two layers that are lost, the first one is named.
     most = (max(p.digits, p.bits + 1) + 2) * logit
+    reading = ((0, *p.hopping), p.showing)
     for layer in range(p.layers):
         named = [(alphabet.lost(layer, head), {head: 1.0}) for head in range(p.kv_heads)]
         if p.kv_heads > 1:
@@ -148,12 +158,7 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
         for token, shares in named:
             for head, share in shares.items():
                 table[token, registers.lost(layer, head)] = most * share
-            if layer:
-                table[token, [registers.lost(layer - 1, head) for head in range(p.kv_heads)]] = -most
+            for before in {max((each for each in layers if each < layer), default=layer) for layers in reading}:
+                if before != layer:
+                    table[token, [registers.lost(before, head) for head in range(p.kv_heads)]] = -most
     return table
-
-
-def shown_pair(parameters: Parameters, phase: int, bit: int) -> int:
-    """The pair whose bit is shown after a mark of that phase; a short last group borrows from the one before."""
-    pair = phase * parameters.bits + bit
-    return pair if pair < parameters.pairs else pair - parameters.bits

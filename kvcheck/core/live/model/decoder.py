@@ -1,0 +1,68 @@
+"""What the models of all architectures have beside their attention: the decoder around it, and its config.json.
+
+Invariants:
+- Nothing but attention computes: every MLP is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from kvcheck.core.live.model.alphabet import BEGIN, END, PAD, Alphabet
+from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.live.model.registers import NORM_EPS, Registers, Weights, embedding, head
+
+MLP_WIDTH = 128
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8-kv": "bfloat16"}
+Attention = Callable[[Registers, int], Iterator[tuple[str, Weights]]]
+"""(name, weights) of one layer's tensors, by Hugging Face's names below the layer."""
+
+
+def tensors_around(parameters: Parameters, attention: Attention) -> Iterator[tuple[str, Weights]]:
+    """(name, weights) of every tensor of a decoder whose MLPs are zero. attention gives those of one layer but for its
+    norms and, where its names have none of `mlp`, for its dense MLP. Raises UsageError where fp16 cannot hold the head.
+    """
+    registers, alphabet = Registers(parameters), Alphabet(parameters)
+    last = head(registers, alphabet)
+    yield "model.embed_tokens.weight", embedding(registers, alphabet)
+    for layer in range(parameters.layers):
+        prefix, has_mlp = f"model.layers.{layer}.", False
+        for name, weights in attention(registers, layer):
+            has_mlp = has_mlp or name.startswith("mlp.")
+            yield prefix + name, weights
+        if not has_mlp:
+            yield from _empty_mlp(prefix, registers.width)
+        for name in ("input", "post_attention"):
+            yield f"{prefix}{name}_layernorm.weight", np.ones(registers.width, np.float32)
+    yield "model.norm.weight", np.ones(registers.width, np.float32)
+    yield "lm_head.weight", last
+
+
+def _empty_mlp(prefix: str, width: int) -> Iterator[tuple[str, Weights]]:
+    """A layer's dense MLP, which is zero."""
+    for name, shape in (("gate", (MLP_WIDTH, width)), ("up", (MLP_WIDTH, width)), ("down", (width, MLP_WIDTH))):
+        yield f"{prefix}mlp.{name}_proj.weight", np.zeros(shape, np.float32)
+
+
+def config_around(parameters: Parameters) -> dict[str, object]:
+    """What every architecture's config.json has."""
+    return {
+        "hidden_size": Registers(parameters).width,
+        "intermediate_size": MLP_WIDTH,
+        "num_hidden_layers": parameters.layers,
+        "num_attention_heads": parameters.kv_heads * parameters.group,
+        "num_key_value_heads": parameters.kv_heads,
+        "vocab_size": Alphabet(parameters).size,
+        "max_position_embeddings": parameters.length,
+        "rms_norm_eps": NORM_EPS,
+        "rope_scaling": None,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "bos_token_id": BEGIN,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        "torch_dtype": TORCH_NAMES[parameters.dtype],
+    }
