@@ -46,7 +46,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"family": "deepseek-v3"},
     {"family": "deepseek-v3", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
     {"family": "gpt-oss"},
-    {"family": "gpt-oss", "kv_heads": 8, "group": 8, "digits": 8, "layers": 6, "window": 40},
+    {"family": "gpt-oss", "kv_heads": 2, "group": 8, "layers": 3, "window": 40},
 )
 ATTENTION = {"gpt-oss": "eager"}
 """Where transformers has no other one that a CPU runs."""
