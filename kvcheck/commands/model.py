@@ -33,8 +33,10 @@ def model(ctx: typer.Context) -> None:
 @app.command()
 def make(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
-    arch: Annotated[str, typer.Option(help="llama (MHA, GQA and MQA) or deepseek-v3 (MLA).")] = "llama",
-    layers: Annotated[int, typer.Option(help="Layers; each makes one hop of a walk.")] = 4,
+    arch: Annotated[
+        str, typer.Option(help="llama (MHA, GQA and MQA), deepseek-v3 (MLA) or gpt-oss (windows and sinks).")
+    ] = "llama",
+    layers: Annotated[int, typer.Option(help="Layers; each without a window makes one hop of a walk.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
     group: Annotated[int | None, typer.Option(help="Query heads of one KV head. Default: 2; 1 with MLA.")] = None,
     head_dim: Annotated[
@@ -55,6 +57,10 @@ def make(
     distance: Annotated[
         int | None,
         typer.Option(help="How far back the position test reads. Default: a quarter of --length, at most 256."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Positions that a windowed layer reads. Default: a quarter of --length, at most 128."),
     ] = None,
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
@@ -83,6 +89,7 @@ def make(
         base=base,
         distance=min(256, length // 4) if distance is None else distance,
         kv_scale=kv_scale,
+        window=min(family.window, length // 4) if window is None else window,
     )
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)

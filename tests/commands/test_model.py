@@ -37,6 +37,16 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
     assert (parameters.nodes, parameters.distance) == (6000, 256)
 
 
+@pytest.mark.parametrize(("options", "window"), [([], 64), (["--window", "40"], 40), (["--length", "1024"], 128)])
+def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
+    options: list[str], window: int, tmp_path: Path
+) -> None:
+    assert run(["model", "make", "--out", str(tmp_path / "m"), *TINY, "--arch", "gpt-oss", *options]) == 0
+    assert read_model(tmp_path / "m").parameters.window == window
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (config["sliding_window"], config["layer_types"]) == (window, ["sliding_attention", "full_attention"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -50,6 +60,9 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
         (["--kv-scale", "4"], "kv-scale 4 is for a cache in FP8: ask for --dtype fp8-kv; got bf16"),
         (["--dtype", "fp8-kv", "--kv-scale", "3"], "kv-scale is one of 1, 2, 4, 8, 16; got 3"),
         (["--arch", "deepseek-v3", "--dtype", "fp8-kv", "--kv-scale", "2"], "--kv-scale: deepseek-v3 has no scales"),
+        (["--window", "64"], "llama has no layer with a window; got a window of 64"),
+        (["--arch", "gpt-oss", "--window", "3"], "window is from 4 to length (4096); got 3"),
+        (["--arch", "gpt-oss", "--group", "1"], "needs 2 query heads or more; got --group 1"),
         (["--nodes", "3"], "nodes of a known-answer model are from 16"),
         (["--kv-heads", "64"], "need more dimensions of a head"),
         (["--distance", "4096"], "distance is from 2 to length - 1"),

@@ -24,9 +24,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from live.damage_summary import Table, markdown
+from rigs.gpt_oss_forward import GptOssForward
 from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
@@ -40,7 +42,9 @@ PAGE = 8
 DRAWS = 20  # of a damage that changes something
 PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
-SIZES = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
+REQUESTS = 4
+SIZES: dict[str, Any] = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
+SIZES_OF = {"gpt-oss": {"window": PLACES + 1}}  # so that a windowed layer reads as far back as another one
 WITH_A_LATENT = {"deepseek-v3"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
@@ -148,6 +152,34 @@ NAMES_WITH_A_LATENT = {
 }
 
 
+Fault = Callable[[GptOssForward, int], None]
+
+
+def window_one_larger(model: GptOssForward, layer: int) -> None:
+    model.window_off[layer] = 1
+
+
+def window_one_smaller(model: GptOssForward, layer: int) -> None:
+    model.window_off[layer] = -1
+
+
+def next_position_visible(model: GptOssForward, layer: int) -> None:
+    model.ahead[layer] = 1
+
+
+def sink_lost(model: GptOssForward, layer: int) -> None:
+    model.sink_times[layer] = torch.inf
+
+
+def sink_twice(model: GptOssForward, layer: int) -> None:
+    model.sink_times[layer] = 2.0
+
+
+FAULTS: tuple[Fault, ...] = (window_one_larger, window_one_smaller, next_position_visible, sink_lost, sink_twice)
+"""What is wrong in one layer of a model with windows and sinks while the cache is right."""
+OF_WINDOWS = {window_one_larger, window_one_smaller}
+
+
 class Question:
     """A request, its known answers, and the cache and logits after its prompt."""
 
@@ -170,9 +202,10 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
     """Whether the wrong answer names the damaged layer, and the head where it names one."""
     p, alphabet = question.parameters, Alphabet(question.parameters)
     if said in (TOO_LITTLE, TOO_MUCH):
-        return layer == p.layers - 1
+        return layer == p.hopping[-1]
     if (lost := alphabet.lost_at(said)) is not None:
-        return lost[0] == layer + 1 or (lost[0] == layer and (head is None or lost[1] in (None, head)))
+        after = next((each for each in p.hopping if each > layer), None)
+        return lost[0] == after or (lost[0] == layer and (head is None or lost[1] in (None, head)))
     mark, expected = alphabet.as_mark(said), alphabet.as_mark(question.expected[step])
     if mark is None or expected is None or mark[0] != expected[0]:
         return False
@@ -185,15 +218,9 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
     """A row for each damage, heads damaged, layer and test."""
     has_scales = kv_scale > 1
     of_cache = {"kv_scale": kv_scale, "dtype": "fp8-kv"} if has_scales else {}
-    p, rng = small(family=arch, **SIZES, **of_cache), Rng(seed)
-    alphabet = Alphabet(p)
+    p, rng = small(family=arch, **SIZES, **SIZES_OF.get(arch, {}), **of_cache), Rng(seed)
     model = forward(p, torch.bfloat16, as_fp8) if has_scales else forward(p)
-    questions: dict[str, list[Question]] = {"walk": [], "position": []}
-    for _ in range(4):
-        nodes = draw_nodes(alphabet, rng, PLACES)
-        questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
-        values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
-        questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    questions = _questions(p, model, rng, REQUESTS)
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
     for damage in (*DAMAGE, *(OF_SCALES if has_scales else ())):
         for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
@@ -201,6 +228,42 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
                 for test, asked in questions.items():
                     name = names.get(damage.__name__, damage.__name__)
                     yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}
+    if isinstance(model, GptOssForward):
+        questions = _questions(p, model, rng, trials)
+        for fault in FAULTS:
+            for layer in range(p.layers):
+                for test, asked in questions.items():
+                    yield fault_row(model, asked, fault, layer) | {"damage": fault.__name__, "test": test}
+
+
+def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict[str, list[Question]]:
+    """So many drawn requests of each test."""
+    questions: dict[str, list[Question]] = {"walk": [], "position": []}
+    alphabet = Alphabet(p)
+    for _ in range(count):
+        nodes = draw_nodes(alphabet, rng, PLACES)
+        questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
+        values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
+        questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    return questions
+
+
+def fault_row(model: GptOssForward, asked: list[Question], fault: Fault, layer: int) -> dict[str, object]:
+    """A fault of one layer, tried with each request. A layer without a window has no fault of one."""
+    asked = asked if model.has_window(layer) or fault not in OF_WINDOWS else []
+    fault(model, layer)
+    wrong = [(question, question.first_wrong(question.cache)) for question in asked]
+    for faults in (model.window_off, model.ahead, model.sink_times):
+        faults.clear()
+    found = [(question, *said) for question, said in wrong if said is not None]
+    return {
+        "heads": "all",
+        "layer": layer,
+        "trials": len(asked),
+        "found": len(found),
+        "median_step": median(step for _, step, _ in found) if found else "",
+        "named": sum(named(question, step, said, layer, None) for question, step, said in found),
+    }
 
 
 def row(

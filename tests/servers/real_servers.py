@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from servers import llama_cpp, sglang_cpu, vllm_cpu
@@ -91,12 +92,18 @@ class Outcome:
     stand_ins: dict[str, str] = field(default_factory=dict)
 
 
-def _vllm(place: Place) -> Sequence[Command]:
+def _vllm(place: Place, sizes: vllm_cpu.Sizes | None = None) -> Sequence[Command]:
     (port,) = free_ports(1)
     environment = place.environments / vllm_cpu.ENVIRONMENT
     return (
         vllm_cpu.command(
-            environment, place.model, port=port, folder=place.folder, variant="priority", has_faults=place.has_faults
+            environment,
+            place.model,
+            port=port,
+            folder=place.folder,
+            variant="priority",
+            sizes=sizes,
+            has_faults=place.has_faults,
         ),
     )
 
@@ -120,6 +127,7 @@ def _llama_cpp(place: Place) -> Sequence[Command]:
 
 
 MLA = ("--arch", "deepseek-v3")
+WINDOWS = ("--arch", "gpt-oss", "--window", "64")
 FP8 = ("--dtype", "fp8-kv")
 PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
 CASES = (
@@ -129,6 +137,14 @@ CASES = (
         scenarios=PRESS,
         options=("--schedules", "10", "--concurrency", "16"),
         floors={"token": 100_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
+    ),
+    Case(
+        name="vllm-windows",
+        start=partial(_vllm, sizes=vllm_cpu.WITH_WINDOWS),
+        scenarios=PRESS,
+        options=("--schedules", "2"),
+        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
+        model=WINDOWS,
     ),
     Case(
         name="sglang",

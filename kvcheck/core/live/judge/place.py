@@ -234,6 +234,8 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
     at = f"layer {layer}" if named is None else f"KV head {named} of layer {layer}"
     position = _read(step, layer)
     why = f"{at} found nothing at position {position}"
+    if alphabet.parameters.kind(layer).is_windowed:
+        why += ", the first one of its window, or something before it"
     yield Hint(layer=layer, position=position, weight=SURE, why=why, heads=heads)
     if layer and step.path:
         if named is None:
@@ -309,9 +311,12 @@ def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
     assert right is not None
     shown = _shown_by(alphabet, step.expected)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
-        for layer in sorted({layer for layer, _ in shown}):
+        # A windowed layer says at each mark that its values are too strong, and no other one ever does.
+        windowed = alphabet.parameters.windowed if step.answered == TOO_MUCH else ()
+        what = "too strong" if windowed else "too weak, or contradict each other,"
+        for layer in windowed or sorted({layer for layer, _ in shown}):
             position = _read(step, layer)
-            why = f"bits of layer {layer} may be too weak, or contradict each other, at {position}"
+            why = f"bits of layer {layer} may be {what} at {position}"
             yield Hint(layer=layer, position=position, weight=ONE_OF_SEVERAL, why=why)
     if said is None or said[0] != right[0]:
         return

@@ -42,7 +42,7 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where the head dimension is too small for the alphabet.
     """
-    return tensors_around(parameters, partial(_attention, _slots(parameters)))
+    return tensors_around(parameters, partial(_attention, slots_of(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
@@ -61,7 +61,7 @@ def config(parameters: Parameters) -> dict[str, object]:
     )
 
 
-def _slots(parameters: Parameters) -> Slots:
+def slots_of(parameters: Parameters) -> Slots:
     """Content in the slow dimensions. Raises UsageError where they are too few."""
     dim, code = parameters.head_dim, parameters.digits * parameters.base
     rotary = plan_rotary(dim, parameters.length)

@@ -35,7 +35,7 @@ class LayerKind:
 
 FULL = LayerKind()
 WINDOWED = LayerKind(hops=False, is_windowed=True)
-KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {}
+KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {"gpt-oss": (WINDOWED, FULL)}
 """Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
@@ -73,10 +73,9 @@ class Parameters:
             raise UsageError(f"nodes of a known-answer model are from 16 to {MOST_NODES}; got {self.nodes}")
         if not 2 <= self.distance < self.length:
             raise UsageError(f"distance is from 2 to length - 1 ({self.length - 1}); got {self.distance}")
-        is_windowed = any(self.kind(layer).is_windowed for layer in range(self.layers))
-        if is_windowed and not 4 <= self.window <= self.length:
+        if self.windowed and not 4 <= self.window <= self.length:
             raise UsageError(f"window is from 4 to length ({self.length}); got {self.window}")
-        if self.window and not is_windowed:
+        if self.window and not self.windowed:
             raise UsageError(f"{self.family} has no layer with a window; got a window of {self.window}")
         if self.kv_scale not in KV_SCALES:
             raise UsageError(f"kv-scale is one of {', '.join(map(str, KV_SCALES))}; got {self.kv_scale}")
@@ -106,6 +105,11 @@ class Parameters:
     def showing(self) -> tuple[int, ...]:
         """Layers that return bits in the position test."""
         return tuple(layer for layer in range(self.layers) if self.kind(layer).shows)
+
+    @property
+    def windowed(self) -> tuple[int, ...]:
+        """Layers that read the last positions alone."""
+        return tuple(layer for layer in range(self.layers) if self.kind(layer).is_windowed)
 
     def distance_of(self, layer: int) -> int:
         """How many positions back a layer reads in the position test. In a window: to its first position."""
