@@ -33,7 +33,9 @@ def model(ctx: typer.Context) -> None:
 @app.command()
 def make(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
-    arch: Annotated[str, typer.Option(help="llama (MHA, GQA and MQA) or deepseek-v3 (MLA).")] = "llama",
+    arch: Annotated[
+        str, typer.Option(help="llama (MHA, GQA and MQA), deepseek-v3 (MLA) or deepseek-v32 (MLA with an indexer).")
+    ] = "llama",
     layers: Annotated[int, typer.Option(help="Layers; each makes one hop of a walk.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
     group: Annotated[int | None, typer.Option(help="Query heads of one KV head. Default: 2; 1 with MLA.")] = None,
@@ -51,6 +53,10 @@ def make(
     distance: Annotated[
         int | None,
         typer.Option(help="How far back the position test reads. Default: a quarter of --length, at most 256."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Positions that an indexer picks. Default: a quarter of --length, at most 128."),
     ] = None,
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
@@ -76,6 +82,7 @@ def make(
         digits=digits,
         base=base,
         distance=min(256, length // 4) if distance is None else distance,
+        top_k=min(family.top_k, length // 4) if top_k is None else top_k,
     )
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)

@@ -1,12 +1,12 @@
 """Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
 
     PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
-    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3|deepseek-v32
 
 Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
 drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
-the latent for the values, and both are of all heads.
+the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -25,6 +25,7 @@ from statistics import median
 
 import torch
 from live.damage_summary import Table, markdown
+from rigs.indexed_forward import IndexedForward
 from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward
 
@@ -32,19 +33,22 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import Parameters, shown_pair
+from kvcheck.core.live.model.parameters import INDEXED, Parameters, shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
 PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
 SIZES = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
-WITH_A_LATENT = {"deepseek-v3"}
+WITH_A_LATENT = {"deepseek-v3", "deepseek-v32"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
 
 class Page:
-    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages."""
+    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages.
+
+    index, foreign_index: its index keys, where there is an indexer.
+    """
 
     def __init__(self, model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> None:
         page = rng.below(PLACES // PAGE)
@@ -54,6 +58,9 @@ class Page:
         self.k, self.v = cache.keys[layer][:, heads], cache.values[layer][:, heads]
         self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
         self.turn = model.turn
+        self.index, self.foreign_index = (each.index[layer] if each.index else None for each in (cache, foreign))
+        if isinstance(model, IndexedForward):
+            self.turn_index = model.turn_index
 
     def zero(self) -> None:
         self.k[self.rows] = 0
@@ -94,6 +101,33 @@ class Page:
     def pages_swapped(self) -> None:
         self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
         self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
+        if self.index is not None:
+            self.index_rows_swapped_latents_not()
+
+    def index_rows_zero(self) -> None:
+        self.index[self.rows] = 0
+
+    def index_rows_of_another_request(self) -> None:
+        self.index[self.rows] = self.foreign_index[self.rows]
+
+    def foreign_with_index_rows(self) -> None:
+        self.foreign()
+        self.index_rows_of_another_request()
+
+    def index_row_of_one_token_stale(self) -> None:
+        self.index[self.token] = self.foreign_index[self.token]
+
+    def index_rows_off_by_one(self) -> None:
+        self.index[self.rows] = self.turn_index(self.index[self.rows, None], torch.ones(PAGE))[:, 0]
+
+    def index_rows_twice(self) -> None:
+        self.index[self.rows] *= 2
+
+    def index_rows_half(self) -> None:
+        self.index[self.rows] *= 0.5
+
+    def index_rows_swapped_latents_not(self) -> None:
+        self.index[self.rows], self.index[self.others] = self.index[self.others].clone(), self.index[self.rows].clone()
 
 
 DAMAGE: tuple[Callable[[Page], None], ...] = (
@@ -109,6 +143,17 @@ DAMAGE: tuple[Callable[[Page], None], ...] = (
     Page.values_half,
     Page.keys_swapped_values_not,
     Page.pages_swapped,
+)
+
+DAMAGE_OF_INDEX: tuple[Callable[[Page], None], ...] = (
+    Page.foreign_with_index_rows,
+    Page.index_rows_zero,
+    Page.index_rows_of_another_request,
+    Page.index_row_of_one_token_stale,
+    Page.index_rows_off_by_one,
+    Page.index_rows_twice,
+    Page.index_rows_half,
+    Page.index_rows_swapped_latents_not,
 )
 
 NAMES_WITH_A_LATENT = {
@@ -166,7 +211,7 @@ def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
         values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
         questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
-    for damage in DAMAGE:
+    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ())):
         for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
             for layer in range(p.layers):
                 for test, asked in questions.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rigs.deepseek_forward import DeepseekForward
+from rigs.indexed_forward import IndexedForward
 from rigs.llama_forward import Cache, LlamaForward, Rounding
 
 from kvcheck.core.base.rng import Rng
@@ -32,9 +33,13 @@ SMALL: dict[str, Any] = {
     "distance": 31,
 }
 
-OF_FAMILY: dict[str, dict[str, Any]] = {"llama": {}, "deepseek-v3": {"group": 1, "head_dim": 128}}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "deepseek-v3": {"group": 1, "head_dim": 128},
+    "deepseek-v32": {"group": 1, "head_dim": 128, "top_k": 8},
+}
 """What a small model of each family has instead."""
-FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward}
+FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward, "deepseek-v32": IndexedForward}
 
 
 def small(**changes: Any) -> Parameters:

@@ -35,6 +35,11 @@ FULL = LayerKind()
 WINDOWED = LayerKind(hops=False, is_windowed=True)
 KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {}
 """Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
+INDEXED = frozenset({"deepseek-v32"})
+"""Architectures with an indexer, which picks the positions that attention reads."""
+LEAST_TOP_K = 4  # BEGIN, GUARD, and a place that a prompt lists twice
+MOST_TOP_K = 2048  # that any engine's kernels take
+_OPTIONAL = {"window", "top_k"}  # 0, and not written, where the architecture has none
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
@@ -46,6 +51,7 @@ class Parameters:
     nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
     d % kv_heads. distance: how many positions back the position test reads, but in layers with a window.
     window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
+    top_k: positions that an indexer picks for a token; 0 where the architecture has none.
     """
 
     family: str
@@ -60,6 +66,7 @@ class Parameters:
     base: int
     distance: int
     window: int = 0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -74,6 +81,7 @@ class Parameters:
             raise UsageError(f"window is from 4 to length ({self.length}); got {self.window}")
         if self.window and not is_windowed:
             raise UsageError(f"{self.family} has no layer with a window; got a window of {self.window}")
+        self._check_top_k()
         if not self.hopping:
             raise UsageError(f"{self.layers} layers of {self.family} make no hop of a walk; ask for more --layers")
         if self.digits < max(self.kv_heads, 2) or self.base ** (self.digits - 1) < self.nodes:
@@ -81,6 +89,16 @@ class Parameters:
                 f"{self.digits} digits of base {self.base} cannot number {self.nodes} nodes, check one of them, "
                 f"and give each of {self.kv_heads} KV heads one"
             )
+
+    def _check_top_k(self) -> None:
+        most = min(MOST_TOP_K, self.length - 1)
+        if self.family in INDEXED and not LEAST_TOP_K <= self.top_k <= most:
+            raise UsageError(
+                f"top-k is from {LEAST_TOP_K} to {most}, less than the length, so that rows are left out; "
+                f"got {self.top_k}"
+            )
+        if self.top_k and self.family not in INDEXED:
+            raise UsageError(f"{self.family} has no indexer; got a top-k of {self.top_k}")
 
     def kind(self, layer: int) -> LayerKind:
         """What a layer can look up."""
@@ -127,14 +145,14 @@ class Parameters:
         return len(self.hopping)
 
     def to_json(self) -> dict[str, Any]:
-        """For known_answers.json. A window is in it where there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "window" or value}
+        """For known_answers.json. A window or a top-k is in it where there is one."""
+        return {name: value for name, value in asdict(self).items() if name not in _OPTIONAL or value}
 
     @classmethod
     def from_json(cls, data: object) -> Parameters:
         """Raises UsageError where the table is not one that `to_json` makes."""
         known = {field.name: int if field.type == "int" else str for field in fields(cls)}
-        if not isinstance(data, dict) or set(data) | {"window"} != set(known):
+        if not isinstance(data, dict) or set(data) | _OPTIONAL != set(known):
             raise UsageError(f"parameters of a known-answer model are a table of {', '.join(known)}")
         for name, kind in known.items():
             if name in data and type(data[name]) is not kind:
