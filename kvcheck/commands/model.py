@@ -46,6 +46,10 @@ def make(
     dtype: Annotated[
         str, typer.Option(help="bf16, fp16, fp32, or fp8-kv (bf16 weights for a cache in FP8 E4M3).")
     ] = "bf16",
+    kv_scale: Annotated[
+        int,
+        typer.Option(help="With fp8-kv and llama: scales in the checkpoint, this one the largest: 2, 4, 8 or 16."),
+    ] = 1,
     nodes: Annotated[
         int | None,
         typer.Option(help="Different tokens that prompts are made of. Default: 4096, or as many as --length needs."),
@@ -67,6 +71,8 @@ def make(
 
     family = FAMILIES.load(arch)
     group, head_dim = family.size("group", group), family.size("head_dim", head_dim)
+    if kv_scale > 1 and not family.has_scales:
+        raise UsageError(f"--kv-scale: {arch} has no scales of keys and values; leave it out")
     check_sizes(layers=layers, kv_heads=kv_heads, group=group, head_dim=head_dim, length=length, dtype=dtype)
     nodes = max(DEFAULT_NODES, length) if nodes is None else nodes
     digits, base = fit_digits(nodes=nodes, kv_heads=kv_heads, room=family.room(head_dim, length))
@@ -83,6 +89,7 @@ def make(
         base=base,
         distance=min(256, length // 4) if distance is None else distance,
         top_k=min(family.top_k, length // 4) if top_k is None else top_k,
+        kv_scale=kv_scale,
     )
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)

@@ -2,11 +2,13 @@
 
     PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
     PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3|deepseek-v32
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --kv-scale 4
 
 Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
 drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
-the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves.
+the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves. With
+--kv-scale the cache is in FP8 E4M3, with scales that differ by layer, and the wrong scale is damage too.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -27,13 +29,13 @@ import torch
 from live.damage_summary import Table, markdown
 from rigs.indexed_forward import IndexedForward
 from rigs.known_answers import forward, small
-from rigs.llama_forward import Cache, LlamaForward
+from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import INDEXED, Parameters, shown_pair
+from kvcheck.core.live.model.parameters import INDEXED, KV_SCALES, Parameters, shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
@@ -57,7 +59,8 @@ class Page:
         self.token = FIRST + page * PAGE + rng.below(PAGE)
         self.k, self.v = cache.keys[layer][:, heads], cache.values[layer][:, heads]
         self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
-        self.turn = model.turn
+        self.turn, self.rounded = model.turn, model.rounded
+        self.scales, self.others_scales = (model.scales(layer), model.scales(layer + 1 if layer == 0 else layer - 1))
         self.index, self.foreign_index = (each.index[layer] if each.index else None for each in (cache, foreign))
         if isinstance(model, IndexedForward):
             self.turn_index = model.turn_index
@@ -129,7 +132,30 @@ class Page:
     def index_rows_swapped_latents_not(self) -> None:
         self.index[self.rows], self.index[self.others] = self.index[self.others].clone(), self.index[self.rows].clone()
 
+    def keys_stored_without_their_scale(self) -> None:
+        self.k[self.rows] = self.rounded(self.k[self.rows] * self.scales[0])
 
+    def keys_read_without_their_scale(self) -> None:
+        self.k[self.rows] /= self.scales[0]
+
+    def values_stored_without_their_scale(self) -> None:
+        self.v[self.rows] = self.rounded(self.v[self.rows] * self.scales[1])
+
+    def values_read_without_their_scale(self) -> None:
+        self.v[self.rows] /= self.scales[1]
+
+    def scales_of_another_layer(self) -> None:
+        self.k[self.rows] *= self.others_scales[0] / self.scales[0]
+        self.v[self.rows] *= self.others_scales[1] / self.scales[1]
+
+
+OF_SCALES: tuple[Callable[[Page], None], ...] = (
+    Page.keys_stored_without_their_scale,
+    Page.keys_read_without_their_scale,
+    Page.values_stored_without_their_scale,
+    Page.values_read_without_their_scale,
+    Page.scales_of_another_layer,
+)
 DAMAGE: tuple[Callable[[Page], None], ...] = (
     Page.zero,
     Page.foreign,
@@ -200,10 +226,13 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
     return all(p.showing[pair // p.kv_heads] == layer and head in (None, pair % p.kv_heads) for pair in pairs)
 
 
-def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
+def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str, object]]:
     """A row for each damage, heads damaged, layer and test."""
-    p, rng = small(family=arch, **SIZES), Rng(seed)
-    model, alphabet = forward(p), Alphabet(p)
+    has_scales = kv_scale > 1
+    of_cache = {"kv_scale": kv_scale, "dtype": "fp8-kv"} if has_scales else {}
+    p, rng = small(family=arch, **SIZES, **of_cache), Rng(seed)
+    alphabet = Alphabet(p)
+    model = forward(p, torch.bfloat16, as_fp8) if has_scales else forward(p)
     questions: dict[str, list[Question]] = {"walk": [], "position": []}
     for _ in range(4):
         nodes = draw_nodes(alphabet, rng, PLACES)
@@ -211,7 +240,7 @@ def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
         values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
         questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
-    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ())):
+    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
         for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
             for layer in range(p.layers):
                 for test, asked in questions.items():
@@ -261,10 +290,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--arch", choices=FAMILIES.names(), default="llama")
+    parser.add_argument("--kv-scale", type=int, choices=KV_SCALES, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        table = list(rows(given.arch, given.trials, given.seed))
+        table = list(rows(given.arch, given.kv_scale, given.trials, given.seed))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])

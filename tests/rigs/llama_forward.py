@@ -2,7 +2,8 @@
 
 Invariants:
 - Rotary embedding, norm and scores follow transformers' Llama: half split, float32 norm, scores over sqrt(head_dim).
-- `rounded` is applied to what the cache stores, so that a narrower cache is tried without an engine.
+- `rounded` is applied to what the cache stores, so that a narrower cache is tried without an engine. What is stored
+  is divided by the layer's scales, where the model has some, and multiplied by them when it is read.
 - A prompt is read by torch's own attention in the model's dtype, as engines do it; tokens after it in float32 or wider.
 - The MLP is not computed: the rig is for models whose MLP is zero, and refuses another.
 """
@@ -68,6 +69,11 @@ class LlamaForward:
         """Dimensions of a head that turn."""
         return int(self.config["head_dim"])
 
+    def scales(self, layer: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """What the checkpoint says of a layer's keys and values in FP8; 1 where it says nothing."""
+        prefix = f"model.layers.{layer}.self_attn"
+        return self.w.get(f"{prefix}.k_scale", 1.0), self.w.get(f"{prefix}.v_scale", 1.0)
+
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.double() if self.dtype == torch.float64 else x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])).to(self.dtype)
@@ -125,7 +131,8 @@ class LlamaForward:
         for layer in range(self.config["num_hidden_layers"]):
             q, k, v = self.projected(layer, x)
             q, k = self.turn(q, positions + query_shift), self.turn(k, positions)
-            k, v = self.rounded(k), self.rounded(v)
+            k_scale, v_scale = self.scales(layer)
+            k, v = self.rounded(k / k_scale), self.rounded(v / v_scale)
             q = self.rounded(q) if self.rounds_queries else q
             if past:
                 k, v = torch.cat([cache.keys[layer], k]), torch.cat([cache.values[layer], v])
@@ -133,6 +140,7 @@ class LlamaForward:
             else:
                 cache.keys.append(k)
                 cache.values.append(v)
+            k, v = k * k_scale, v * v_scale
             mixed = self.mixed(layer, x, q, k, v, cache)
             x = x + mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
         if not every:

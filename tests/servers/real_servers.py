@@ -49,7 +49,7 @@ KINDS = ("stale", "foreign")
 class Case:
     """One set-up. start: the commands of its servers. scenarios, options: of `kvcheck stress`. stand_ins: what takes
     the place of what only a GPU has, in words. floors: what a clean run has to have seen. faults: kind that is planted;
-    None: a clean run.
+    None: a clean run. model: options of `kvcheck model make` beside those of every case.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Case:
     options: tuple[str, ...] = ()
     floors: Mapping[str, int] = field(default_factory=dict)
     faults: str | None = None
+    model: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,8 @@ def _llama_cpp(place: Place) -> Sequence[Command]:
     return (llama_cpp.command(place.environments / llama_cpp.ENVIRONMENT, gguf, port=port, variant="host"),)
 
 
+MLA = ("--arch", "deepseek-v3")
+FP8 = ("--dtype", "fp8-kv")
 PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
 CASES = (
     Case(
@@ -152,6 +155,24 @@ CASES = (
         floors={"token": 10_000, "transfer": 100},
     ),
     Case(
+        name="sglang-mla",
+        start=_sglang("mla"),
+        stand_ins=sglang_cpu.stand_ins("mla"),
+        scenarios=("prefix-cache", "retract-resume", "aborts"),
+        options=("--schedules", "2"),
+        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
+        model=MLA,
+    ),
+    Case(
+        name="sglang-fp8",
+        start=_sglang("fp8"),
+        stand_ins=sglang_cpu.stand_ins("fp8"),
+        scenarios=("prefix-cache", "retract-resume", "aborts"),
+        options=("--schedules", "2"),
+        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
+        model=FP8,
+    ),
+    Case(
         name="llama.cpp",
         start=_llama_cpp,
         scenarios=("prefix-cache", "aborts"),
@@ -159,10 +180,18 @@ CASES = (
         floors={"token": 10_000, "hit-token": 1_000, "abort": 10},
     ),
     *(
-        Case(name=f"{engine}-{kind}", start=start, stand_ins=stand_ins, scenarios=("prefix-cache",), faults=kind)
-        for engine, start, stand_ins in (
-            ("vllm", _vllm, {}),
-            ("sglang", _sglang("plain"), sglang_cpu.stand_ins("plain")),
+        Case(
+            name=f"{engine}-{kind}",
+            start=start,
+            stand_ins=stand_ins,
+            scenarios=("prefix-cache",),
+            faults=kind,
+            model=model,
+        )
+        for engine, start, stand_ins, model in (
+            ("vllm", _vllm, {}, ()),
+            ("sglang", _sglang("plain"), sglang_cpu.stand_ins("plain"), ()),
+            ("sglang-mla", _sglang("mla"), sglang_cpu.stand_ins("mla"), MLA),
         )
         for kind in KINDS
     ),
@@ -183,7 +212,7 @@ def main() -> int:
             continue
         place = Place(
             environments=given.environments.resolve(),
-            model=_model(given.out.resolve(), has_faults=case.faults is not None),
+            model=_model(given.out.resolve(), case),
             folder=given.out.resolve() / case.name,
             has_faults=case.faults is not None,
         )
@@ -196,11 +225,12 @@ def main() -> int:
     return int(any(outcome.shortfall for outcome in outcomes))
 
 
-def _model(folder: Path, *, has_faults: bool) -> Path:
+def _model(folder: Path, case: Case) -> Path:
     """The model that is served, made where it does not exist."""
-    model = folder / ("known-answers-of-faults" if has_faults else "known-answers")
+    options = (*case.model, *(FOR_FAULTS if case.faults else ()))
+    model = folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)])
     if not (model / "known_answers.json").exists():
-        _kvcheck("model", "make", "--out", str(model), *MODEL, *(FOR_FAULTS if has_faults else ()))
+        _kvcheck("model", "make", "--out", str(model), *MODEL, *options)
     return model
 
 

@@ -25,7 +25,8 @@ class Family:
     tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
     room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
     group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
-    architecture has one value only. top_k: the most of --top-k where none is given; 0 without an indexer.
+    architecture has one value only. has_scales: whether its cache in FP8 can have scales. top_k: the most of --top-k
+    where none is given; 0 without an indexer.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -34,6 +35,7 @@ class Family:
     group: int = 2
     head_dim: int = 64
     fixed: frozenset[str] = frozenset()
+    has_scales: bool = False
     top_k: int = 0
 
     def size(self, name: str, given: int | None) -> int:
