@@ -190,6 +190,35 @@ def test_marks_lose_a_page_by_its_index_rows_too(model: IndexedForward, change: 
     assert found is not None and Alphabet(parameters).lost_at(found[1]) == (2, None)
 
 
+def test_a_stale_row_of_one_token_is_found_but_where_it_is_picked_by_chance() -> None:
+    """Then attention reads the right latent. 16 tokens of two layers, one at a time: most are found, some are not."""
+    parameters = small(**FAMILY)
+    made, alphabet = indexed(parameters), Alphabet(parameters)
+    request, other = (walk(parameters, count=COUNT, seed=seed) for seed in (1, 2))
+    expected = answers(alphabet, request, COUNT)
+    read = [each.positions for each in reads(alphabet, request, COUNT)]
+    plain, cache, foreign_cache = made.hidden, Cache(), Cache()
+    made.step(request, cache)
+    made.step(other, foreign_cache)
+    outcomes = []
+    hidden: dict[int, torch.Tensor] = {}
+    made.hidden = lambda layer, *given: hidden.setdefault(layer, plain(layer, *given))  # type: ignore[method-assign]
+    for layer, token in [(layer, token) for layer in (1, 3) for token in range(16, 32)]:
+        hidden.clear()
+        damaged = cache.copy()
+        damaged.index[layer][token] = foreign_cache.index[layer][token]
+        told = made.step([request[-1], *expected[:-1]], _without_last(damaged), every=True).argmax(-1).tolist()
+        lost = [bool(hidden[layer][step, token]) for step, at in enumerate(read) if at[layer] == token]
+        assert (told == list(expected)) == (not any(lost)), (layer, token)
+        outcomes.append(any(lost))
+    assert 24 <= sum(outcomes) < len(outcomes)
+
+
+def _without_last(cache: Cache) -> Cache:
+    """The cache before the last token, which is read again."""
+    return Cache(*([each[:-1] for each in held] for held in (cache.keys, cache.values, cache.index)))
+
+
 def test_rows_of_twice_the_strength_push_out_no_other_where_the_top_k_holds_them_all(model: IndexedForward) -> None:
     """Scores grow with a key, so such a row is picked all the more; what is looked up is picked beside them."""
     parameters = small(**FAMILY, top_k=32)
