@@ -33,6 +33,9 @@ HEAD_DIM = 128  # of the part of a key that does not turn, and of a value
 ROPE_DIM = 64
 LATENT = 512
 THETA = 1e4
+# BEGIN scores 2.25 digits less a half for each digit of a query. In the latent's space that is one number, and bf16
+# holds halves up to 128.
+MOST_DIGITS = 56
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
@@ -98,6 +101,11 @@ def slots(parameters: Parameters) -> Slots:
         raise UsageError(
             f"{parameters.digits} digits of base {parameters.base} need {code} dimensions of a head; "
             f"{room(HEAD_DIM, parameters.length)} hold content"
+        )
+    if parameters.digits > MOST_DIGITS:
+        raise UsageError(
+            f"a query in the latent's space holds at most {MOST_DIGITS} digits; {parameters.digits} for "
+            f"{parameters.kv_heads} KV heads: ask for fewer --kv-heads"
         )
     rotary = plan_rotary(ROPE_DIM, parameters.length, THETA)
     return Slots(
