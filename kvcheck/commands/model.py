@@ -19,6 +19,20 @@ DEFAULT_NODES = 4096
 MOST_TOKENS = 1 << 20
 
 
+Window = Annotated[
+    int | None,
+    typer.Option(help="Positions that a windowed layer reads. Default: a quarter of --length, at most 128."),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Positions that an indexer picks. Default: a quarter of --length, at most 128."),
+]
+KvScale = Annotated[
+    int,
+    typer.Option(help="With fp8-kv and llama: scales in the checkpoint, this one the largest: 2, 4, 8 or 16."),
+]
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -34,7 +48,11 @@ def model(ctx: typer.Context) -> None:
 def make(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
     arch: Annotated[
-        str, typer.Option(help="llama (MHA, GQA and MQA), deepseek-v3 (MLA) or gpt-oss (windows and sinks).")
+        str,
+        typer.Option(
+            help="llama (MHA, GQA and MQA), deepseek-v3 (MLA), deepseek-v32 (MLA with an indexer) or gpt-oss (windows "
+            "and sinks)."
+        ),
     ] = "llama",
     layers: Annotated[int, typer.Option(help="Layers; each without a window makes one hop of a walk.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
@@ -46,10 +64,7 @@ def make(
     dtype: Annotated[
         str, typer.Option(help="bf16, fp16, fp32, or fp8-kv (bf16 weights for a cache in FP8 E4M3).")
     ] = "bf16",
-    kv_scale: Annotated[
-        int,
-        typer.Option(help="With fp8-kv and llama: scales in the checkpoint, this one the largest: 2, 4, 8 or 16."),
-    ] = 1,
+    kv_scale: KvScale = 1,
     nodes: Annotated[
         int | None,
         typer.Option(help="Different tokens that prompts are made of. Default: 4096, or as many as --length needs."),
@@ -58,10 +73,8 @@ def make(
         int | None,
         typer.Option(help="How far back the position test reads. Default: a quarter of --length, at most 256."),
     ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(help="Positions that a windowed layer reads. Default: a quarter of --length, at most 128."),
-    ] = None,
+    window: Window = None,
+    top_k: TopK = None,
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
     from kvcheck.core.live.model import FAMILIES
@@ -88,6 +101,7 @@ def make(
         digits=digits,
         base=base,
         distance=min(256, length // 4) if distance is None else distance,
+        top_k=min(family.top_k, length // 4) if top_k is None else top_k,
         kv_scale=kv_scale,
         window=min(family.window, length // 4) if window is None else window,
     )

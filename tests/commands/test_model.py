@@ -57,6 +57,8 @@ def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
         (["--arch", "deepseek-v3", "--group", "2"], "--group: this architecture has 1 only; got 2"),
         (["--arch", "deepseek-v3", "--head-dim", "64"], "--head-dim: this architecture has 128 only; got 64"),
         (["--arch", "deepseek-v3", "--dtype", "fp16"], "ask for --dtype bf16"),
+        (["--arch", "deepseek-v32", "--top-k", "2"], "top-k is from 4 to 2048"),
+        (["--top-k", "64"], "llama has no indexer; got a top-k of 64"),
         (["--kv-scale", "4"], "kv-scale 4 is for a cache in FP8: ask for --dtype fp8-kv; got bf16"),
         (["--dtype", "fp8-kv", "--kv-scale", "3"], "kv-scale is one of 1, 2, 4, 8, 16; got 3"),
         (["--arch", "deepseek-v3", "--dtype", "fp8-kv", "--kv-scale", "2"], "--kv-scale: deepseek-v3 has no scales"),

@@ -1,14 +1,14 @@
 """Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
 
     PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
-    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3|deepseek-v32
     PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --kv-scale 4
 
 Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
 drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
-the latent for the values, and both are of all heads. With --kv-scale the cache is in FP8 E4M3, with scales that differ
-by layer, and the wrong scale is damage too.
+the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves. With
+--kv-scale the cache is in FP8 E4M3, with scales that differ by layer, and the wrong scale is damage too.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from live.damage_summary import Table, markdown
 from rigs.gpt_oss_forward import GptOssForward
+from rigs.indexed_forward import IndexedForward
 from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
@@ -36,7 +37,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import KV_SCALES, Parameters, shown_pair
+from kvcheck.core.live.model.parameters import INDEXED, KV_SCALES, Parameters, shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
@@ -45,12 +46,15 @@ FIRST = 3  # behind the header and the first place, whose copy at the end is wha
 REQUESTS = 4
 SIZES: dict[str, Any] = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
 SIZES_OF = {"gpt-oss": {"window": PLACES + 1}}  # so that a windowed layer reads as far back as another one
-WITH_A_LATENT = {"deepseek-v3"}
+WITH_A_LATENT = {"deepseek-v3", "deepseek-v32"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
 
 class Page:
-    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages."""
+    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages.
+
+    index, foreign_index: its index keys, where there is an indexer.
+    """
 
     def __init__(self, model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> None:
         page = rng.below(PLACES // PAGE)
@@ -61,6 +65,9 @@ class Page:
         self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
         self.turn, self.rounded = model.turn, model.rounded
         self.scales, self.others_scales = (model.scales(layer), model.scales(layer + 1 if layer == 0 else layer - 1))
+        self.index, self.foreign_index = (each.index[layer] if each.index else None for each in (cache, foreign))
+        if isinstance(model, IndexedForward):
+            self.turn_index = model.turn_index
 
     def zero(self) -> None:
         self.k[self.rows] = 0
@@ -101,6 +108,33 @@ class Page:
     def pages_swapped(self) -> None:
         self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
         self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
+        if self.index is not None:
+            self.index_rows_swapped_latents_not()
+
+    def index_rows_zero(self) -> None:
+        self.index[self.rows] = 0
+
+    def index_rows_of_another_request(self) -> None:
+        self.index[self.rows] = self.foreign_index[self.rows]
+
+    def foreign_with_index_rows(self) -> None:
+        self.foreign()
+        self.index_rows_of_another_request()
+
+    def index_row_of_one_token_stale(self) -> None:
+        self.index[self.token] = self.foreign_index[self.token]
+
+    def index_rows_off_by_one(self) -> None:
+        self.index[self.rows] = self.turn_index(self.index[self.rows, None], torch.ones(PAGE))[:, 0]
+
+    def index_rows_twice(self) -> None:
+        self.index[self.rows] *= 2
+
+    def index_rows_half(self) -> None:
+        self.index[self.rows] *= 0.5
+
+    def index_rows_swapped_latents_not(self) -> None:
+        self.index[self.rows], self.index[self.others] = self.index[self.others].clone(), self.index[self.rows].clone()
 
     def keys_stored_without_their_scale(self) -> None:
         self.k[self.rows] = self.rounded(self.k[self.rows] * self.scales[0])
@@ -139,6 +173,17 @@ DAMAGE: tuple[Callable[[Page], None], ...] = (
     Page.values_half,
     Page.keys_swapped_values_not,
     Page.pages_swapped,
+)
+
+DAMAGE_OF_INDEX: tuple[Callable[[Page], None], ...] = (
+    Page.foreign_with_index_rows,
+    Page.index_rows_zero,
+    Page.index_rows_of_another_request,
+    Page.index_row_of_one_token_stale,
+    Page.index_rows_off_by_one,
+    Page.index_rows_twice,
+    Page.index_rows_half,
+    Page.index_rows_swapped_latents_not,
 )
 
 NAMES_WITH_A_LATENT = {
@@ -222,7 +267,7 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
     model = forward(p, torch.bfloat16, as_fp8) if has_scales else forward(p)
     questions = _questions(p, model, rng, REQUESTS)
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
-    for damage in (*DAMAGE, *(OF_SCALES if has_scales else ())):
+    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
         for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
             for layer in range(p.layers):
                 for test, asked in questions.items():

@@ -47,6 +47,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"family": "deepseek-v3", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
     {"family": "gpt-oss"},
     {"family": "gpt-oss", "kv_heads": 2, "group": 8, "layers": 3, "window": 40},
+    {"family": "deepseek-v32"},
+    {"family": "deepseek-v32", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3, "top_k": 32},
 )
 ATTENTION = {"gpt-oss": "eager"}
 """Where transformers has no other one that a CPU runs."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rigs.deepseek_forward import DeepseekForward
 from rigs.gpt_oss_forward import GptOssForward
+from rigs.indexed_forward import IndexedForward
 from rigs.llama_forward import Cache, LlamaForward, Rounding
 
 from kvcheck.core.base.rng import Rng
@@ -36,10 +37,16 @@ SMALL: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "deepseek-v3": {"group": 1, "head_dim": 128},
+    "deepseek-v32": {"group": 1, "head_dim": 128, "top_k": 8},
     "gpt-oss": {"window": 24},
 }
 """What a small model of each family has instead."""
-FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward, "gpt-oss": GptOssForward}
+FORWARDS = {
+    "llama": LlamaForward,
+    "deepseek-v3": DeepseekForward,
+    "deepseek-v32": IndexedForward,
+    "gpt-oss": GptOssForward,
+}
 
 
 def small(**changes: Any) -> Parameters:

@@ -27,16 +27,17 @@ def as_fp8(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values by layer, [tokens, kv_heads, head_dim] each."""
+    """Keys and values by layer, [tokens, kv_heads, head_dim] each. index: keys of an indexer, where there is one."""
 
     keys: list[torch.Tensor] = field(default_factory=list)
     values: list[torch.Tensor] = field(default_factory=list)
+    index: list[torch.Tensor] = field(default_factory=list)
 
     def copy(self) -> Cache:
-        return Cache([k.clone() for k in self.keys], [v.clone() for v in self.values])
+        return Cache(*([each.clone() for each in held] for held in (self.keys, self.values, self.index)))
 
     def differs(self, other: Cache) -> bool:
-        mine, others = (cache.keys + cache.values for cache in (self, other))
+        mine, others = (cache.keys + cache.values + cache.index for cache in (self, other))
         return not all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
 
 
@@ -97,6 +98,15 @@ class LlamaForward:
             for name in ("q", "k", "v")
         ]
 
+    def mixed(
+        self, layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:
+        """What the heads return for the tokens whose residual is x: the last ones of k and v. [tokens, heads * dims]"""
+        del x, cache
+        if len(k) == len(q):
+            return self._prompt(layer, q, k, v)
+        return self._later(layer, q, k, v, torch.arange(len(k) - len(q), len(k)))
+
     def _prompt(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -131,7 +141,7 @@ class LlamaForward:
                 cache.keys.append(k)
                 cache.values.append(v)
             k, v = k * k_scale, v * v_scale
-            mixed = self._later(layer, q, k, v, positions) if past else self._prompt(layer, q, k, v)
+            mixed = self.mixed(layer, x, q, k, v, cache)
             x = x + mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
         if not every:
             x = x[-1:]

@@ -26,7 +26,8 @@ class Family:
     room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
     group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
     architecture has one value only. has_scales: whether its cache in FP8 can have scales.
-    window: what is taken where none is given, at most a quarter of the length; 0 where no layer has one.
+    window, top_k: the most of --window and --top-k where none is given, besides a quarter of the length; 0 where no
+    layer has one.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -37,6 +38,7 @@ class Family:
     fixed: frozenset[str] = frozenset()
     has_scales: bool = False
     window: int = 0
+    top_k: int = 0
 
     def size(self, name: str, given: int | None) -> int:
         """The value of --group or --head-dim. Raises UsageError for one that the architecture does not have."""

@@ -37,6 +37,10 @@ FULL = LayerKind()
 WINDOWED = LayerKind(hops=False, is_windowed=True)
 KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {"gpt-oss": (WINDOWED, FULL)}
 """Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
+INDEXED = frozenset({"deepseek-v32"})
+"""Architectures with an indexer, which picks the positions that attention reads."""
+LEAST_TOP_K = 4  # BEGIN, GUARD, and a place that a prompt lists twice
+MOST_TOP_K = 2048  # that any engine's kernels take
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
@@ -49,6 +53,7 @@ class Parameters:
     d % kv_heads. distance: how many positions back the position test reads, but in layers with a window.
     kv_scale: the largest scale of a cache in FP8, by which keys or values are divided when they are stored; 1: none.
     window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
+    top_k: positions that an indexer picks for a token; 0 where the architecture has none.
     """
 
     family: str
@@ -64,6 +69,7 @@ class Parameters:
     distance: int
     window: int = 0
     kv_scale: int = 1
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -83,6 +89,7 @@ class Parameters:
             raise UsageError(
                 f"kv-scale {self.kv_scale} is for a cache in FP8: ask for --dtype fp8-kv; got {self.dtype}"
             )
+        self._check_top_k()
         if not self.hopping:
             raise UsageError(f"{self.layers} layers of {self.family} make no hop of a walk; ask for more --layers")
         if self.digits < max(self.kv_heads, 2) or self.base ** (self.digits - 1) < self.nodes:
@@ -90,6 +97,16 @@ class Parameters:
                 f"{self.digits} digits of base {self.base} cannot number {self.nodes} nodes, check one of them, "
                 f"and give each of {self.kv_heads} KV heads one"
             )
+
+    def _check_top_k(self) -> None:
+        most = min(MOST_TOP_K, self.length - 1)
+        if self.family in INDEXED and not LEAST_TOP_K <= self.top_k <= most:
+            raise UsageError(
+                f"top-k is from {LEAST_TOP_K} to {most}, less than the length, so that rows are left out; "
+                f"got {self.top_k}"
+            )
+        if self.top_k and self.family not in INDEXED:
+            raise UsageError(f"{self.family} has no indexer; got a top-k of {self.top_k}")
 
     def kind(self, layer: int) -> LayerKind:
         """What a layer can look up."""
