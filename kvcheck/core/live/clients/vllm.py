@@ -42,6 +42,7 @@ class VllmClient:
     """One vLLM server."""
 
     engine = "vllm"
+    has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {
         "hit-token": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total"),
         "host-hit": (f'{_SOURCE}{{source="host"}}',),
@@ -100,11 +101,13 @@ class VllmClient:
             "max_tokens": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "logprobs": 1,
+            "logprobs": max(1, sending.top),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "request_id": sending.rid,
         }
+        if sending.salt is not None:
+            body["cache_salt"] = sending.salt
         if sending.priority is not None:
             body["priority"] = -sending.priority
         call = Call(
