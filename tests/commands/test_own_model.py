@@ -219,8 +219,16 @@ def test_the_report_shows_arms_evidence_and_noise(ask: Asked, tmp_path: Path) ->
     code, said = ask.said("report", folder.name, "--out", str(ask.out), "-o", f"html={page}")
     assert code == 0, said
     text = page.read_text()
-    for word in ("treated", "matched", "own-model/prefix-cache", "KV810", "nats"):
+    for word in (
+        'id="arms"',
+        "<td>treated</td>",
+        "<td>matched</td>",
+        "own-model/prefix-cache",
+        "KV810",
+        "recite their code",
+    ):
         assert word in text
+    assert "own_model" not in text[text.index('id="server"') : text.index("</table>", text.index('id="server"'))]
 
 
 def test_a_reference_is_kept_and_compared(engine: str, ask: Asked, tmp_path: Path) -> None:

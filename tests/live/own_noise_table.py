@@ -18,7 +18,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.rounds import share_above
@@ -30,6 +30,7 @@ from kvcheck.core.live.own.statistic import (
     Level,
     Measured,
     Repeats,
+    as_unsteady,
     is_wide,
     judge,
     needs_more,
@@ -105,9 +106,13 @@ def one_run(noise: Noise, rng: random.Random, *, planted: float | None, rounds: 
         treated=treated, again=again, control=control, matched=matched, now_matched=matched, repeats=repeats
     )
     told = judge(measured, level)
-    if needs_more(told):
-        more = [noise.batch(rng, scale) for _ in range(MORE_CONTROLS) for scale in scales]
-        told = judge(replace(measured, control=[*control, *more]), level)
+    for _ in range(MORE_CONTROLS):
+        if not needs_more(told, measured):
+            break
+        control += [noise.batch(rng, scale) for scale in scales]
+        told = judge(measured, level)
+    if needs_more(told, measured):
+        told = [*map(as_unsteady, told)]
     if any(each.is_finding for each in told):
         return "fail"
     return "unsteady" if told else "pass"

@@ -26,6 +26,7 @@ from kvcheck.core.live.own.statistic import (
     judge,
     leading,
     leading_p,
+    least_found,
     needs_more,
 )
 
@@ -154,14 +155,35 @@ def test_wide_is_beyond_all_controls_by_a_factor_and_beyond_rounding() -> None:
     assert not is_wide(math.nan, (0.2,))
 
 
+def test_what_a_run_would_have_found_is_what_it_says() -> None:
+    for noise in (0.0, 0.05, 0.4):
+        arms = (noise,) * 50
+        least = least_found(50, arms * 3)
+        for nats, is_found in ((least * 1.01, True), (least * 0.97, False)):
+            end = Measured(
+                treated=dict.fromkeys(range(50), noise) | {7: nats},
+                again=arms,
+                control=arms * 7,
+                matched=arms,
+                now_matched=arms,
+                repeats={7: Repeats((nats,) * REPEATS, (noise,) * REPEATS)},
+            )
+            told = judge(end, LEVEL)
+            assert (any(each.is_finding for each in told) and not needs_more(told, end)) == is_found
+
+
 def test_an_accusation_of_one_request_waits_for_more_controls() -> None:
-    told = judge(Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS), LEVEL)
-    assert needs_more(told) and not any(as_unsteady(each).is_finding for each in told)
-    many = judge(
-        Measured(treated={i: v + 0.1 for i, v in enumerate(NOISY)}, again=NOISY, matched=NOISY, now_matched=NOISY),
-        LEVEL,
-    )
-    assert not needs_more(many) and all(as_unsteady(each).is_finding for each in many)
+    few = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS, matched=ZEROS)
+    told = judge(few, LEVEL)
+    assert needs_more(told, few) and not any(as_unsteady(each).is_finding for each in told), "150 x 6^2 < 3 x 50 x 200"
+    enough = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS * 16, matched=ZEROS)
+    assert not needs_more(judge(enough, LEVEL), enough)
+    far = Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS)
+    assert not needs_more(judge(far, LEVEL), far), "150 x 20^2"
+    shifted = {i: v + 0.1 for i, v in enumerate(NOISY)}
+    all_of_them = Measured(treated=shifted, again=NOISY, matched=NOISY, now_matched=NOISY)
+    many = judge(all_of_them, LEVEL)
+    assert not needs_more(many, all_of_them) and all(as_unsteady(each).is_finding for each in many)
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)

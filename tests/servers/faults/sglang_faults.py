@@ -129,7 +129,7 @@ def _plant(
 ) -> None:
     """Damage one page, where that changes what it holds."""
     is_own = order.kind in (STALE, LOST_LOAD)
-    sources: list[tuple[int, Held] | None] = [None] if is_own else [*planter.sources(row)]
+    sources: list[tuple[int, Held] | None] = [None] if is_own else [*planter.sources(row, page if order.same else None)]
     now = _held(memory, row.blocks[page], planter.page_size)
     for source in sources:
         content = former if source is None else _held(memory, source[0], planter.page_size)

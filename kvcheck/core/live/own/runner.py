@@ -308,11 +308,11 @@ class OwnRunner:
             )
 
         told = judge(measured(), self._level)
-        if not needs_more(told):
-            return told, matched
-        is_enough = now.is_whole and all(self._more_controls(now) for _ in range(MORE_CONTROLS))
-        told = judge(measured(), self._level)
-        return told if is_enough else [*map(as_unsteady, told)], matched
+        sent = 0
+        while needs_more(told, measured()) and now.is_whole and sent < MORE_CONTROLS and self._more_controls(now):
+            sent += 1
+            told = judge(measured(), self._level)
+        return [*map(as_unsteady, told)] if needs_more(told, measured()) else told, matched
 
     def _more_controls(self, now: _Round) -> bool:
         """The control arm once more; whether all of it was answered."""

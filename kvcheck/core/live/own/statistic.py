@@ -21,9 +21,11 @@ So four things are needed. It is *wide*: further than WIDE times each control of
 rounding alone moved answers by 0.17 nats at most in the threads that measured it, and nothing bounds a ratio where the
 controls are 0. It comes again: asked in turns with fresh copies of itself (same length, same hit, own pages), the
 largest deviations are all its own, by the same exact test, at a level that is divided by MOST_SUSPECTS. It is among the
-first MOST_SUSPECTS of its round. And it stays wide when the control arm was sent MORE_CONTROLS times more, which only a
-run with such a suspect does. A page that holds the wrong tokens is far beyond that; a small error of one page is not
-found, and no verdict claims that it was looked for.
+first MOST_SUSPECTS of its round. And there are enough controls for its distance: noise with the heavy tail of a Pareto
+distribution of index 2 puts one of n treated requests r times beyond N controls in about n of N r^2 runs. N r^2 has to
+be MARGIN n / ALPHA at least, since the largest of several is looked at. Where it is not, the control arm is sent again,
+at most MORE_CONTROLS times, and what is still too near is unsteady. A page that holds the wrong tokens is far beyond
+that; a small error of one page is not found, and no verdict claims that it was looked for.
 
 Where each control is equal to the reference bit for bit, nothing but a fault makes an answer wide: it then counts
 without coming again. Below LEAST_NATS such a difference is unsteady, as is one that is wide and does not come again:
@@ -50,7 +52,8 @@ WIDE = 5.0
 LEAST_NATS = 0.5
 MOST_SUSPECTS = 8
 MORE_CONTROLS = 6
-"""Further control arms before one request is accused: noise with a heavy tail shows itself."""
+"""Further control arms before one request is accused, where it is not far enough off for those that there are."""
+MARGIN = 3.0
 REPEATS = 12
 """How often a suspect is asked again, and as often a fresh copy of it."""
 GIVE_UP = 3
@@ -135,14 +138,30 @@ def is_wide(value: float, controls: Sequence[float]) -> bool:
     return value > LEAST_NATS and value > WIDE * max(controls, default=0.0)
 
 
-def needs_more(told: Sequence[Told]) -> bool:
-    """Whether one request is to be accused, so that more controls have to be sent first."""
-    return any(each.ground in (Ground.AGAIN, Ground.EXACT) for each in told)
+def least_found(treated: int, controls: Sequence[float]) -> float:
+    """Nats from which on one of so many requests would have been told, with all further controls alike."""
+    most = max(controls, default=0.0)
+    count = max(1, len(controls) + MORE_CONTROLS * treated)
+    distance = math.sqrt(MARGIN * treated / ALPHA / count)
+    return max(LEAST_NATS, WIDE * most, distance * max(most, LEAST_NATS / WIDE))
+
+
+def needs_more(told: Sequence[Told], measured: Measured) -> bool:
+    """Whether one request is to be accused, and there are too few controls for its distance from them."""
+    controls = measured.controls
+    noise = max(LEAST_NATS / WIDE, max(controls, default=0.0))
+    enough = MARGIN * len(measured.treated) / ALPHA
+    return any(is_of_one(each) and len(controls) * (each.nats / noise) ** 2 < enough for each in told)
+
+
+def is_of_one(told: Told) -> bool:
+    """Whether it accuses one request by itself."""
+    return told.ground in (Ground.AGAIN, Ground.EXACT)
 
 
 def as_unsteady(told: Told) -> Told:
     """What is left of an accusation of one request whose further controls were not sent."""
-    return replace(told, is_finding=False) if told.ground in (Ground.AGAIN, Ground.EXACT) else told
+    return replace(told, is_finding=False) if is_of_one(told) else told
 
 
 def leading(treated: Sequence[float], controls: Sequence[float]) -> int:

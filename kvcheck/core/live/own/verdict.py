@@ -16,7 +16,7 @@ from kvcheck.core.live.judge.answer import broken_off, was_aborted, wrong_set_up
 from kvcheck.core.live.own.arms import Arm
 from kvcheck.core.live.own.deviation import Deviation
 from kvcheck.core.live.own.needles import Crosstalk
-from kvcheck.core.live.own.statistic import LEAST_NATS, WIDE, Told
+from kvcheck.core.live.own.statistic import LEAST_NATS, WIDE, Told, least_found
 
 ORACLE = "own-model"
 CROSSTALK, DIVERGED, UNLIKE_REFERENCE = "KV809", "KV810", "KV811"
@@ -94,7 +94,7 @@ def _flip_text(value: Deviation, answer: Answer, reference: Answer) -> str:
 def unsteady_reason(told: Told, value: Deviation) -> str:
     """A deviation that accuses nobody, and why."""
     if told.ground is not None:
-        why = "the run ended before further controls were sent"
+        why = "it is too near for the controls that were sent"
     elif told.nats > LEAST_NATS:
         why = "it did not come again, or its fresh copies deviate as well"
     else:
@@ -160,7 +160,7 @@ def warm_references(arms: Iterable[Arm]) -> str | None:
 def noise_notes(cell: str, treated: Sequence[float], cold: Sequence[float], fresh: Sequence[float]) -> list[str]:
     """What a pass rests on, and what it did not look for. cold: controls that reuse nothing; fresh: those that hit
     pages which were computed just before."""
-    least = max(LEAST_NATS, WIDE * max((*cold, *fresh), default=0.0))
+    least = least_found(len(treated), (*cold, *fresh))
     controls = f"{counted(len(cold) + len(fresh), 'control')} {_far(max((*cold, *fresh), default=0.0))}"
     notes = [
         f"{cell}: {counted(len(treated), 'treated answer')} {_far(max(treated, default=0.0))} the cold reference, "
