@@ -45,8 +45,7 @@ def stress_own_model(ctx: typer.Context) -> int:
     required = parse_requirements(server.require or [])
     kept = None if server.reference is None else read_reference(server.reference)
     client, served, base = connected(run.target, server, requests=run.requests, seed=run.seed)
-    if kept is not None:
-        check_alike(kept, served)
+    untold = [] if kept is None else check_alike(kept, served)
     progress, untried = plan_scenarios(
         run, lambda name: dataclasses.replace(base, situation=name), client, served, rounds=DEFAULT_ROUNDS
     )
@@ -66,6 +65,8 @@ def stress_own_model(ctx: typer.Context) -> int:
     model = f"{served.model} " if served.model else ""
     session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {model}on {place} at {run.target}")
     session.say()
+    if untold:
+        session.warnings.append(f"neither the reference nor this server says: {', '.join(untold)}")
     until = None if run.max_time is None else began + run.max_time
     interrupted = kept is not None and compare_with(session, kept, client, base, until)
     if not interrupted:
