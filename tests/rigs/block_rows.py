@@ -133,6 +133,10 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "KV201": By(OWN_CODE),
         "kvcheck report": By(OWN_CODE),
     },
+    "docs/own-model.md": {
+        "kvcheck stress --target": Parsed(SERVER),
+        "kvcheck reference record": Parsed(SERVER),
+    },
     "docs/own-engine.md": {
         "cd docs": By(OWN_ENGINE),
         "kvcheck stress retract-resume --shape": By(OWN_ENGINE),

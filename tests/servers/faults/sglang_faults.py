@@ -145,7 +145,7 @@ def _latents(pool: Any, layer: int) -> Memory:
 def _plant(planter: Planter, order: Order, row: Row, page: int, memory: Memory, former: Memory) -> None:
     """Damage one page, where that changes what it holds."""
     is_own = order.kind in (STALE, LOST_LOAD)
-    sources: list[tuple[int, Held] | None] = [None] if is_own else [*planter.sources(row)]
+    sources: list[tuple[int, Held] | None] = [None] if is_own else [*planter.sources(row, page if order.same else None)]
     now = _held(memory, row.blocks[page], planter.page_size)
     for source in sources:
         content = former if source is None else _held(memory, source[0], planter.page_size)
