@@ -325,4 +325,4 @@ def test_a_finding_without_a_place_or_token() -> None:
 
 
 def test_every_code_of_a_running_server_can_be_explained() -> None:
-    assert [code for code in CODES if code.startswith("KV80")] == [f"KV80{i}" for i in range(1, 9)]
+    assert [code for code in CODES if code.startswith("KV8")] == [f"KV8{number:02}" for number in range(1, 12)]
