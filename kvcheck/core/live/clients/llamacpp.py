@@ -67,13 +67,13 @@ class LlamaCppClient:
             "n_predict": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "n_probs": 1,
+            "n_probs": 0 if sending.is_timed else 1,
             "return_tokens": True,
             "cache_prompt": True,
             "stream": False,
         }
         call = Call(server=self._server, path="/completion", body=body, streamed={**body, "stream": True}, take=take)
-        return converse(call, sending.abort, Reply())
+        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
 
     def counters(self) -> Counters | None:
         return read_counters(self.reach)

@@ -100,10 +100,9 @@ class VllmClient:
             "max_tokens": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "logprobs": 1,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
             "request_id": sending.rid,
+            **({} if sending.is_timed else {"logprobs": 1, "return_tokens_as_token_ids": True}),
         }
         if sending.priority is not None:
             body["priority"] = -sending.priority
@@ -115,7 +114,7 @@ class VllmClient:
             take=self._take,
             abort=lambda: self._abort(sending.rid),
         )
-        return converse(call, sending.abort, Reply())
+        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
 
     def _take(self, event: Mapping[str, object], reply: Reply) -> None:
         """vLLM gives an answer under the name that was sent, behind "cmpl-"."""
