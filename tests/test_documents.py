@@ -48,7 +48,8 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
 }
 OPTIONS_OF_OTHERS = {
     "--kv-cache-dtype": "vLLM's and SGLang's servers",
-    "--speculative-eagle-topk": "SGLang's server",
+    **dict.fromkeys(("--speculative-eagle-topk", "--disable-radix-cache"), "SGLang's server"),
+    "--no-enable-prefix-caching": "vLLM's server",
     **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
 }
 PATH = re.compile(r"(?:\.{1,2}/)*[\w.*<>{}-]+(?:/[\w.*<>{}-]+)*/?")

@@ -1,5 +1,7 @@
 """`kvcheck bench`: measures copies, waits, checks and seals, compared with the plainest code that does the same.
 
+`kvcheck bench serve` measures running servers instead: commands/bench_serve.py.
+
 Invariants:
 - Slowness never fails. Exit 0 if each named case has a price and its output was right, 4 if one has no price or cannot
   be measured here, 1 if an arm's output was wrong, 130 if interrupted, with all that was measured saved.
@@ -9,10 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcheck.commands import bench_serve, live
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -30,11 +34,15 @@ from kvcheck.commands.options import (
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
-from kvcheck.core.base.errors import UsageError, WrongOutput
+from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
+from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.report.prices import has_price
+
+if TYPE_CHECKING:
+    from kvcheck.core.bench.plan import BenchPlan
 
 DEFAULT_SHAPE = "glm-5.1"
 DEFAULT_MAX_TIME_S = 300.0
@@ -46,7 +54,10 @@ ROUNDS_LEAST = 15
 def bench(
     ctx: typer.Context,
     cases: Annotated[
-        list[str] | None, typer.Argument(help="See kvcheck list cases. Default: all that apply to the shape.")
+        list[str] | None,
+        typer.Argument(
+            help="See kvcheck list cases. Default: all that apply to the shape. serve: running servers, by --target."
+        ),
     ] = None,
     shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -56,6 +67,19 @@ def bench(
     ] = 0.03,
     max_time: Annotated[float, typer.Option(help="Seconds for the whole run.")] = DEFAULT_MAX_TIME_S,
     rounds: Annotated[int, typer.Option(help="Most rounds of each size.")] = DEFAULT_ROUNDS,
+    target: bench_serve.Target = None,
+    versus: bench_serve.Versus = None,
+    known_answers: bench_serve.Folder = None,
+    load: bench_serve.LoadKind = None,
+    requests: bench_serve.Requests = None,
+    prompt: bench_serve.Prompt = None,
+    answer: bench_serve.AnswerTokens = None,
+    concurrency: live.Concurrency = None,
+    engine_name: live.Engine = None,
+    timeout: live.Timeout = None,
+    key_env: live.KeyEnv = None,
+    admin: bench_serve.Admin = False,
+    allow_remote: live.AllowRemote = False,
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
@@ -65,27 +89,13 @@ def bench(
     check_choice("--format", format_name, FORMATS)
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
+    if SERVE in (cases or ()):
+        return bench_serve.bench_serve(ctx)
+    bench_serve.refuse_options_of_serve(ctx)
     outputs = parse_outputs(output, format_name)
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
-
-    from kvcheck.core.bench import CASES, applies
-    from kvcheck.core.bench.clock import clock_for
-    from kvcheck.core.bench.plan import BenchPlan
-    from kvcheck.core.workload.shapes import shape as shape_named
-
-    family = shape_named(shape).family
-    plan = BenchPlan(
-        cases=tuple(dict.fromkeys(cases or [name for name in CASES.names() if applies(name, family)])),
-        shape=shape,
-        device=device,
-        seed=drawn,
-        precision=precision,
-        max_time_s=max_time,
-        rounds_min=min(ROUNDS_LEAST, rounds),
-        rounds_max=rounds,
-    )
-    clock_for(device)
+    plan = _plan(ctx.params, seed=drawn)
     session = Session(
         argv=[*ctx.obj],
         repro=repro(ctx.obj, seed=seed, drawn=drawn),
@@ -101,14 +111,33 @@ def bench(
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
-def _measure(session: Session, plan: object) -> bool:
+def _plan(asked: Mapping[str, Any], *, seed: int) -> BenchPlan:
+    """The plan of these options. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
+    from kvcheck.core.bench import CASES, applies
+    from kvcheck.core.bench.clock import clock_for
+    from kvcheck.core.bench.plan import BenchPlan
+    from kvcheck.core.workload.shapes import shape as shape_named
+
+    family = shape_named(asked["shape"]).family
+    plan = BenchPlan(
+        cases=tuple(dict.fromkeys(asked["cases"] or [name for name in CASES.names() if applies(name, family)])),
+        shape=asked["shape"],
+        device=asked["device"],
+        seed=seed,
+        precision=asked["precision"],
+        max_time_s=asked["max_time"],
+        rounds_min=min(ROUNDS_LEAST, asked["rounds"]),
+        rounds_max=asked["rounds"],
+    )
+    clock_for(plan.device)
+    return plan
+
+
+def _measure(session: Session, plan: BenchPlan) -> bool:
     """Run the plan and keep what it finds; True when interrupted."""
     from kvcheck.core.bench.noise import machine, noise
-    from kvcheck.core.bench.plan import BenchPlan
     from kvcheck.core.bench.run import run_bench
 
-    if not isinstance(plan, BenchPlan):
-        raise UsageError(f"expected a plan of benchmarks, got {type(plan).__name__}")
     verdicts: dict[str, ScenarioResult] = {
         name: _result(name, plan.shape, Verdict.UNKNOWN, "stopped before it was measured") for name in plan.cases
     }

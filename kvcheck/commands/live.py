@@ -146,36 +146,42 @@ class RunOptions:
 def refuse_options_of_servers(ctx: typer.Context) -> None:
     """Raise UsageError if an option for servers was given with a target that is none."""
     for field in dataclasses.fields(ServerOptions):
-        if _is_given(ctx, field.name):
-            raise UsageError(f"{_option(ctx, field.name)} is for a running server: expected --target http://HOST:PORT")
+        if is_given(ctx, field.name):
+            raise UsageError(
+                f"{option_named(ctx, field.name)} is for a running server: expected --target http://HOST:PORT"
+            )
 
 
 def _refuse_others(ctx: typer.Context) -> None:
     """Raise UsageError if an option was given that a run against a server does not read."""
     read = {field.name for kind in (ServerOptions, RunOptions) for field in dataclasses.fields(kind)}
     for name in ctx.params:
-        if name not in read and _is_given(ctx, name):
-            raise UsageError(f"{_option(ctx, name)}: not for a running server; leave it out with --target http://...")
+        if name not in read and is_given(ctx, name):
+            raise UsageError(
+                f"{option_named(ctx, name)}: not for a running server; leave it out with --target http://..."
+            )
 
 
-def _is_given(ctx: typer.Context, name: str) -> bool:
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was typed, or set in a place of settings."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _option(ctx: typer.Context, name: str) -> str:
+def option_named(ctx: typer.Context, name: str) -> str:
+    """The option of a parameter, as it is typed."""
     return next(each.opts[0] for each in ctx.command.params if each.name == name)
 
 
-def _read(kind: type[T], ctx: typer.Context) -> T:
-    """The options of one of the two kinds."""
+def read_options(kind: type[T], ctx: typer.Context) -> T:
+    """The options of one kind, by the names of its fields."""
     return kind(**{field.name: ctx.params[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
 def options_of_servers(ctx: typer.Context) -> tuple[RunOptions, ServerOptions]:
     """What a run against a server reads. Raises UsageError where something else was given, or what it cannot take."""
     _refuse_others(ctx)
-    run, server = _read(RunOptions, ctx), _read(ServerOptions, ctx)
+    run, server = read_options(RunOptions, ctx), read_options(ServerOptions, ctx)
     for name in run.scenarios or ():
         LIVE_SCENARIOS.require(name)
     check_timeout(server.timeout)

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
-    "bench": ("kvcheck.commands.bench:bench", "Measure what copies, waits, checks and seals cost here."),
+    "bench": ("kvcheck.commands.bench:bench", "Measure what the fixes cost here; serve: compare running servers."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
     "baseline": ("kvcheck.commands.baseline:app", "Keep the file of known findings that the gate reads."),
     "compare": ("kvcheck.commands.compare:compare", "Say what is new or fixed in a run, compared with another."),
@@ -80,7 +80,8 @@ EXAMPLES: dict[str, str] = {
     "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
     "kvcheck mutate --again build/mutation --survivors --cpu 100 --out build/survivors",
     "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
-    "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
+    "kvcheck bench offload-restore --max-time 60 -o html=prices.html | "
+    "kvcheck bench serve --target http://127.0.0.1:30000 --known-answers tiny",
     "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
     "baseline": "Examples: kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "

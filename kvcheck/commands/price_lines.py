@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.report.prices import SERVER, kind_of, verdict
 
 
 def case_heading(row: BenchRow) -> str:
@@ -17,16 +18,17 @@ def case_heading(row: BenchRow) -> str:
 
 
 def price_line(row: BenchRow) -> str:
-    """Arm, size, cost, baseline, ratio with interval, floor, share of the limit."""
+    """Arm, size, cost, baseline, ratio with interval, floor, share of the limit; of running servers what they say."""
     limit = ""
     if row.limit is not None and row.limit_ratio is not None:
         limit = f"  {100 * row.limit_ratio.est:.0f} % of {row.limit}"
     within = "~" if is_within_floor(row) else " "
     noisy = "  noisy" if row.status == "noisy" else ""
+    told = f"  {verdict(row, None)}" if kind_of(row.case) == SERVER else ""
     return (
         f"   {row.arm:<26} {row.size:<14} {microseconds(row.us.est):>9}   {row.baseline:<20} "
         f"{microseconds(row.baseline_us.est):>9}   {within}{row.ratio.est:.3g} {span(row.ratio):<13} "
-        f"floor {100 * row.floor:.1f} %{limit}{noisy}"
+        f"floor {100 * row.floor:.1f} %{limit}{noisy}{told}"
     )
 
 

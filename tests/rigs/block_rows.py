@@ -109,6 +109,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "python -m sglang": Parsed(SERVER),
         "SGLANG_MOONCAKE": Parsed(SERVER),
     },
+    "docs/bench-serve.md": {"kvcheck model": Parsed(SERVER)},
     "docs/live.md": {
         "kvcheck model make --out known": Parsed(SERVER),
         "VLLM_CPU": Parsed(SERVER),

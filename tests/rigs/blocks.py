@@ -17,6 +17,7 @@ from pathlib import Path
 from kvcheck.commands.main import COMMANDS, command_named
 from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.errors import KvcheckError
+from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.bench import CASES
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.probes.installed import ENGINES
@@ -124,7 +125,7 @@ def unknown_names(command: str, given: Mapping[str, object], typed: Sequence[str
         ("shape", given.get("shape"), {*SHAPES} if is_own else probes),
         ("scenario", given.get("scenarios"), scenarios if not is_engine(target) else set()),
         ("mutant", given.get("mutants"), {*MUTANTS}),
-        ("case", given.get("cases"), {*CASES.names()}),
+        ("case", given.get("cases"), {*CASES.names(), SERVE}),
     ]
     found = []
     for kind, value, known in rows:

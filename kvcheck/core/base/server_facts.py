@@ -18,6 +18,11 @@ OWN_MODEL = "own_model"
 REQUIRED = "require/"
 """How the id of a requirement's row begins; the kind of evidence follows."""
 
+SERVE = "serve"
+"""What `kvcheck bench` is given for prices of running servers."""
+THROUGHPUT, FIRST_TOKEN, NEXT_TOKEN = SERVE_CASES = ("serve-throughput", "serve-first-token", "serve-next-token")
+"""The cases of such a run."""
+
 
 def server_of(record: RunRecord) -> Mapping[str, object] | None:
     """Facts about the server; None for a run without one."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, RunRecord
+from kvcheck.core.base.server_facts import SERVE, SERVE_CASES
 from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.judge import MEASURED_AGAIN, StoredRow
 
@@ -60,7 +61,7 @@ class FreshRounds:
         groups: dict[tuple[str, str], list[int]] = {}
         for at, each in enumerate(wanted):
             record = self._records[each.run_id]
-            if reason := _elsewhere(record, self._build):
+            if reason := _of_server(each.row) or _elsewhere(record, self._build):
                 answers[at] = reason
             else:
                 groups.setdefault((_shape(record, each.row), each.row.device), []).append(at)
@@ -112,6 +113,11 @@ def _shape(record: RunRecord, row: BenchRow) -> str:
     """The shape that the run was asked for. Rows without a shape do not name it."""
     asked = record.plan.get("shape")
     return asked if isinstance(asked, str) else row.shape or ""
+
+
+def _of_server(row: BenchRow) -> str | None:
+    """Why a row of running servers cannot be measured again here; None for any other one."""
+    return f"it needs its servers: run kvcheck bench {SERVE} again" if row.case in SERVE_CASES else None
 
 
 def _elsewhere(record: RunRecord, build: Mapping[str, object]) -> str | None:

@@ -25,7 +25,7 @@ import torch
 
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.base.record import BenchRow
-from kvcheck.core.base.rounds import floor_of, half_width, interval, ratio_interval
+from kvcheck.core.base.rounds import NOISY_FLOOR, floor_of, half_width, interval, ratio_interval
 from kvcheck.core.bench.arms import CONTROL, Arm, Comparison, Point
 from kvcheck.core.bench.clock import Batch, Clock
 from kvcheck.core.bench.memory import FreshMemory
@@ -39,7 +39,6 @@ ROUND_NS = 100_000_000
 """What an arm may take of a round before its blocks become fewer."""
 
 WARM_BATCHES = 3
-NOISY_FLOOR = 0.05
 
 
 class Samples:

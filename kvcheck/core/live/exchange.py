@@ -43,6 +43,8 @@ class Sending:
     """How a question is sent. rid: the name of the request at the server, new for each sending. priority: larger is
     served first, for every engine; None says nothing of it. salt: requests of two salts share no cached prefix; None:
     the cache that requests without one share. top: log-probabilities that are asked for beside each answered token's.
+    is_timed: its answer comes as a stream, so that the times of its tokens are seen, and nothing is asked for that
+    costs the server time beside them.
     """
 
     question: Question
@@ -51,6 +53,7 @@ class Sending:
     abort: Abort | None = None
     salt: str | None = None
     top: int = 0
+    is_timed: bool = False
 
 
 class End(Enum):
@@ -80,7 +83,9 @@ class Answer:
     with their log-probabilities, where they were asked for. cached: prompt tokens that the engine says it did not
     compute, in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. rid: the name under
     which the engine gives the answer, where that is made of the one that was sent. after_abort: tokens that arrived 10
-    s and more after the engine had acknowledged the abort. began_s, ended_s: of one clock.
+    s and more after the engine had acknowledged the abort. began_s, ended_s: of one clock. first_s, last_s: by the same
+    clock, when the first event with tokens arrived and the last one; first_tokens: how many the first one held. None
+    where no token arrived, or the answer came whole.
     """
 
     end: End
@@ -97,6 +102,9 @@ class Answer:
     reason: str | None = None
     began_s: float = 0.0
     ended_s: float = 0.0
+    first_s: float | None = None
+    last_s: float | None = None
+    first_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

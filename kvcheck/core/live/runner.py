@@ -185,7 +185,7 @@ class LiveRunner:
         # A server that died explains the answers that it broke off.
         wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
         findings = (*(finding(each) for each in wrong), *dead)
-        reasons = [*_unjudged(judged, exchanges), *unclear, *doubts(exchanges)]
+        reasons = [*unjudged_reasons(judged, exchanges), *unclear, *doubts(exchanges)]
         if is_empty:
             reasons.append("no request of a round was sent: the run was interrupted or its time was up")
         cut = (
@@ -248,7 +248,7 @@ def _check_half(served: Served, question: Question, answer: Answer) -> None:
         )
 
 
-def _unjudged(judged: Judgement, exchanges: Iterable[Exchange]) -> list[str]:
+def unjudged_reasons(judged: Judgement, exchanges: Iterable[Exchange]) -> list[str]:
     """Why requests were not judged to their end: a line for each way they ended, with the first one's own words.
 
     Those that this run aborted are left out: what had arrived was judged.

@@ -54,10 +54,19 @@ class Sender:
 
     gap_s: seconds between two retractions on demand; a fraction of what an answer takes, so that several hit it.
     may_force: whether retractions may be asked for. until: a time of time.monotonic() after which no request is begun.
+    is_timed: as in Sending.
     """
 
-    def __init__(self, client: Asked, *, gap_s: float, may_force: bool, until: float | None = None) -> None:
-        self._client, self._may_force, self._until = client, may_force, until
+    def __init__(
+        self,
+        client: Asked,
+        *,
+        gap_s: float,
+        may_force: bool,
+        until: float | None = None,
+        is_timed: bool = False,
+    ) -> None:
+        self._client, self._may_force, self._until, self._is_timed = client, may_force, until, is_timed
         self._gap_s = max(gap_s, SHORTEST_GAP_S)
         self._running = 0
         self._lock = threading.Lock()
@@ -131,7 +140,13 @@ class Sender:
         """The exchange of an order, and of its second sending after an abort; nothing where the time is over."""
         if self._is_over():
             return []
-        first = Sending(question=order.question, rid=new_rid(), priority=order.priority, abort=order.abort)
+        first = Sending(
+            question=order.question,
+            rid=new_rid(),
+            priority=order.priority,
+            abort=order.abort,
+            is_timed=self._is_timed,
+        )
         exchanges = [Exchange(first, self._ask(first))]
         if order.retries and exchanges[0].answer.end is End.ABORTED and not self._is_over():
             second = Sending(question=order.question, rid=new_rid(), priority=order.priority)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, cost_svg, dot_svg, ratio_axis
-from kvcheck.core.report.prices import ORDER, added_us, curves, kind_of, largest, price_of, step_us, time_text
+from kvcheck.core.report.prices import ORDER, SERVER, added_us, curves, kind_of, largest, price_of, step_us, time_text
 
 
 def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
@@ -33,6 +33,7 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
     drawn = [(case, cost_svg(case, each)) for case, each in by_case.items()]
     return {
         "steps": [{"where": where, "time": text} for where, text in steps.items()],
+        "of_servers": all(kind_of(row.case) == SERVER for row in rows),
         "axis": axis_svg(axis, ""),
         "shares": axis_svg(SHARES, " %") if steps else "",
         "groups": _groups(largest(rows), rows, axis),

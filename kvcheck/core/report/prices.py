@@ -5,6 +5,7 @@ Invariants:
 - "free" depends on the interval's upper end only; "faster" and "costs" need the whole interval beyond the noise floor;
   everything else is within noise.
 - A share of a decode step is given only if the same run measured a step on the same shape and device.
+- Of running servers a price is "faster", "slower" or "not told apart", and it is none where an answer was wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.base.rounds import LEAST_ROUNDS
+from kvcheck.core.base.rounds import LEAST_ROUNDS, TAIL, sign_p
+from kvcheck.core.base.server_facts import SERVE, SERVE_CASES
 
+SERVER = "running server"
 KINDS = {
     "metadata-read": "clone",
     "offload-restore": "clone",
@@ -30,9 +33,12 @@ KINDS = {
     "recorder": "check",
     "transport": "transport",
     "tree": "bookkeeping",
+    **dict.fromkeys(SERVE_CASES, SERVER),
 }
-ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", "other")
+ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", SERVER, "other")
 TOO_FEW = "n/a: too few rounds"
+NO_MEASUREMENT = "n/a: not a measurement"
+ALIKE = "not told apart"
 FREE_SHARE = 0.001
 """An addition that is certainly below this share of a decode step is free, whatever its ratio is."""
 
@@ -89,8 +95,8 @@ def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float |
 
 
 def has_price(row: BenchRow) -> bool:
-    """Whether the row's ratio has an interval."""
-    return row.ratio.lo is not None and row.ratio.hi is not None
+    """Whether the row is a measurement, and its ratio has an interval."""
+    return row.status != "unknown" and row.ratio.lo is not None and row.ratio.hi is not None
 
 
 def added_us(row: BenchRow) -> Interval:
@@ -101,9 +107,13 @@ def added_us(row: BenchRow) -> Interval:
 
 
 def verdict(row: BenchRow, step: float | None) -> str:
-    """faster, free, costs, or why it is none of them."""
+    """faster, free, costs, or why it is none of them; of running servers: faster, slower, or why it is neither."""
+    if row.status == "unknown":
+        return NO_MEASUREMENT
     if row.ratio.lo is None or row.ratio.hi is None:
         return TOO_FEW
+    if kind_of(row.case) == SERVER:
+        return _told_apart(row)
     most = added_us(row).hi
     if row.ratio.hi < 1 - row.floor:
         return "faster"
@@ -112,8 +122,25 @@ def verdict(row: BenchRow, step: float | None) -> str:
     return "costs" if row.ratio.lo > 1 + row.floor else "within noise"
 
 
+def _told_apart(row: BenchRow) -> str:
+    """faster or slower, where the interval and enough of the rounds lie beyond the noise floor. A run makes a claim for
+    each of its cases, so each gets its part of what one claim may err: seven rounds at least."""
+    part, noise = TAIL / len(SERVE_CASES), 1 + row.floor
+    assert row.ratio.lo is not None and row.ratio.hi is not None, "it has a price"
+    if row.ratio.lo > noise and sign_p(row.ratios, noise) <= part:
+        return "slower"
+    if row.ratio.hi < 1 / noise and sign_p([1 / each for each in row.ratios], noise) <= part:
+        return "faster"
+    return ALIKE
+
+
 def in_short(rows: Sequence[BenchRow]) -> str:
-    """The prices in one line: the cases of which all parts are free, and those with a part that costs."""
+    """The prices in one line: the cases of which all parts are free, and those with a part that costs. Of running
+    servers: each of their numbers."""
+    if of_server := [row for row in rows if kind_of(row.case) == SERVER]:
+        first = of_server[0]
+        told = ", ".join(f"{row.case} {row.ratio.est:.3g} ({verdict(row, None)})" for row in of_server)
+        return f"{first.arm} over {first.baseline}, {first.size}: {told}."
     step = next((found for row in rows if (found := step_us(rows, row.shape, row.device)) is not None), None)
     verdicts: dict[str, set[str]] = {}
     for row in largest(rows):
@@ -134,6 +161,11 @@ def in_short(rows: Sequence[BenchRow]) -> str:
 def kind_of(case: str) -> str:
     """What a case prices, one of ORDER."""
     return KINDS.get(case, "other")
+
+
+def bench_command(case: str) -> str:
+    """The command that measures a case."""
+    return f"kvcheck bench {SERVE if kind_of(case) == SERVER else case}"
 
 
 def largest(rows: Sequence[BenchRow]) -> list[BenchRow]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from kvcheck.core.base.evidence_kinds import OBSERVED, TOKEN
 from kvcheck.core.base.record import RunRecord, ScenarioResult, Verdict
-from kvcheck.core.base.server_facts import OWN_MODEL, REQUIRED, is_requirement, required, server_of
+from kvcheck.core.base.server_facts import OWN_MODEL, REQUIRED, SERVE_CASES, is_requirement, required, server_of
 from kvcheck.core.report.wording import WORST_FIRST, amount, in_order, why_text
 
 NA = "n/a"
@@ -25,7 +25,7 @@ def server_section(record: RunRecord) -> dict[str, object] | None:
     server = server_of(record)
     if server is None:
         return None
-    cells = [row for row in record.scenarios if not is_requirement(row)]
+    cells = [row for row in record.scenarios if not is_requirement(row) and row.id not in SERVE_CASES]
     kinds = in_order(kind for row in cells for kind in row.evidence.observed)
     ordered = sorted(cells, key=lambda row: WORST_FIRST.index(row.verdict))
     return {

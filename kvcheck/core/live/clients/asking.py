@@ -1,4 +1,4 @@
-"""Asks one question, whole or as a stream that is aborted, and gives the answer; the same for every engine.
+"""Asks one question, whole or as a stream that is timed or aborted, and gives the answer; the same for every engine.
 
 Invariants:
 - Whatever a server does becomes an answer with its end. Tokens that had arrived stay in it.
@@ -41,12 +41,21 @@ class Call:
     abort: Callable[[], object] | None = None
 
 
-def converse(call: Call, abort: Abort | None, reply: Reply) -> Answer:
-    """Send the request, collect what comes into `reply`, and say how it ended."""
-    began_s = time.monotonic()
+def converse(
+    call: Call,
+    abort: Abort | None,
+    reply: Reply,
+    *,
+    is_timed: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Answer:
+    """Send the request, collect what comes into `reply`, and say how it ended. is_timed: as in Sending."""
+    began_s = clock()
     after_abort = None
     try:
-        if abort is None:
+        if abort is None and is_timed:
+            end, reason = _timed(call, reply, clock)
+        elif abort is None:
             _take(call, call.server.post_json(call.path, call.body), reply)
             end, reason = _end(reply)
         elif abort.by_call:
@@ -71,7 +80,10 @@ def converse(call: Call, abort: Abort | None, reply: Reply) -> Answer:
         after_abort=after_abort,
         reason=reason,
         began_s=began_s,
-        ended_s=time.monotonic(),
+        ended_s=clock(),
+        first_s=reply.first_s,
+        last_s=reply.last_s,
+        first_tokens=reply.first_tokens,
     )
 
 
@@ -95,6 +107,16 @@ def _end_of_stream(reply: Reply) -> tuple[End, str | None]:
     if reply.error is None and not reply.is_aborted and reply.finish is None:
         return End.CUT, "the stream ended without a reason for its end"
     return _end(reply)
+
+
+def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, str | None]:
+    """The whole stream is read, and noted is when each event with tokens had been read."""
+    with call.server.stream(call.path, call.streamed) as events:
+        for event in events:
+            now_s, before = clock(), len(reply.tokens)
+            _take(call, event, reply)
+            reply.note_time(before, now_s)
+    return _end_of_stream(reply)
 
 
 def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str | None]:

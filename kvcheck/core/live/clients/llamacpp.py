@@ -68,13 +68,13 @@ class LlamaCppClient:
             "n_predict": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "n_probs": max(1, sending.top),
+            "n_probs": 0 if sending.is_timed else max(1, sending.top),
             "return_tokens": True,
             "cache_prompt": sending.salt is None,
             "stream": False,
         }
         call = Call(server=self._server, path="/completion", body=body, streamed={**body, "stream": True}, take=take)
-        return converse(call, sending.abort, Reply())
+        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
 
     def counters(self) -> Counters | None:
         return read_counters(self.reach)

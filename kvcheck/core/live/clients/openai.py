@@ -68,7 +68,7 @@ class OpenAiClient:
             streamed={**body, "stream": True, "stream_options": {"include_usage": True}},
             take=lambda event, reply: take_completion(event, reply, self.reach.token_of),
         )
-        return converse(call, sending.abort, Reply())
+        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
 
     def counters(self) -> Counters | None:
         return read_counters(self.reach)

@@ -112,7 +112,8 @@ def _wrong(name: str, expected: str, value: object) -> Unreadable:
 @dataclass(slots=True, kw_only=True)
 class Reply:
     """What has arrived of one answer. rid: the name under which the engine gives it, where that is made of the one that
-    was sent. error: the engine's text of an error. is_aborted: it says that it aborted."""
+    was sent. error: the engine's text of an error. is_aborted: it says that it aborted. first_s, last_s, first_tokens:
+    as in Answer."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -125,6 +126,9 @@ class Reply:
     rid: str | None = None
     is_aborted: bool = False
     error: str | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    first_tokens: int | None = None
 
     def add(
         self,
@@ -139,6 +143,14 @@ class Reply:
         self.tokens += tokens
         self.logprobs += [None] * len(tokens) if logprobs is None else logprobs
         self.top += [None] * len(tokens) if top is None else top
+
+    def note_time(self, before: int, now_s: float) -> None:
+        """Keep when an event arrived, if it held tokens. before: how many there were."""
+        if len(self.tokens) == before:
+            return
+        if self.first_s is None:
+            self.first_s, self.first_tokens = now_s, len(self.tokens) - before
+        self.last_s = now_s
 
     def known_logprobs(self) -> tuple[float, ...] | None:
         """The log-probabilities, where each token has one."""

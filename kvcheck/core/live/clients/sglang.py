@@ -100,7 +100,7 @@ class SglangClient:
         return _served(self._server, info or {}, model or {}, models or {})
 
     def ask(self, sending: Sending) -> Answer:
-        return converse(self.call_for(sending, {}), sending.abort, Reply())
+        return converse(self.call_for(sending, {}), sending.abort, Reply(), is_timed=sending.is_timed)
 
     def call_for(self, sending: Sending, more: Mapping[str, object]) -> Call:
         """The call of /generate. more: further fields of the request."""
@@ -108,9 +108,8 @@ class SglangClient:
         body: dict[str, object] = {
             "input_ids": list(question.ids),
             "sampling_params": {"temperature": 0.0, "max_new_tokens": len(question.expected)},
-            "return_logprob": True,
-            "logprob_start_len": -1,
             "rid": sending.rid,
+            **({} if sending.is_timed else {"return_logprob": True, "logprob_start_len": -1}),
             **more,
         }
         if sending.salt is not None:

@@ -77,7 +77,7 @@ class SglangPair:
 
         prefilling: Future[Answer] = Future()
         threading.Thread(target=_prefill, args=(at_prefill, prefilling), daemon=True).start()
-        answer = converse(replace(at_decode, abort=abort_both), sending.abort, Reply())
+        answer = converse(replace(at_decode, abort=abort_both), sending.abort, Reply(), is_timed=sending.is_timed)
         if answer.end is not End.DONE and not prefilling.done() and at_prefill.abort is not None:
             try:
                 at_prefill.abort()  # it may wait for a decode server that has given the request up

@@ -112,10 +112,9 @@ class VllmClient:
             "max_tokens": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "logprobs": max(1, sending.top),
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
             "request_id": sending.rid,
+            **({} if sending.is_timed else {"logprobs": max(1, sending.top), "return_tokens_as_token_ids": True}),
         }
         if sending.salt is not None:
             body["cache_salt"] = sending.salt
@@ -129,7 +128,7 @@ class VllmClient:
             take=self._take,
             abort=lambda: self._abort(sending.rid),
         )
-        return converse(call, sending.abort, Reply())
+        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
 
     def _take(self, event: Mapping[str, object], reply: Reply) -> None:
         """vLLM gives an answer under the name that was sent, behind "cmpl-"."""

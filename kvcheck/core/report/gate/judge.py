@@ -31,6 +31,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.base.rounds import LEAST_ROUNDS, TAIL, holm, ratio_interval, sign_p
+from kvcheck.core.report.prices import bench_command
 
 ADVISED_ROWS = 8
 MEASURED_AGAIN = 2
@@ -287,7 +288,7 @@ def _notes(case: _Case, rules: Rules) -> list[str]:
     if verdict is Overhead.SLOWER:
         slower = sum(each.verdict is Overhead.SLOWER for each in case.measurements)
         confirmed = f"{over:.0%} over its budget, confirmed: {slower} of {len(case.measurements)} measurements"
-        notes.append(f"{confirmed}; next: kvcheck bench {case.gated.stored.row.case}")
+        notes.append(f"{confirmed}; next: {bench_command(case.gated.stored.row.case)}")
     elif over > 0:
         let = ", within --fail-over" if over < rules.fail_over else ""
         notes.append(f"{over:.1%} over its budget{let}")

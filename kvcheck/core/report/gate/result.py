@@ -25,6 +25,7 @@ from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
+from kvcheck.core.report.prices import bench_command
 from kvcheck.core.report.store import write_text
 
 SCHEMA_VERSION = "5"
@@ -330,7 +331,7 @@ def _nearest(budget: Budget, rows: Sequence[StoredRow]) -> str:
     like = [row for row in measured if row.case == budget.case] or measured
     named = [_named(row) for row in like[:NAMED_ROWS]]
     more = f" and {len(like) - NAMED_ROWS} more" if len(like) > NAMED_ROWS else ""
-    return f"they hold {'; '.join(named) or 'no benchmark'}{more}; next: kvcheck bench {budget.case}"
+    return f"they hold {'; '.join(named) or 'no benchmark'}{more}; next: {bench_command(budget.case)}"
 
 
 def _named(row: BenchRow) -> str:

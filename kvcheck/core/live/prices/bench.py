@@ -1,0 +1,265 @@
+"""ServeBench: one load on two arms, in turn, until it is precise or over; what each arm answered, and the prices.
+
+An arm is a server with a kind of load. Two servers get the same load. One server gets its own cache's work with and
+without reuse: `shared` and `fresh`.
+
+Invariants:
+- Two passes never run at the same time, on one server or on two.
+- The first pass of each arm is judged and thrown away: it pays for what a server does once.
+- Rounds end for precision, time or a finding, never because of a ratio. A round that is not whole is left out.
+- A price is a measurement only where every answer of the run was right and whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.evidence_kinds import TOKEN
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.rounds import LEAST_ROUNDS
+from kvcheck.core.base.server_facts import SERVE_CASES, THROUGHPUT
+from kvcheck.core.live.conclusion import missing
+from kvcheck.core.live.prices.load import Load
+from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, order_of_passes
+from kvcheck.core.live.prices.side import PassResult, Side
+
+INTEGRITY = "integrity"
+NOT_MEASURED = "KV990"
+NAMES_APART = 1_000_003
+MOST_FRESH = 0.1
+"""Where more of the prompts of a load without reuse was cached, it shows no server without reuse."""
+MOST_BUSY = 0.7
+"""Where this process took more of a core while it waited, it may be what was measured."""
+MOST_REASONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A server with a load. name: as in rows of the record."""
+
+    name: str
+    side: Side
+    load: Load
+
+    @property
+    def cell(self) -> str:
+        """The id of its row of integrity."""
+        return f"{INTEGRITY}/{self.name}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What all passes of one arm came to."""
+
+    arm: Arm
+    evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
+    findings: int = 0
+    wrong_tokens: int = 0
+    duration_s: float = 0.0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, result: PassResult) -> None:
+        """One pass more."""
+        self.evidence = self.evidence.plus(result.evidence)
+        self.findings += len(result.findings)
+        self.wrong_tokens += result.wrong_tokens
+        self.duration_s += result.duration_s
+        self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
+
+    def result(self) -> ScenarioResult:
+        """The row of integrity, as of now."""
+        reasons = [] if self.findings else [*self.reasons]
+        if not (self.findings or self.evidence.observed[TOKEN]):
+            reasons.append("no token was judged")
+        verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
+        return ScenarioResult(
+            id=self.arm.cell,
+            shape=self.arm.name,
+            verdict=verdict,
+            code=NOT_MEASURED if verdict is Verdict.UNKNOWN else None,
+            reason="; ".join(reasons[:MOST_REASONS]) or None,
+            schedules=self.evidence.schedules,
+            duration_s=round(self.duration_s, 3),
+            evidence=self.evidence,
+        )
+
+
+class ServeBench:
+    """One comparison. names: chooses the tokens of all requests. shape, device: as in Compared.
+
+    is_reuse: both arms are one server, with and without reuse: the arm has to hit the cache, and the baseline must not.
+    """
+
+    def __init__(self, *, baseline: Arm, arm: Arm, names: int, shape: str, device: str, is_reuse: bool) -> None:
+        self.arms = {baseline.name: baseline, arm.name: arm}
+        self.tallies = {name: Tally(each) for name, each in self.arms.items()}
+        self.rounds = Rounds(
+            Compared(arm=arm.name, baseline=baseline.name, size=arm.load.name, shape=shape, device=device)
+        )
+        self.notes: list[str] = []
+        self.findings: list[Finding] = []
+        self._kept = 0
+        self.is_over = False
+        self._is_reuse = is_reuse
+        self._names = names
+        self._passes = 0
+        self._number = 0
+        self._busy: list[float] = []
+        self._running: str | None = None
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """Each server once."""
+        return tuple(dict.fromkeys(arm.side for arm in self.arms.values()))
+
+    @property
+    def plan_names(self) -> list[str]:
+        """Ids of all rows that the record has to have."""
+        return [*SERVE_CASES, *(arm.cell for arm in self.arms.values())]
+
+    def begin(self) -> None:
+        """Ask each server one cold request. Raises UsageError where it does not serve the model."""
+        for side in self.sides:
+            self._passes += 1
+            side.begin(names=self._drawn())
+
+    def warm_up(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
+        """One pass of each arm, judged and not timed. Whether rounds can follow."""
+        return all(self._pass(name, until, told) is not None for name in self.arms) and not self.is_over
+
+    def add_round(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
+        """One round; whether it was whole, so that another one can follow. Raises KeyboardInterrupt; `interrupted`
+        judges what was answered of the pass under way."""
+        self._number += 1
+        passes: dict[str, list[PassResult]] = {name: [] for name in self.rounds.names}
+        seed = self.arms[self.rounds.compared.arm].load.seed
+        for name in order_of_passes(self.rounds.names, seed=seed, number=self._number):
+            result = self._pass(name, until, told)
+            if result is None:
+                return False
+            passes[name].append(result)
+        times = {name: [each.times for each in made if each.times is not None] for name, made in passes.items()}
+        if self.is_over or not all(len(times[name]) == len(made) for name, made in passes.items()):
+            return False
+        self._busy += [each.busy for made in passes.values() for each in made]
+        self.rounds.add(times)
+        return True
+
+    def interrupted(self) -> None:
+        """Judge the pass that was under way."""
+        if self._running is not None:
+            self._keep(self._running, self.arms[self._running].side.taken())
+
+    def end(self) -> None:
+        """Add what the servers' own counters say of the whole run, and what makes its prices doubtful."""
+        for side in self.sides:
+            counts, sources = side.moved()
+            users = [tally for tally in self.tallies.values() if tally.arm.side is side]
+            for tally in users:
+                known = tally.evidence.observed
+                new = {kind: count for kind, count in counts.items() if kind not in known}
+                if len(users) == 1:
+                    tally.evidence = dataclasses.replace(tally.evidence, observed=known | new)
+            if len(users) > 1 and (new := {kind: counts[kind] for kind in counts if kind in sources and counts[kind]}):
+                both = " and ".join(tally.arm.name for tally in users)
+                told = ", ".join(f"{kind} {count:,}" for kind, count in new.items())
+                self._note(f"the server's own counters, of {both} together: {told}")
+        if self._busy and (busy := statistics.median(self._busy)) > MOST_BUSY:
+            self._note(
+                f"kvcheck itself took {busy:.0%} of a core while it waited for answers, and may be what was measured: "
+                "use a smaller --concurrency, or ask from another machine"
+            )
+
+    def why_no_measurement(self) -> str | None:
+        """Why the rows are no measurements; None where they are."""
+        wrong = sum(tally.wrong_tokens for tally in self.tallies.values())
+        if self.findings:
+            codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+            return f"not a measurement: {counted(wrong, 'wrong token')}" if wrong else f"not a measurement: {codes}"
+        reasons = [f"{name}: {reason}" for name, tally in self.tallies.items() for reason in tally.reasons]
+        if reasons:
+            return f"not a measurement: {'; '.join(reasons[:MOST_REASONS])}"
+        return self._no_reuse() if self._is_reuse and self.rounds.times else None
+
+    def take_findings(self) -> list[Finding]:
+        """Findings since the last time that it was asked."""
+        new, self._kept = self.findings[self._kept :], len(self.findings)
+        return new
+
+    def rows(self) -> list[BenchRow]:
+        """The rows of the record, as of now."""
+        return self.rounds.rows(self.why_no_measurement())
+
+    def results(self, why_few: str) -> list[ScenarioResult]:
+        """The verdicts of the record, as of now. why_few: why there are no more rounds."""
+        why_none = self.why_no_measurement()
+        by_case = {row.case: row for row in self.rounds.rows(why_none)}
+        ran = len(self.rounds.times)
+        made = []
+        for case in SERVE_CASES:
+            reason = why_none
+            if reason is None and ran < LEAST_ROUNDS:
+                reason = f"expected {LEAST_ROUNDS} rounds or more, got {ran}: {why_few}"
+            elif reason is None and case not in by_case:
+                reason = _UNSEEN[case == THROUGHPUT]
+            made.append(
+                ScenarioResult(
+                    id=case,
+                    shape=self.rounds.compared.shape,
+                    verdict=Verdict.PASS if reason is None else Verdict.UNKNOWN,
+                    code=None if reason is None else NOT_MEASURED,
+                    reason=reason,
+                    schedules=ran,
+                )
+            )
+        return [*made, *(tally.result() for tally in self.tallies.values())]
+
+    def _pass(self, name: str, until: float | None, told: Callable[[str, int], None]) -> PassResult | None:
+        """One pass of an arm or of the control; None where nothing may follow it."""
+        if self.is_over or self.findings:
+            return None
+        arm = self.arms[self.rounds.compared.baseline if name == CONTROL else name]
+        self._passes += 1
+        self._running = arm.name
+        result = arm.side.send(
+            arm.load, self._number, names=self._drawn(), until=until, told=lambda answered: told(name, answered)
+        )
+        self._running = None
+        self._keep(arm.name, result)
+        return None if result.findings or result.reasons or result.times is None else result
+
+    def _keep(self, name: str, result: PassResult) -> None:
+        self.tallies[name].add(result)
+        self.findings += [dataclasses.replace(each, scenario=INTEGRITY, shape=name) for each in result.findings]
+        self.is_over = self.is_over or result.is_over
+        for note in result.notes:
+            self._note(note)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _drawn(self) -> int:
+        return self._names * NAMES_APART + self._passes
+
+    def _no_reuse(self) -> str | None:
+        """Why two loads on one server show nothing about reuse; None where they do."""
+        arm, baseline = self.rounds.compared.arm, self.rounds.compared.baseline
+        tally = self.tallies[arm]
+        lack = missing("hit", tally.evidence.observed, least=1, flags=tally.arm.side.client.flags)
+        if lack is not None:
+            return f"not a measurement of reuse: {lack}"
+        share = self.rounds.cached_share(baseline)
+        if share is not None and share > MOST_FRESH:
+            return f"not a measurement of reuse: {share:.0%} of the prompts that share nothing was cached all the same"
+        return None
+
+
+_UNSEEN: Mapping[bool, str] = {
+    True: "the clock of this machine saw no time pass",
+    False: "a server sent whole answers in one piece, so its first token is not seen; let it stream each token",
+}

@@ -1,0 +1,125 @@
+"""Load: what one pass sends, drawn from a seed. The last wave is timed, the waves before it fill the cache.
+
+    shared       a prompt of each group; then requests whose first three quarters are a group's
+    fresh        the same waves, lengths and answers, and no two requests share a beginning
+    returning    as shared; between the two, requests that need more than the device's pool
+
+One request in eight is a position test, so that keys at another position are seen too.
+
+Invariants:
+- Equal loads and rounds draw the same lengths, in the same order, for every kind and for all names.
+- Requests of other names have the same situation in other tokens: no pass finds in a cache what another one left there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.live.questions import SHORTEST, WALK_FRAME, Questions, Subject
+from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
+
+SHARED, FRESH, RETURNING = "shared", "fresh", "returning"
+LOADS = (SHARED, FRESH, RETURNING)
+GROUP = 4
+"""Requests that share one beginning."""
+TESTS = 8
+"""One request in so many is a position test."""
+WARM_ANSWER = 8
+FLOOD_PERCENT = 130
+MOST_FLOOD = 2000
+"""Requests of a flood: more would take longer than what is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """kind: of LOADS. prompt, answer: tokens of a timed request. concurrency: requests at a time. pool: tokens that the
+    device tier of the larger server holds; None where one does not say, which `returning` needs."""
+
+    kind: str
+    requests: int
+    concurrency: int
+    prompt: int
+    answer: int
+    seed: int
+    pool: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in LOADS:
+            raise UsageError(f"--load: expected one of {', '.join(LOADS)}, got {self.kind!r}")
+        least = SHORTEST + WALK_FRAME
+        if self.prompt < least:
+            raise UsageError(f"--prompt: expected at least {least} tokens, got {self.prompt}")
+        if self.answer < 2:
+            raise UsageError(f"--answer: expected at least 2 tokens, got {self.answer}: the first one is timed alone")
+        if self.kind == RETURNING and self.pool is None:
+            raise UsageError("--load returning: it needs a server that says how many tokens its pool holds")
+        if self.kind == RETURNING and self.flood > MOST_FLOOD:
+            raise UsageError(
+                f"--load returning: {self.flood:,} requests of {self.prompt} tokens fill the pool of {self.pool:,}, "
+                f"expected at most {MOST_FLOOD:,}; use a larger --prompt, or start the servers with a smaller pool"
+            )
+
+    @property
+    def name(self) -> str:
+        """What a row of the record calls its size: requests, tokens, how many at a time, and the kind unless shared."""
+        size = f"{self.requests}x{self.prompt}+{self.answer}@{self.concurrency}"
+        return size if self.kind in (SHARED, FRESH) else f"{size} {self.kind}"
+
+    @property
+    def flood(self) -> int:
+        """Requests that fill the pool."""
+        return -(-(self.pool or 0) * FLOOD_PERCENT // (100 * (self.prompt + WARM_ANSWER)))
+
+    def check(self, parameters: Parameters, longest: int) -> None:
+        """Raise UsageError unless a request and its answer fit. longest: tokens that the servers take."""
+        if self.prompt + self.answer > longest:
+            raise UsageError(
+                f"--prompt {self.prompt} --answer {self.answer}: expected at most {longest} tokens together, as the "
+                "server and its model take"
+            )
+        if self.prompt - WALK_FRAME > parameters.nodes:
+            raise UsageError(f"--prompt: expected at most {parameters.nodes + WALK_FRAME}, as this model has nodes")
+
+
+def draw(load: Load, questions: Questions, number: int) -> Round:
+    """The waves of round `number`; the last one is to be timed."""
+    places = load.prompt - WALK_FRAME
+    drawn = _Draws(load.seed, number)
+    groups = max(1, load.requests // GROUP)
+    bases = [questions.walk(drawn.next(), places) for _ in range(groups)]
+    tests = questions.has_marks and load.requests >= TESTS
+    marks = questions.marks(drawn.next()) if tests else None
+    warm = [questions.put(drawn.next(), each, WARM_ANSWER) for each in (*bases, *([] if marks is None else [marks]))]
+    prefixes = [None if load.kind == FRESH else each.cut(places * 3 // 4) for each in bases]
+    timed = []
+    for at in range(load.requests):
+        rng = drawn.next()
+        subject: Subject
+        if marks is not None and at % TESTS == TESTS - 1:
+            subject = questions.marks(rng, prefix=None if load.kind == FRESH else marks)
+        else:
+            subject = questions.walk(rng, places, prefix=prefixes[at % groups])
+        timed.append(questions.put(rng, subject, load.answer))
+    flood = [  # drawn last: the others are those of the other kinds
+        questions.put(drawn.next(), questions.walk(drawn.next(), places), WARM_ANSWER)
+        for _ in range(load.flood if load.kind == RETURNING else 0)
+    ]
+    return Round(tuple(_wave(each, load.concurrency) for each in (warm, flood, timed) if each))
+
+
+class _Draws:
+    """A generator for each request: what one draws moves no other one."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._own = Rng(seed * 1_000_003 + number)
+
+    def next(self) -> Rng:
+        return Rng(self._own.next_u64())
+
+
+def _wave(questions: list[Question], concurrency: int) -> Wave:
+    return Wave(orders=tuple(Order(question=question) for question in questions), concurrency=concurrency)

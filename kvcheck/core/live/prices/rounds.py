@@ -1,0 +1,136 @@
+"""Rounds of two arms and a control: the order in which they run, and the rows of the record that they make.
+
+A round runs the baseline, the baseline again as the control, and the arm, in a drawn order and then backwards: a server
+that becomes slower with time costs each of them as much. What an arm came to in a round is made of both of its passes.
+The statistics are those of all benchmarks: one ratio a round, an interval that assumes no distribution, and a noise
+floor from the control (core/base/rounds.py).
+
+Invariants:
+- A round counts only whole, with all of its passes.
+- Rows of a run with a wrong token keep their ratios and are marked as no measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.record import BenchRow
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.base.rounds import NOISY_FLOOR, floor_of, half_width, interval, ratio_interval
+from kvcheck.core.base.server_facts import FIRST_TOKEN, THROUGHPUT
+from kvcheck.core.live.prices.times import METRICS, Times
+
+CONTROL = "control"
+"""The baseline again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What is compared. device: engines. shape: the model. size: the load."""
+
+    arm: str
+    baseline: str
+    size: str
+    shape: str
+    device: str
+
+
+def order_of_passes(arms: Sequence[str], *, seed: int, number: int) -> tuple[str, ...]:
+    """The arms in a drawn order and then backwards: with two arms ABBA or BAAB."""
+    rng = Rng(seed * 1_000_003 + number)
+    left, drawn = list(arms), list[str]()
+    while left:
+        drawn.append(left.pop(rng.below(len(left))))
+    return (*drawn, *reversed(drawn))
+
+
+@dataclass(slots=True)
+class Rounds:
+    """The rounds so far. times: of each arm and the control, in each round."""
+
+    compared: Compared
+    times: list[Mapping[str, Times]] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Baseline, control and arm."""
+        return (self.compared.baseline, CONTROL, self.compared.arm)
+
+    def add(self, passes: Mapping[str, Sequence[Times]]) -> None:
+        """One whole round. passes: of each name."""
+        made: dict[str, Times] = {}
+        for name in self.names:
+            first, *others = passes[name]
+            for each in others:
+                first = first.plus(each)
+            made[name] = first
+        self.times.append(made)
+
+    def is_precise(self, precision: float) -> bool:
+        """Whether the interval of each ratio that can be made is that narrow."""
+        widths = [half_width(row.ratio) for row in self.rows()]
+        return bool(widths) and all(width is not None and width <= precision for width in widths)
+
+    def rows(self, why_none: str | None = None) -> list[BenchRow]:
+        """A row for each number that both servers show. why_none: why these are no measurements."""
+        return [row for case in METRICS if (row := self._row(case, why_none)) is not None]
+
+    def _row(self, case: str, why_none: str | None) -> BenchRow | None:
+        arm, baseline = self.compared.arm, self.compared.baseline
+        us = {name: self._us(case, name) for name in self.names}
+        if not self.times or not all(value is not None and value > 0 for each in us.values() for value in each):
+            return None
+        known = {name: [value for value in each if value is not None] for name, each in us.items()}
+        logs = _logs(known[arm], known[baseline])
+        floor = floor_of(_logs(known[CONTROL], known[baseline]))
+        status = "noisy" if floor > NOISY_FLOOR else "ok"
+        return BenchRow(
+            case=case,
+            arm=arm,
+            baseline=baseline,
+            size=self.compared.size,
+            shape=self.compared.shape,
+            device=self.compared.device,
+            bytes=None,
+            us=interval(known[arm]),
+            baseline_us=interval(known[baseline]),
+            ratio=ratio_interval(logs),
+            floor=floor,
+            ratios=tuple(math.exp(each) for each in logs),
+            status=status if why_none is None else "unknown",
+            note=self._note(case, known) if why_none is None else why_none,
+        )
+
+    def _us(self, case: str, name: str) -> list[float | None]:
+        return [METRICS[case](each[name]) for each in self.times]
+
+    def _note(self, case: str, us: Mapping[str, Sequence[float]]) -> str | None:
+        """What a reader must know beside the ratio: tokens a second, and the part of the prompts that was cached."""
+        pair = (self.compared.arm, self.compared.baseline)
+        if case == THROUGHPUT:
+            return ", ".join(f"{name} {_number(1e6 / interval(us[name]).est)} tokens/s" for name in pair)
+        if case == FIRST_TOKEN:
+            shares = [self._cached(name) for name in pair]
+            told = [f"{name} {share:.0%}" for name, share in zip(pair, shares, strict=True) if share is not None]
+            return f"cached of the prompts: {', '.join(told)}" if told else "the server does not say what was cached"
+        return None
+
+    def _cached(self, name: str) -> float | None:
+        total = self.times[0][name]
+        for each in self.times[1:]:
+            total = total.plus(each[name])
+        return total.cached_share
+
+    def cached_share(self, name: str) -> float | None:
+        """The part of an arm's timed prompts that was cached; None where the server does not say, or without rounds."""
+        return self._cached(name) if self.times else None
+
+
+def _logs(arm: Sequence[float], baseline: Sequence[float]) -> list[float]:
+    return [math.log(one / other) for one, other in zip(arm, baseline, strict=True)]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
