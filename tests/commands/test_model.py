@@ -49,7 +49,7 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
         (["--arch", "deepseek-v3", "--dtype", "fp16"], "ask for --dtype bf16"),
         (["--nodes", "3"], "nodes of a known-answer model are from 16"),
         (["--kv-heads", "64"], "need more dimensions of a head"),
-        (["--distance", "4096"], "distance is from 2 to length - 1"),
+        (["--distance", "4096"], "distance is from 0 to length - 1"),
     ],
 )
 def test_sizes_that_cannot_be_are_one_line(

@@ -26,7 +26,7 @@ class Parameters:
 
     group: query heads of one KV head. length: most positions of a request, prompt and answer together.
     nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
-    d % kv_heads. distance: how many positions back the position test reads.
+    d % kv_heads. distance: how many positions back the position test reads; 0: a mark reads itself.
     """
 
     family: str
@@ -47,8 +47,8 @@ class Parameters:
         )
         if not 16 <= self.nodes <= MOST_NODES:
             raise UsageError(f"nodes of a known-answer model are from 16 to {MOST_NODES}; got {self.nodes}")
-        if not 2 <= self.distance < self.length:
-            raise UsageError(f"distance is from 2 to length - 1 ({self.length - 1}); got {self.distance}")
+        if not 0 <= self.distance < self.length:
+            raise UsageError(f"distance is from 0 to length - 1 ({self.length - 1}); got {self.distance}")
         if self.digits < max(self.kv_heads, 2) or self.base ** (self.digits - 1) < self.nodes:
             raise UsageError(
                 f"{self.digits} digits of base {self.base} cannot number {self.nodes} nodes, check one of them, "
