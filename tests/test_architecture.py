@@ -59,7 +59,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "the wire between processes, with an engine that moves the bytes",
     ),
     "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
-    "core.workload": ((*MOVED, "core.cache.transfer", "core.cache.scheduler"), "feeds a scheduler; names no target"),
+    "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
+    "core.workload": ((*MOVED, *CACHE[-2:], "core.live.model"), "feeds a scheduler; names no target. Known weights"),
     "core.workload.mismatch": ((), "plain numbers that an event holds"),
     **dict.fromkeys(KINDS, ((), "plain values: hashes, ids and counts")),
     "core.workload.events": (
@@ -82,7 +83,6 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "judge a history alone, from any target",
     ),
     "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
-    "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
     "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),

@@ -66,6 +66,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "oracles": ("kvcheck.core.stress.oracles:ORACLES",),
     "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
+    "decoders": ("kvcheck.core.workload:DECODERS",),
     "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
     "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),

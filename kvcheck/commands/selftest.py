@@ -94,7 +94,7 @@ def selftest(
     until = None if max_time is None else time.monotonic() - session.elapsed_s + max_time
     try:
         for each in chosen:
-            plan = Plan(scenario=each.scenario, shape=each.shape, seed=drawn)
+            plan = Plan(scenario=each.scenario, shape=each.shape, decoder=each.decoder, seed=drawn)
             session.progress(f"{each.name}: fixed build first")
             try:
                 with time_limit(until):

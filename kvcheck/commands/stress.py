@@ -54,6 +54,7 @@ from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.workload import WORDS
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner
@@ -106,6 +107,9 @@ NUMBERS = ("schedules", "max_time", "requests", "jobs", "min_schedules")
 Shapes = Annotated[list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")]
 Backend = Annotated[str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")]
 Strategy = Annotated[str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay or random.")]
+Decoder = Annotated[
+    str | None, typer.Option(help="See kvcheck list decoders. Default: words, or the one that shows the mutant.")
+]
 Trace = Annotated[
     str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged file.")
 ]
@@ -120,6 +124,7 @@ def stress(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     backend: Backend = None,
     strategy: Strategy = "portfolio",
+    decoder: Decoder = None,
     schedules: Annotated[int | None, typer.Option(help=SCHEDULES_HELP)] = None,
     min_schedules: MinSchedules = None,
     max_time: Annotated[float | None, typer.Option(help=MAX_TIME_HELP)] = None,
@@ -155,7 +160,7 @@ def stress(
 ) -> int:
     """Run the cells that were named, and judge them."""
     began = time.monotonic()
-    _check_values(ctx)
+    _check_given(ctx)
     if is_address(target):
         return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
     live.refuse_options_of_servers(ctx)
@@ -185,7 +190,7 @@ def stress(
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
-def _check_values(ctx: typer.Context) -> None:
+def _check_given(ctx: typer.Context) -> None:
     check_choice("--format", ctx.params["format_name"], FORMATS)
     for name in NUMBERS:
         check_positive(f"--{name.replace('_', '-')}", ctx.params[name])
@@ -305,6 +310,7 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
     from kvcheck.core.stress.probe_runner import engine_env
     from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.targets.mutants import mutant
 
     passing("loading")
     given = ctx.params
@@ -319,6 +325,7 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
         scenario="",
         probe="" if is_engine(target) else None,
         target=target,
+        decoder=given["decoder"] or (mutant(given["mutant"]).decoder if given["mutant"] is not None else WORDS),
         mutant=given["mutant"],
         backend=chosen,
         device=device,

@@ -67,7 +67,7 @@ def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
         (["--arch", "gpt-oss", "--group", "1"], "needs 2 query heads or more; got --group 1"),
         (["--nodes", "3"], "nodes of a known-answer model are from 16"),
         (["--kv-heads", "64"], "need more dimensions of a head"),
-        (["--distance", "4096"], "distance is from 2 to length - 1"),
+        (["--distance", "4096"], "distance is from 0 to length - 1"),
     ],
 )
 def test_sizes_that_cannot_be_are_one_line(

@@ -85,7 +85,7 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
 ) -> None:
     bug, broken = mutant(name), ScheduleRunner(mutant_target(name), workloads=workloads)
     seed, at = SHOWN_BY.get(name, SEED), LATER.get(name, 0)
-    first = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=seed, schedule=at)
+    first = Plan(scenario=bug.scenario, shape=bug.shape, decoder=bug.decoder, mutant=name, seed=seed, schedule=at)
     for plan in schedules(first, SCHEDULES - first.schedule):
         outcome = broken.run(plan)
         found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]

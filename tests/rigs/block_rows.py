@@ -144,11 +144,17 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck stress retract-resume hicache": By(OWN_ENGINE),
     },
     "docs/reading-a-report.md": {"kvcheck show": Runs((0, 0, 0))},
-    "docs/schedules.md": {"kvcheck stress retract-resume": Parsed(DOWNLOAD)},
+    "docs/schedules.md": {
+        "kvcheck stress retract-resume --decoder": Runs((0,)),
+        "kvcheck stress retract-resume --trace": Parsed(DOWNLOAD),
+    },
     "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},
     "docs/transports.md": {
         "kvcheck stress pd-transfer": Parsed(RANKS),
         "torchrun": Parsed(LAUNCHER),
+    },
+    "reports/published/cpu/README.md": {
+        "PYTHONPATH=.:tests": By("mutants/test_decoders.py::test_the_table_is_what_this_build_does")
     },
     "reports/published/engines/README.md": {"kvcheck stress --target": Parsed(ENGINE)},
     "reports/published/engines/transfers/README.md": {

@@ -63,6 +63,10 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
         ("gpt-oss-20b", 1024),
         ("gpt-oss-120b", 1024),
         ("qwen3-next-80b", 1024),
+        ("llama-answers", 1024),
+        ("llama-fp8-answers", 256),
+        ("deepseek-answers", 2304),
+        ("gpt-oss-answers", 512),
     ],
 )
 def test_attention_rows_have_their_exact_size(name: str, row_bytes: int) -> None:

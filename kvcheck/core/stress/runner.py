@@ -50,6 +50,7 @@ from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.orders import chooser_of
+from kvcheck.core.stress.plan_decoder import decoded
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
@@ -144,10 +145,11 @@ class Workloads:
         """The plan's workload, and the output of each of its requests."""
         seed = workload_seed(plan)
         variant = plan.variant if plan.trace is None else None
-        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.ranks, variant)
+        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.ranks, plan.decoder, variant)
         if key not in self._kept:
             scenario, shape = scenario_of(plan), shape_named(plan.shape)
             load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace, variant=plan.variant)
+            load = decoded(load, plan, shape)
             known = self._known(plan)
             self._kept[key] = load, MappingProxyType(dict(reference_outputs(shape, load) if known is None else known))
             if len(self._kept) > KEPT_WORKLOADS:
@@ -198,7 +200,7 @@ class ScheduleRunner:
         for oracle in oracles:
             history.listen(oracle.handlers())
         for request, tokens in sorted(reference.items()):
-            history.emit(Expected(request, tokens))
+            history.emit(Expected(request, tokens, by=load.decoder))
         backend, recorder = _backend(plan, OperationEvents(history.emit))
         audit = None
         if self._audit or is_audited(plan):

@@ -18,6 +18,7 @@ from kvcheck.core.stress.delay_lines import parse_delays
 from kvcheck.core.stress.delayed import DelayRunner
 from kvcheck.core.stress.orders import order_of
 from kvcheck.core.stress.pair import parse_pair
+from kvcheck.core.stress.plan_decoder import ONE_RANK, check_decoded, decodes, usual_shapes
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.probe_runner import ProbeRunner, check_probe_plan, probe_cells, probe_of, untried_by_probes
 from kvcheck.core.stress.ranks.runner import RankRunner
@@ -26,7 +27,7 @@ from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import FLOOR, Kind, Plan
 from kvcheck.core.stress.strategies import decode_choices
 from kvcheck.core.targets.target import Target
-from kvcheck.core.workload.shapes import TINY_SHAPES
+from kvcheck.core.workload import WORDS
 from kvcheck.core.workload.shapes import shape as shape_named
 
 PROBE_FLOOR = 12
@@ -78,6 +79,7 @@ def row_of(plan: Plan) -> RunnerRow:
 def _check_names(plan: Plan) -> None:
     SCENARIOS.require(plan.scenario)
     shape_named(plan.shape)
+    check_decoded(plan)
 
 
 def _check_choices(plan: Plan) -> None:
@@ -124,8 +126,8 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
         shape_named(name)
     cells = [
         _for_scenario(dataclasses.replace(base, scenario=scenario, shape=name))
-        for scenario in dict.fromkeys(scenarios or SCENARIOS.names())
-        for name in dict.fromkeys(shapes or TINY_SHAPES)
+        for scenario in dict.fromkeys(scenarios or (each for each in SCENARIOS.names() if decodes(base.decoder, each)))
+        for name in dict.fromkeys(shapes or usual_shapes(base.decoder))
         if shape_named(name).family in SCENARIOS.load(scenario).families
     ]
     if not cells:
@@ -136,8 +138,11 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
 
 
 def _for_scenario(plan: Plan) -> Plan:
-    """The plan of one cell. Raises UsageError if its scenario has no ranks, or cannot run them as processes."""
+    """The plan of one cell. Raises UsageError if its scenario has no ranks, or cannot run them as processes, or if its
+    decoder cannot decode it."""
+    check_decoded(plan)
     if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
+        plan = plan if plan.decoder == WORDS else dataclasses.replace(plan, ranks=ONE_RANK)
         scenario_of(plan)  # refuses ranks that do not suit the shape
         return plan
     able = " or ".join(name for name in SCENARIOS.names() if "pd-transfer" in SCENARIOS.load(name).needs)

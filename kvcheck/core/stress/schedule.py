@@ -58,10 +58,11 @@ class Plan:
     """One schedule of one scenario with one shape, or of one probe of an installed engine.
 
     probe: "NAME.SUBJECT", what is tried and on what; the shape is then "". None: `target` is kvcheck's or the user's
-    own. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None where the scenario
-    chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a synthetic workload.
-    choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip"; delays of a device,
-    for strategy "delay". engine_env: variables of an installed engine, as "NAME=VALUE" with a line end between two.
+    own. decoder: row of DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE";
+    None where the scenario chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a
+    synthetic workload. choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip";
+    delays of a device, for strategy "delay". engine_env: variables of an installed engine, as "NAME=VALUE" with a line
+    end between two.
     expect: the code the schedule was printed for.
     """
 
@@ -69,6 +70,7 @@ class Plan:
     shape: str = ""
     probe: str | None = None
     target: str = BUILTIN
+    decoder: str = "words"
     mutant: str | None = None
     backend: str = "simulated"
     device: str = "cpu"

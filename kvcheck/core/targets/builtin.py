@@ -50,7 +50,12 @@ class BuiltinEngine:
         self._parts, self._setup = parts, setup
         self._observer = Observer(emit)
         self.pool = parts.pool(
-            setup.shape, setup.sizes, backend=backend, listener=self._observer, buffers=parts.buffers
+            setup.shape,
+            setup.sizes,
+            backend=backend,
+            listener=self._observer,
+            buffers=parts.buffers,
+            attention=parts.attention,
         )
         turn_ids(self.pool.allocators.values(), by=DEVICE_TURN)
         self._padding = PaddingCheck(self.pool, emit)

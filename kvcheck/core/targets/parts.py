@@ -17,6 +17,7 @@ from kvcheck.core.cache.hicache.movement import Movement
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.offload import Offload
+from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.agreement import RankGroup
@@ -35,6 +36,7 @@ class TargetParts:
 
     pool: type[KVPool] = KVPool
     buffers: type[BufferSet] = BufferSet
+    attention: type[AttentionInputs] = AttentionInputs
     offload: type[Offload] = Offload
     metadata: type[MetadataBuffers] = MetadataBuffers
     scheduler: type[Scheduler] = Scheduler

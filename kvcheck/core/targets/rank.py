@@ -77,7 +77,14 @@ def make_rank(
     observer = Observer(emit)
     setup.emit(ProcessActs(name))
     whole = setup.shape
-    pool = parts.pool(rank_shape(whole, number, ranks), sizes, backend=own, listener=observer, buffers=parts.buffers)
+    pool = parts.pool(
+        rank_shape(whole, number, ranks),
+        sizes,
+        backend=own,
+        listener=observer,
+        buffers=parts.buffers,
+        attention=parts.attention,
+    )
     metadata = parts.metadata(
         end,
         slots=setup.metadata_slots,

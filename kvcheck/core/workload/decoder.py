@@ -28,7 +28,7 @@ from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.observation import Observation
-from kvcheck.core.workload.passes import PassPlan, Rows, plan_pass
+from kvcheck.core.workload.passes import PassPlan, locs_of_places, plan_pass
 from kvcheck.core.workload.readers import INDEX_READERS, Readers
 from kvcheck.kernels.content import as_signed, mix64_int, rows_torch
 from kvcheck.kernels.content_rows import differing
@@ -239,7 +239,7 @@ class ContentDecoder:
             slots = self._state_slots(plan)
             words.index_copy_(0, slots, self._rule(plan.state_write, space, buffer, layer, words.shape[-1]))
             return
-        locs = self._locs(space, plan.write)
+        locs = locs_of_places(self._pool, space, plan.write.places)
         if buffer.rows is Granularity.TOKEN:
             words.index_copy_(0, locs, self._rule(plan.write.codes, space, buffer, layer, words.shape[-1]))
             return
@@ -264,7 +264,7 @@ class ContentDecoder:
             self._observe(plan, site, bad, rows, slots, False, np.arange(len(plan.chunks)), positions)
         elif buffer.rows is Granularity.TOKEN:
             wanted = plan.window if space == "window" and plan.window is not None else plan.read
-            locs = self._locs(space, wanted)
+            locs = locs_of_places(self._pool, space, wanted.places)
             site = self.site(space, buffer, layer)
             rows = words[local].index_select(0, locs)
             bad = differing(rows, wanted.codes, self._mask(site, rows.shape[-1]))
@@ -306,14 +306,6 @@ class ContentDecoder:
         )
 
     # Where things lie
-
-    def _locs(self, space: str, rows: Rows) -> torch.Tensor:
-        size = self._pool.page_size
-        locs = self._pool.tables["req_to_token"].read_view().view(-1).index_select(0, rows.places)
-        if space != "window":
-            return locs
-        peers = self._pool.tables["full_to_window"].read_view().view(-1).index_select(0, locs // size)
-        return peers * size + locs % size
 
     def _state_slots(self, plan: PassPlan) -> torch.Tensor:
         return self._pool.tables["req_to_state"].read_view().view(-1).index_select(0, plan.rows)

@@ -194,10 +194,11 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The reference run's output of a request."""
+    """The right output of a request. by: the decoder that it is of; that of words is a reference run's."""
 
     request: int
     tokens: tuple[int, ...]
+    by: str = "words"
 
 
 @dataclass(frozen=True, slots=True)

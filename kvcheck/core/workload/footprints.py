@@ -71,8 +71,9 @@ def _state(chunks: Sequence[Chunk], pool: KVPool) -> SpaceTouch:
 def _paged(chunks: Sequence[Chunk], pool: KVPool, space: str) -> SpaceTouch:
     starts = np.array([chunk.start for chunk in chunks])
     stops = np.array([chunk.stop for chunk in chunks])
-    seen = np.zeros_like(starts) if space == "full" else np.maximum(0, starts + 1 - pool.shape.window)
-    read, read_tables = _span(chunks, pool, space, seen, stops)
+    seen = np.array([0 if space == "full" else pool.attention.first_seen(chunk.start) for chunk in chunks])
+    lengths = np.array([pool.attention.length(chunk.start, chunk.stop) for chunk in chunks])
+    read, read_tables = _span(chunks, pool, space, seen, lengths)
     written, written_tables = _span(chunks, pool, space, starts, stops)
     return SpaceTouch(space=space, read=read, written=written, read_tables=read_tables, written_tables=written_tables)
 

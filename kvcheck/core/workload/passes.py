@@ -1,7 +1,8 @@
 """PassPlan: the index tensors and expected codes of one forward pass over a batch.
 
 Invariants:
-- Positions come from the chunks alone. A kernel reads their rows from the pool's tables when it runs.
+- Positions come from the chunks and the pool's AttentionInputs alone. A kernel reads their rows from the pool's tables
+  when it runs.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ from kvcheck.core.cache.scheduler.decoder import Chunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Some positions of every chunk, one after another.
-
-    places: [T] flat places in the request table. codes: [T] expected mix64(tag). chunk: [T] index of the chunk.
-    positions: [T] logical positions.
-    """
+    """Some positions of every chunk, one after another. codes: [T] expected mix64(tag). Others: as in Places."""
 
     places: torch.Tensor
     codes: torch.Tensor
+    chunk: IndexArray
+    positions: IndexArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Some positions of every chunk, one after another.
+
+    entries: [T] flat places in the request table. chunk: [T] index of the chunk. positions: [T] logical positions.
+    """
+
+    entries: IndexArray
     chunk: IndexArray
     positions: IndexArray
 
@@ -37,7 +46,7 @@ class PassPlan:
     """write, read, window: token positions. pages: page starts, with codes [pages, P] and valid [pages, P].
 
     rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet,
-    so that the slot must be zero. numbers: [B] which chunks of the pass these are. tokens: sum of their stops.
+    so that the slot must be zero. numbers: [B] which chunks of the pass these are. tokens: sum of their lengths.
     """
 
     chunks: tuple[Chunk, ...]
@@ -73,24 +82,27 @@ def plan_pass(
     """
     size = pool.page_size
     mine = [codes[chunk.request_id] for chunk in chunks]
-    counts = [pages_for(chunk.stop, size) for chunk in chunks]
+    lengths = [pool.attention.length(chunk.start, chunk.stop) for chunk in chunks]
+    counts = [pages_for(length, size) for length in lengths]
     page_chunk = np.repeat(np.arange(len(chunks)), counts)
     page_number = ragged(np.zeros(len(chunks), dtype=np.int64), np.array(counts))
-    stops = np.array([chunk.stop for chunk in chunks])[page_chunk]
-    valid = page_number[:, None] * size + np.arange(size) < stops[:, None]
+    valid = page_number[:, None] * size + np.arange(size) < np.array(lengths)[page_chunk][:, None]
     before = [
         row[max(0, chunk.start - 1) : max(0, chunk.start - 1) + 1] for row, chunk in zip(mine, chunks, strict=True)
     ]
     after = [row[chunk.stop - 1 : chunk.stop] for row, chunk in zip(mine, chunks, strict=True)]
     columns = pool.tables["req_to_token"].columns
     table_rows = np.array([chunk.holding.row for chunk in chunks], dtype=np.int64)
+    starts, stops = [chunk.start for chunk in chunks], [chunk.stop for chunk in chunks]
+    labels = [pool.attention.position(chunk.holding, chunk.start) for chunk in chunks]
     window = None
     if pool.has_window:
-        window = _rows([max(0, c.start + 1 - pool.shape.window) for c in chunks], chunks, mine, columns, backend)
+        seen = [pool.attention.first_seen(start) for start in starts]
+        window = _rows(chunks, seen, lengths, mine, columns, backend)
     return PassPlan(
         chunks=tuple(chunks),
-        write=_rows([chunk.start for chunk in chunks], chunks, mine, columns, backend),
-        read=_rows([0] * len(chunks), chunks, mine, columns, backend),
+        write=_rows(chunks, starts, stops, mine, columns, backend, labels=labels),
+        read=_rows(chunks, [0] * len(chunks), lengths, mine, columns, backend),
         window=window,
         page_places=backend.index(table_rows[page_chunk] * columns + page_number * size),
         page_codes=_joined([row[: n * size] for row, n in zip(mine, counts, strict=True)], backend).view(-1, size),
@@ -102,24 +114,47 @@ def plan_pass(
         state_write=_joined(after, backend),
         fresh=torch.tensor([chunk.start == 0 for chunk in chunks], device=backend.device),
         numbers=np.array(range(len(chunks)) if numbers is None else numbers, dtype=np.int64),
-        tokens=sum(chunk.stop for chunk in chunks),
+        tokens=sum(lengths),
     )
 
 
-def _rows(
-    starts: Sequence[int], chunks: Sequence[Chunk], codes: Sequence[torch.Tensor], columns: int, backend: Memory
-) -> Rows:
-    lengths = np.array([chunk.stop - start for start, chunk in zip(starts, chunks, strict=True)])
-    which = np.repeat(np.arange(len(chunks)), lengths)
-    positions = ragged(np.array(starts, dtype=np.int64), lengths)
+def places_of(chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[int], columns: int) -> Places:
+    """The positions [starts[i], stops[i]) of each chunk. columns: of the request table."""
+    counts = np.array(stops, dtype=np.int64) - np.array(starts, dtype=np.int64)
+    which = np.repeat(np.arange(len(chunks)), counts)
+    positions = ragged(np.array(starts, dtype=np.int64), counts)
     table_rows = np.array([chunk.holding.row for chunk in chunks], dtype=np.int64)
+    return Places(entries=table_rows[which] * columns + positions, chunk=which, positions=positions)
+
+
+def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Tensor:
+    """Rows of the token buffers of a space at these places of the request table, as the tables have them now."""
+    locs = pool.tables["req_to_token"].read_view().view(-1).index_select(0, entries)
+    if space != "window":
+        return locs
+    size = pool.page_size
+    peers = pool.tables["full_to_window"].read_view().view(-1).index_select(0, locs // size)
+    return peers * size + locs % size
+
+
+def _rows(
+    chunks: Sequence[Chunk],
+    starts: Sequence[int],
+    stops: Sequence[int],
+    codes: Sequence[torch.Tensor],
+    columns: int,
+    backend: Memory,
+    *,
+    labels: Sequence[int] | None = None,
+) -> Rows:
+    """labels: the position whose code stands at starts[i]; the same by default."""
+    places = places_of(chunks, starts, stops, columns)
+    spans = zip(codes, starts if labels is None else labels, starts, stops, strict=True)
     return Rows(
-        places=backend.index(table_rows[which] * columns + positions),
-        codes=_joined(
-            [row[start : chunk.stop] for row, start, chunk in zip(codes, starts, chunks, strict=True)], backend
-        ),
-        chunk=which,
-        positions=positions,
+        places=backend.index(places.entries),
+        codes=_joined([row[label : label + stop - start] for row, label, start, stop in spans], backend),
+        chunk=places.chunk,
+        positions=places.positions,
     )
 
 

@@ -248,5 +248,55 @@ _REAL: Final = (
     ),
 )
 
-SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_TINY, *_REAL)}
+_ANSWERING: Final = (
+    ModelShape(
+        name="llama-answers",
+        family="mha",
+        page_size=8,
+        full_layers=_layers(2),
+        kv_dtype=torch.float32,
+        num_kv_heads=4,
+        head_dim=64,
+        v_head_dim=64,
+        source="Llama with 2 layers and 4 KV heads of 64 in float32: what a known-answer model needs at the least.",
+    ),
+    ModelShape(
+        name="llama-fp8-answers",
+        family="mha",
+        page_size=8,
+        full_layers=_layers(2),
+        kv_dtype=_FP8,
+        num_kv_heads=4,
+        head_dim=64,
+        v_head_dim=64,
+        scale_block=64,
+        source="The same in fp8, one fp32 scale for each token and head.",
+    ),
+    ModelShape(
+        name="deepseek-answers",
+        family="mla",
+        page_size=8,
+        full_layers=_layers(2),
+        kv_dtype=torch.float32,
+        latent_dim=512 + 64,
+        source="DeepSeek-V3 with 2 layers and its own latent of 512 and 64 in float32.",
+    ),
+    ModelShape(
+        name="gpt-oss-answers",
+        family="swa",
+        page_size=4,
+        full_layers=(1, 3),
+        window_layers=(0, 2),
+        kv_dtype=torch.float32,
+        num_kv_heads=2,
+        head_dim=64,
+        v_head_dim=64,
+        window=10,
+        source="The layers and the window of gpt-oss-tiny, with 2 KV heads of 64 in float32.",
+    ),
+)
+
+SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_TINY, *_REAL, *_ANSWERING)}
 TINY_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _TINY)
+ANSWERING_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _ANSWERING)
+"""Shapes whose rows hold the weights' keys and values: those of decoder known-answer."""

@@ -25,6 +25,7 @@ from kvcheck.core.base.paging import IndexArray, first_seen_page, locs_of, pages
 from kvcheck.core.cache.backend.backend import Backend, Lane
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
+from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, OpenGate, ReadGate, SpaceSpec
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -125,10 +126,12 @@ class KVPool:
         backend: Backend,
         listener: AllocationListener | None = None,
         buffers: type[BufferSet] = BufferSet,
+        attention: type[AttentionInputs] = AttentionInputs,
     ) -> None:
         self.shape = shape
         self.sizes = sizes
         self.page_size = shape.page_size
+        self.attention = attention(shape)
         self.backend = backend
         self.forward = backend.lane("forward")
         self._gate: ReadGate = OpenGate()

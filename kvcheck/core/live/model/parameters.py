@@ -50,7 +50,8 @@ class Parameters:
 
     group: query heads of one KV head. length: most positions of a request, prompt and answer together.
     nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
-    d % kv_heads. distance: how many positions back the position test reads, but in layers with a window.
+    d % kv_heads. distance: how many positions back the position test reads, but in layers with a window; 0: a mark
+    reads itself.
     kv_scale: the largest scale of a cache in FP8, by which keys or values are divided when they are stored; 1: none.
     window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
     top_k: positions that an indexer picks for a token; 0 where the architecture has none.
@@ -77,8 +78,8 @@ class Parameters:
         )
         if not 16 <= self.nodes <= MOST_NODES:
             raise UsageError(f"nodes of a known-answer model are from 16 to {MOST_NODES}; got {self.nodes}")
-        if not 2 <= self.distance < self.length:
-            raise UsageError(f"distance is from 2 to length - 1 ({self.length - 1}); got {self.distance}")
+        if not 0 <= self.distance < self.length:
+            raise UsageError(f"distance is from 0 to length - 1 ({self.length - 1}); got {self.distance}")
         if self.windowed and not 4 <= self.window <= self.length:
             raise UsageError(f"window is from 4 to length ({self.length}); got {self.window}")
         if self.window and not self.windowed:

@@ -1,7 +1,8 @@
-"""The output oracle: tokens equal those of the reference run.
+"""The output oracle: tokens equal those of the reference run, or those that are known beforehand.
 
 Invariants:
 - The reference run is the fixed implementation with room for all requests: it retracts nothing and reuses no page.
+- Known answers are worked out from the requests, and nothing is run for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class OutputOracle:
         self.judged = 0
         self.findings: list[Finding] = []
         self._expected: dict[int, tuple[int, ...]] = {}
+        self._source = "reference run"
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return ((Expected, self._reference), (Finished, self._finished))
@@ -32,6 +34,7 @@ class OutputOracle:
 
     def _reference(self, event: Expected) -> None:
         self._expected[event.request] = event.tokens
+        self._source = "reference run" if event.by == "words" else "known answer"
 
     def _finished(self, event: Finished) -> None:
         expected = self._expected.get(event.request)
@@ -49,7 +52,7 @@ class OutputOracle:
                 request=event.request,
                 row=at,
                 message=f"request {event.request}: output token {at} of {len(expected)} is "
-                f"{event.tokens[at] if at < len(event.tokens) else 'missing'}, the reference run has "
+                f"{event.tokens[at] if at < len(event.tokens) else 'missing'}, the {self._source} has "
                 f"{expected[at] if at < len(expected) else 'none'}",
             )
         )

@@ -25,7 +25,7 @@ class Load:
 
     max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
     was scaled. from_trace: the jobs are of a trace. rivals: the last of the jobs, where a disturber may hold some back
-    until what they share is in a certain state.
+    until what they share is in a certain state. decoder: row of DECODERS.
     """
 
     jobs: tuple[Job, ...]
@@ -34,6 +34,7 @@ class Load:
     chunk_tokens: int
     note: str
     from_trace: bool = False
+    decoder: str = "words"
     rivals: tuple[Rival, ...] = ()
 
 

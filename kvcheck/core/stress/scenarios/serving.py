@@ -19,6 +19,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.history import History
@@ -27,6 +28,7 @@ from kvcheck.core.stress.scenarios.misuser import Misuser, misuser_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.target import Engine, FirstWords, HostTier, Misusable, PairSetup, Setup, TierInspector
+from kvcheck.core.workload import KNOWN_ANSWER
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.events import (
     Aborted,
@@ -43,6 +45,8 @@ from kvcheck.core.workload.events import (
 )
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
+from kvcheck.core.workload.known_answers import KnownAnswerDecoder
+from kvcheck.core.workload.known_model import known_model
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.report_events import Sent
 from kvcheck.core.workload.room_inspector import RoomInspector
@@ -236,7 +240,12 @@ def serve(
 
 
 def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
-    """Run the jobs eagerly, with pages for all that run together and no prefix shared."""
+    """The outputs of decoder words: run the jobs eagerly, with pages for all that run together and no prefix shared.
+
+    Those of known-answer are worked out from the prompts, and nothing is run.
+    """
+    if load.decoder == KNOWN_ANSWER:
+        return {job.request: known_model(shape).answers(job) for job in load.jobs}
     outputs: dict[int, tuple[int, ...]] = {}
     history = History()
     history.listen(((Finished, lambda event: outputs.update({event.request: event.tokens})),))
@@ -325,9 +334,13 @@ def make_setup(
     """
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
+    knows_answers = load.decoder == KNOWN_ANSWER
+    first_tokens: dict[int, int] = {}
     emit(SitesKnown(row_sites(shape)))
 
-    def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> ContentDecoder:
+    def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> Decoder:
+        if knows_answers:
+            return KnownAnswerDecoder(pool, pool.backend, load.jobs, emit, fields, first_tokens)
         made.append(ContentDecoder(pool, pool.backend, load.jobs, emit, fields, readers, first_words))
         return made[-1]
 
@@ -351,8 +364,8 @@ def make_setup(
         decoder=decoder,
         pair=pair,
         host=host,
-        inspector=inspector if host is not None else None,
-        room_inspector=lambda: RoomInspector(made[-1], emit),
+        inspector=inspector if host is not None and not knows_answers else None,
+        room_inspector=None if knows_answers else lambda: RoomInspector(made[-1], emit),
     )
 
 

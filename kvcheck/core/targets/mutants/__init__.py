@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants.attention import ATTENTION
 from kvcheck.core.targets.mutants.checks import CHECKS
 from kvcheck.core.targets.mutants.disturbed import DISTURBED
 from kvcheck.core.targets.mutants.hicache import HICACHE
@@ -19,7 +20,7 @@ from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 from kvcheck.core.targets.mutants.situations import SITUATIONS
 from kvcheck.core.targets.mutants.state_pairs import STATE_PAIRS
 
-ROWS = (*REPORTS, *RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED, *CHECKS)
+ROWS = (*REPORTS, *RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED, *CHECKS, *ATTENTION)
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in ROWS}
 
 

@@ -18,6 +18,7 @@ class Mutant:
     """A bug, and the oracle that must find it.
 
     name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: the finding it gives.
+    decoder: the one that shows it.
 
     shows, matters, example: the card that `kvcheck explain` prints, with `breaks`.
     """
@@ -32,6 +33,7 @@ class Mutant:
     shows: str
     matters: str
     example: str
+    decoder: str = "words"
 
     @property
     def breaks(self) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ class RefeedingScheduler(DecodeScheduler):
         return offloaded.tokens + 1
 
 
-_UPSTREAM = "SGLang #23346 (GLM-5.1, retract and resume on the decode node)"
+UPSTREAM = "SGLang #23346 (GLM-5.1, retract and resume on the decode node)"
 
 RETRACT_RESUME: tuple[Mutant, ...] = (
     Mutant(
@@ -152,7 +152,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         code="KV305",
         shows="A request keeps slices of a metadata slot instead of an owned copy of its row.",
         matters="The slot's next owner overwrites the draft seed and log-probabilities of a request that still runs.",
-        example=f"{_UPSTREAM}: get_buf returned slices of shared storage.",
+        example=f"{UPSTREAM}: get_buf returned slices of shared storage.",
     ),
     Mutant(
         name="offload-skips-index-buffer",
@@ -164,7 +164,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         code="KV304",
         shows="The index buffer of an NSA pool is not saved on retract.",
         matters="After resume the indexer picks tokens from other requests' keys: wrong top-k, garbled long contexts.",
-        example=f"{_UPSTREAM}: only the latent rows were copied to the host.",
+        example=f"{UPSTREAM}: only the latent rows were copied to the host.",
     ),
     Mutant(
         name="restore-skips-index-buffer",
@@ -176,7 +176,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         code="KV304",
         shows="The index buffer is saved, but not written back on resume.",
         matters="Half a fix: the save costs time and the reader still sees the pages' previous owners.",
-        example=f"{_UPSTREAM}: the return types of save and restore differed by pool.",
+        example=f"{UPSTREAM}: the return types of save and restore differed by pool.",
     ),
     Mutant(
         name="free-keeps-index-buffer",
@@ -188,7 +188,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         code="KV401",
         shows="Clearing an NSA pool leaves its index buffer allocated.",
         matters="Device memory is lost each time a pool is rebuilt.",
-        example=f"{_UPSTREAM}: the clear of the pool class did not know the buffer its subclass had added.",
+        example=f"{UPSTREAM}: the clear of the pool class did not know the buffer its subclass had added.",
     ),
     Mutant(
         name="offload-saves-wrong-pages",
@@ -212,7 +212,7 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         code="KV301",
         shows="A resumed request counts the token it sampled last as committed; its KV was never written.",
         matters="Attention reads a row that still holds another request's token, and the prefix tree may share it.",
-        example=f"{_UPSTREAM}: fill_ids was one longer than the allocated KV.",
+        example=f"{UPSTREAM}: fill_ids was one longer than the allocated KV.",
     ),
     Mutant(
         name="metadata-slot-not-cleared",

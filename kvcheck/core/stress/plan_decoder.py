@@ -1,0 +1,62 @@
+"""The decoder of a plan: which shapes and scenarios it is for, and the workload as it takes it.
+
+Invariants:
+- What a decoder cannot run is refused before anything runs. It is no finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.workload import DECODERS, KNOWN_ANSWER, WORDS
+from kvcheck.core.workload.known_model import asked
+from kvcheck.core.workload.shapes import ANSWERING_SHAPES, TINY_SHAPES
+
+ANSWERING_SCENARIOS = ("retract-resume", "pd-transfer", "nvlink-aux")
+"""Scenarios whose evidence known answers give. Those of the host tier also compare host pages with words."""
+ONE_RANK = "1x1"
+
+
+def check_decoder(plan: Plan) -> None:
+    """Raise UsageError for a decoder that does not exist, or that the plan's runner has no use for."""
+    DECODERS.require(plan.decoder)
+    if plan.decoder == WORDS:
+        return
+    if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda":
+        raise UsageError(
+            f"--decoder {plan.decoder}: it reads pools in host memory, in one process; leave --target, --transport, "
+            "--device and --backend out"
+        )
+    if plan.ranks not in (None, ONE_RANK):
+        raise UsageError(f"--decoder {plan.decoder}: a rank has all heads; expected --ranks {ONE_RANK}")
+
+
+def check_decoded(plan: Plan) -> None:
+    """Raise UsageError for a cell that the plan's decoder cannot decode."""
+    check_decoder(plan)
+    if plan.decoder == WORDS:
+        return
+    for name, known in (("scenario", ANSWERING_SCENARIOS), ("shape", ANSWERING_SHAPES)):
+        if (got := getattr(plan, name)) not in known:
+            raise UsageError(f"--decoder {plan.decoder}: expected a {name} of {', '.join(known)}; got {got}")
+
+
+def usual_shapes(decoder: str) -> tuple[str, ...]:
+    """The shapes of a run that names none."""
+    return TINY_SHAPES if decoder == WORDS else ANSWERING_SHAPES
+
+
+def decodes(decoder: str, scenario: str) -> bool:
+    """Whether a run that names no scenario has this one."""
+    return decoder == WORDS or scenario in ANSWERING_SCENARIOS
+
+
+def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:
+    """The workload for the plan's decoder: with prompts that are long enough to ask something."""
+    if plan.decoder != KNOWN_ANSWER:
+        return load
+    return dataclasses.replace(load, jobs=tuple(asked(job, shape) for job in load.jobs), decoder=plan.decoder)

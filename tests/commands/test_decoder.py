@@ -1,0 +1,64 @@
+"""`kvcheck stress --decoder`: the decoder is in record, line and replay; what it cannot decode is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcheck.commands.main import run
+from kvcheck.core.stress.schedule import parse_line
+
+
+@pytest.mark.schedules
+def test_known_answers_pass_and_the_record_says_what_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "retract-resume", "--decoder", "known-answer", "--shape", "llama-answers", "--seed", "1"]
+    assert run([*command, "--schedules", "3", "--no-reports", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    (path,) = tmp_path.glob("*/run.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    (line,) = record["plan"]["cells"]
+    assert parse_line(line).decoder == "known-answer"
+    words = record["scenarios"][0]["evidence"]["words_verified"]
+    assert words["k"] and words["v"] and words["metadata"]
+
+
+@pytest.mark.schedules
+def test_a_mutant_is_shown_by_the_decoder_of_its_card_and_its_line_replays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "--mutant", "length-without-own-token", "--seed", "1", "--schedules", "3", "--no-reports"]
+    assert run([*command, "--jobs", "1", "--out", str(tmp_path)]) == 1
+    assert "the known answer has" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*/run.json")
+    finding = json.loads(path.read_text(encoding="utf-8"))["findings"][0]
+    assert (finding["code"], parse_line(finding["schedule"]).decoder) == ("KV501", "known-answer")
+    assert run(["replay", finding["schedule"], "--times", "2"]) == 1
+    assert "identical each time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--decoder", "wods"], "did you mean 'words'"),
+        (["--decoder", "known-answer", "--shape", "llama-3-tiny"], "expected a shape of llama-answers"),
+        (["hicache", "--decoder", "known-answer"], "expected a scenario of retract-resume"),
+        (["pd-transfer", "--decoder", "known-answer", "--ranks", "2x2"], "expected --ranks 1x1"),
+        (["--decoder", "known-answer", "--transport", "tcp"], "in one process"),
+        (["--mutant", "window-one-short", "--shape", "gpt-oss-tiny"], "expected a shape of llama-answers"),
+    ],
+)
+def test_what_a_decoder_cannot_decode_is_refused(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["stress", *given, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/run.json"))
+
+
+def test_decoders_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "decoders"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["words", "known-answer"]
