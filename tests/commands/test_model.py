@@ -47,6 +47,8 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
         (["--arch", "deepseek-v3", "--group", "2"], "--group: this architecture has 1 only; got 2"),
         (["--arch", "deepseek-v3", "--head-dim", "64"], "--head-dim: this architecture has 128 only; got 64"),
         (["--arch", "deepseek-v3", "--dtype", "fp16"], "ask for --dtype bf16"),
+        (["--arch", "qwen3-next", "--layers", "3"], "ask for more --layers"),
+        (["--arch", "qwen3-next", "--nodes", "20000"], "ask for fewer --nodes"),
         (["--nodes", "3"], "nodes of a known-answer model are from 16"),
         (["--kv-heads", "64"], "need more dimensions of a head"),
         (["--distance", "4096"], "distance is from 2 to length - 1"),

@@ -45,6 +45,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"kv_heads": 32, "group": 1, "digits": 32, "base": 2, "layers": 3, "head_dim": 128},
     {"family": "deepseek-v3"},
     {"family": "deepseek-v3", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
+    {"family": "qwen3-next"},
+    {"family": "qwen3-next", "kv_heads": 2, "group": 8, "digits": 6, "nodes": 1024, "layers": 9},
 )
 
 

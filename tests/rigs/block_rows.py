@@ -113,7 +113,8 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck model make --out known": Parsed(SERVER),
         "VLLM_CPU": Parsed(SERVER),
         "kvcheck model make --out tiny": Runs((0, 0)),
-        "kvcheck model make --arch": Runs((0,)),
+        "kvcheck model make --arch deepseek-v3": Runs((0,)),
+        "kvcheck model make --arch qwen3-next": Runs((0,)),
         "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
     },
     "docs/mutation.md": {

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rigs.deepseek_forward import DeepseekForward
 from rigs.llama_forward import Cache, LlamaForward, Rounding
+from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
@@ -32,9 +33,13 @@ SMALL: dict[str, Any] = {
     "distance": 31,
 }
 
-OF_FAMILY: dict[str, dict[str, Any]] = {"llama": {}, "deepseek-v3": {"group": 1, "head_dim": 128}}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "deepseek-v3": {"group": 1, "head_dim": 128},
+    "qwen3-next": {"head_dim": 256},
+}
 """What a small model of each family has instead."""
-FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward}
+FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward, "qwen3-next": Qwen3NextForward}
 
 
 def small(**changes: Any) -> Parameters:

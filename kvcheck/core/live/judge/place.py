@@ -233,7 +233,9 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
     heads = frozenset() if named is None else frozenset({named})
     at = f"layer {layer}" if named is None else f"KV head {named} of layer {layer}"
     position = _read(step, layer)
-    why = f"{at} found nothing at position {position}"
+    is_state = alphabet.parameters.kind(layer).is_state
+    what = "does not hold as it should in its state what was written" if is_state else "found nothing"
+    why = f"{at} {what} at position {position}"
     yield Hint(layer=layer, position=position, weight=SURE, why=why, heads=heads)
     if layer and step.path:
         if named is None:

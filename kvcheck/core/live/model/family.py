@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.live.model.parameters import MOST_NODES, Parameters
 
 BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for a number of nodes, with base 2 as good
 
@@ -25,7 +25,7 @@ class Family:
     tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
     room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
     group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
-    architecture has one value only.
+    architecture has one value only. most_nodes: that its layers can tell apart.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -34,6 +34,7 @@ class Family:
     group: int = 2
     head_dim: int = 64
     fixed: frozenset[str] = frozenset()
+    most_nodes: int = MOST_NODES
 
     def size(self, name: str, given: int | None) -> int:
         """The value of --group or --head-dim. Raises UsageError for one that the architecture does not have."""
