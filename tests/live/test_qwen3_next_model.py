@@ -70,6 +70,16 @@ def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) ->
         assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_the_first_marks_of_a_request_are_read_rightly(kv_heads: int) -> None:
+    """Their states have no marks to read yet. What many heads then say must not reach their keys."""
+    parameters = small(**FAMILY, kv_heads=kv_heads, nodes=1024, digits=6, distance=256, length=4096)
+    model = forward(parameters, torch.bfloat16)
+    for seed in range(4):
+        request = marks(parameters, count=parameters.farthest + 1, seed=seed)
+        assert least_margin(parameters, model, request, 8) > LEAST_MARGIN
+
+
 @pytest.fixture(scope="module")
 def model() -> LlamaForward:
     return forward(small(**FAMILY))

@@ -67,6 +67,10 @@ class Alphabet:
         """What is answered where a state layer found more than it should: something newer, or of twice the strength."""
         return self.lost(layer, head) + self._lost_ids
 
+    def is_ahead(self, token: int) -> bool:
+        """Whether a token is one of `ahead`."""
+        return _FIRST_LOST + self._lost_ids <= token < self.places
+
     def lost_at(self, token: int) -> tuple[int, int | None] | None:
         """(layer, head) of a lost token or one that is ahead, None of another one. head: None where none is named."""
         heads, layers = self.parameters.kv_heads, self.parameters.layers
@@ -126,6 +130,7 @@ class Alphabet:
             ("place", self.as_place),
             ("node", self.as_node),
             ("mark", self.as_mark),
+            ("ahead", lambda token: token if self.is_ahead(token) else None),
             ("lost", self.lost_at),
         ):
             if known(token) is not None:

@@ -18,8 +18,8 @@ both are equal, unless an update was lost or applied twice. Beside its own bits 
 that the convolution remembers from three positions back: with those of the state each bit has both values, unless one
 of the two states is another request's.
 
-The second token of a request reads all keys, and a state that is not empty yet counts against "lost", which the next
-layer of attention has in its key: a state that was not cleared makes that token win every lookup.
+The second token of a request reads all keys, and notes a state that is not empty yet. The next layer of attention has
+the note in its key: a state that was not cleared makes that token win every lookup.
 
 Invariants:
 - Keys of different nodes are orthogonal: one dimension of one head each. d dimensions hold d keys exactly and no more,
@@ -96,10 +96,16 @@ class ValueDims:
 
     @property
     def found(self) -> int:
+        """Whether a place was found, for a node."""
         return self.digit(len(self.digits))
 
+    @property
+    def noted(self) -> int:
+        """The same, for the token that asks for what is left over."""
+        return self.found + 1
+
     def bit(self, parity: int, index: int, value: int) -> int:
-        return self.found + 1 + 2 * (parity * len(self.bits) + index) + value
+        return self.noted + 1 + 2 * (parity * len(self.bits) + index) + value
 
     def complement(self, parity: int, index: int, value: int) -> int:
         return self.bit(2 + parity, index, value)
@@ -107,7 +113,7 @@ class ValueDims:
     @property
     def total(self) -> int:
         """Of a node that reads, and of a place in the last head: TOTALS."""
-        return next(total for total in TOTALS if total > len(self.digits) + 1)
+        return next(total for total in TOTALS if total > len(self.digits) + 2)
 
     @property
     def of_marks(self) -> dict[int, int]:
@@ -118,7 +124,7 @@ class ValueDims:
     def reference(self, *, is_last: bool) -> dict[int, int]:
         """Dimension -> size of what fills up the digits: a node's reference, or (last head) what a place adds."""
         first = self.bit(4, 0, 0) + len(self.of_marks)
-        own = len(self.digits) + (not is_last)
+        own = len(self.digits) + 1 + (not is_last)
         return {first + i: size for i, size in enumerate(_sizes(self.total - own))}
 
 
@@ -134,7 +140,7 @@ def _sizes(squares: int) -> list[int]:
 def room(head_dim: int, length: int) -> int:
     """Dimensions that two values of one key head have for digits, beside 32 for bits and 12 to fill up."""
     del head_dim, length
-    return VALUE_HEADS * (VALUE_DIM - 1 - 32 - 12) - 8
+    return VALUE_HEADS * (VALUE_DIM - 2 - 32 - 12) - 8
 
 
 def delta_net(registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
@@ -239,7 +245,10 @@ def _walk_values(
     if not is_last:
         values[dims.found, registers.kind("place")] = FIRES / NORMED
         taps[dims.found, _tap(0)] = 1
-        gates[dims.found, [reads, registers.kind("guard")]] = FIRES / NORMED
+        gates[dims.found, reads] = FIRES / NORMED
+    values[dims.noted, registers.kind("place")] = FIRES / NORMED
+    taps[dims.noted, _tap(0)] = 1
+    gates[dims.noted, registers.kind("guard")] = FIRES / NORMED
     for dim, size in dims.reference(is_last=is_last).items():
         values[dim, reads] = size * FIRES / NORMED
         taps[dim, _tap(0)] = 1
@@ -286,6 +295,7 @@ def _walk_outputs(registers: Registers, dims: ValueDims, layer: int, is_last: bo
     if not is_last:
         for head in range(p.kv_heads):
             outputs[registers.lost(layer, head), dims.found] = -unit * registers.lost_unit(layer)
+    outputs[registers.left_over(layer), dims.noted] = unit
 
 
 def _mark_outputs(registers: Registers, dims: ValueDims, layer: int, head: int, outputs: Weights) -> None:
@@ -308,4 +318,4 @@ def _mark_outputs(registers: Registers, dims: ValueDims, layer: int, head: int, 
                 step = 0 if index else OUT_OF_STEP
                 outputs[lost, old] = (sign - step) * unit * registers.lost_unit(layer)
                 outputs[lost, own] = (sign + step) * unit * registers.lost_unit(layer)
-    outputs[registers.lost(layer, 0), list(dims.of_marks)] = -unit * registers.lost_unit(layer)
+    outputs[registers.left_over(layer), list(dims.of_marks)] = unit

@@ -129,8 +129,8 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
     for below in range(layer - 1, -1, -1):
         if not p.kind(below).is_state:
             break
-        # A state that was not cleared is below 0 here, in GUARD's own row alone, and makes its key the strongest.
-        key[slots.constant, registers.lost(below, 0)] = -2 * KEY / registers.lost_unit(below) / NORMED
+        # GUARD alone has something in this register, if a state was not cleared: that makes its key the strongest.
+        key[slots.constant, registers.left_over(below)] = 2 * KEY / NORMED
     values = np.zeros((p.kv_heads, HEAD_DIM, registers.width), np.float32)
     outputs = np.zeros((registers.width, p.kv_heads, p.group, HEAD_DIM), np.float32)
     for kv_head in range(p.kv_heads):

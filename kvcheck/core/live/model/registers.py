@@ -79,6 +79,10 @@ class Registers:
     def shown(self, pair: int, value: int) -> int:
         return self.lost(self.parameters.layers, 0) + 2 * pair + value
 
+    def left_over(self, layer: int) -> int:
+        """What the state of a layer holds before anything was written into it."""
+        return self.shown(self.parameters.pairs, 0) + layer
+
     @property
     def last(self) -> int:
         """The layer that finds the answer of a walk."""
@@ -91,7 +95,7 @@ class Registers:
     @property
     def width(self) -> int:
         """Columns in all, a multiple of 128."""
-        own = self.shown(self.parameters.pairs, 0)
+        own = self.left_over(self.parameters.layers if self.parameters.has_state else 0)
         return -(-own * CONSTANT_SHARE // ((CONSTANT_SHARE - 1) * 128)) * 128
 
     @property
