@@ -6,7 +6,8 @@
 Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
 drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
-the latent for the values, and both are of all heads.
+the latent for the values, and both are of all heads. Layers with a recurrent state have rows of state_damage.py; beside
+them pages of attention are damaged in all heads alone.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -25,8 +26,10 @@ from statistics import median
 
 import torch
 from live.damage_summary import Table, markdown
+from live.state_damage import StateQuestion, state_rows
 from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward
+from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
@@ -39,6 +42,7 @@ DRAWS = 20  # of a damage that changes something
 PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
 SIZES = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
+SIZES_OF = {"qwen3-next": {"nodes": 1024, "digits": 6}}  # a third of the heads of a state
 WITH_A_LATENT = {"deepseek-v3"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
@@ -157,7 +161,7 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
 
 def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
     """A row for each damage, heads damaged, layer and test."""
-    p, rng = small(family=arch, **SIZES), Rng(seed)
+    p, rng = small(family=arch, **(SIZES | SIZES_OF.get(arch, {}))), Rng(seed)
     model, alphabet = forward(p), Alphabet(p)
     questions: dict[str, list[Question]] = {"walk": [], "position": []}
     for _ in range(4):
@@ -165,10 +169,16 @@ def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
         questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
         values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
         questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    if isinstance(model, Qwen3NextForward):
+        kept = {
+            test: [StateQuestion(p, model, each.request, PLACES) for each in asked] for test, asked in questions.items()
+        }
+        yield from state_rows(kept, trials, rng)
+    layers = [layer for layer in range(p.layers) if not p.kind(layer).is_state]
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
     for damage in DAMAGE:
-        for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
-            for layer in range(p.layers):
+        for head in (None, *(() if arch in WITH_A_LATENT or p.has_state else range(p.kv_heads))):
+            for layer in layers:
                 for test, asked in questions.items():
                     name = names.get(damage.__name__, damage.__name__)
                     yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}
