@@ -47,6 +47,7 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
     "conversation_trace.jsonl": "what the reader downloads",
 }
 OPTIONS_OF_OTHERS = {
+    "--kv-cache-dtype": "vLLM's and SGLang's servers",
     "--speculative-eagle-topk": "SGLang's server",
     **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
 }

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from kvcheck.commands.closing import close
+from kvcheck.commands.live_rounds import end_rounds, run_rounds
 from kvcheck.commands.options import check_positive, draw_seed, identity, repro
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.clients.connection import Connection, connect
-from kvcheck.core.live.conclusion import Progress, common_place, requirements, unseen
+from kvcheck.core.live.conclusion import Progress, RoundPlan
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import LivePlan, check_sizes
@@ -50,15 +49,30 @@ MOST_TIMEOUT_S = 86400.0
 MASK = "<key>"
 SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
 
-INTERRUPTED = "the run was interrupted before it"
-
 T = TypeVar("T")
+P = TypeVar("P", bound=RoundPlan)
 
 Folder = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR", help="With --target http://...: the model that the server serves, by kvcheck model make."
     ),
+]
+OwnModel = Annotated[
+    bool,
+    typer.Option(
+        "--own-model", help="With --target http://...: judge the model that the server serves, whatever it is."
+    ),
+]
+Vocabulary = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="With --own-model: token ids below N are sent. Default: 1000, which every model has."
+    ),
+]
+Reference = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="With --own-model: compare with answers that kvcheck reference record has kept."),
 ]
 Decode = Annotated[
     str | None, typer.Option(metavar="URL", help="Decode server of a pair; --target is its prefill server.")
@@ -94,6 +108,9 @@ class ServerOptions:
     """What only a run against a server reads, by the names of the options; None and False are what nobody gave."""
 
     known_answers: Path | None = None
+    own_model: bool = False
+    vocabulary: int | None = None
+    reference: Path | None = None
     decode: str | None = None
     engine_name: str | None = None
     metrics: list[str] | None = None
@@ -155,21 +172,30 @@ def _read(kind: type[T], ctx: typer.Context) -> T:
     return kind(**{field.name: ctx.params[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
+def options_of_servers(ctx: typer.Context) -> tuple[RunOptions, ServerOptions]:
+    """What a run against a server reads. Raises UsageError where something else was given, or what it cannot take."""
+    _refuse_others(ctx)
+    run, server = _read(RunOptions, ctx), _read(ServerOptions, ctx)
+    for name in run.scenarios or ():
+        LIVE_SCENARIOS.require(name)
+    check_timeout(server.timeout)
+    return run, server
+
+
 def stress_server(ctx: typer.Context) -> int:
     """Run the scenarios against one server, and judge them."""
     began = time.monotonic()
-    _refuse_others(ctx)
-    run, server = _read(RunOptions, ctx), _read(ServerOptions, ctx)
+    run, server = options_of_servers(ctx)
+    for name in ("vocabulary", "reference"):
+        if getattr(server, name) is not None:
+            raise UsageError(f"--{name} is for a model whose answers are not known: expected --own-model beside it")
     outputs = parse_outputs(run.output, run.format_name)
     required = parse_requirements(server.require or [])
-    for name in run.scenarios or ():
-        LIVE_SCENARIOS.require(name)
     sizes = {
         "requests": run.requests or DEFAULT_REQUESTS,
         "concurrency": DEFAULT_CONCURRENCY if server.concurrency is None else server.concurrency,
     }
     check_sizes(**sizes)
-    check_timeout(server.timeout)
     known = known_answers(server.known_answers)
     client = client_of(run.target, server, known)
     served = describe(client, server)
@@ -192,15 +218,15 @@ def stress_server(ctx: typer.Context) -> int:
         pool=served.pool,
         admin=int(server.admin),
     )
-    progress, untried = plan_scenarios(run, base, client, served)
+    progress, untried = plan_scenarios(run, lambda name: dataclasses.replace(base, scenario=name), client, served)
     session = _session(ctx.obj, run, base, progress, required, untried)
     session.facts = {"server": server_facts(served, known, base)}
     session.identity = dataclasses.replace(identity(), target=known.digest)
     place = f"{served.engine} {served.version or ''}".strip()
     session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {place} at {run.target}")
     session.say()
-    interrupted = _run(session, runner, progress, None if run.max_time is None else began + run.max_time)
-    _end(session, progress, required, client, untried)
+    interrupted = run_rounds(session, runner, progress, None if run.max_time is None else began + run.max_time)
+    end_rounds(session, progress, required, client, untried)
     return close(session, outputs, reports=run.reports, interrupted=interrupted)
 
 
@@ -208,7 +234,7 @@ def _session(
     argv: list[str],
     run: RunOptions,
     base: LivePlan,
-    progress: Sequence[Progress],
+    progress: Sequence[Progress[LivePlan]],
     required: Mapping[str, int],
     untried: list[str],
 ) -> Session:
@@ -241,16 +267,17 @@ def known_answers(folder: Path | None) -> KnownAnswers:
     if folder is None:
         raise UsageError(
             "--target http://...: expected --known-answers DIR beside it, the folder that the server serves; make one "
-            "with kvcheck model make --out DIR and start the server with it"
+            "with kvcheck model make --out DIR and start the server with it. Or judge the model that it serves now, "
+            "with --own-model"
         )
     from kvcheck.core.live.model.folder import read_model  # it needs torch, which a command's help does not
 
     return read_model(folder)
 
 
-def client_of(target: str, server: ServerOptions, known: KnownAnswers) -> Client:
+def client_of(target: str, server: ServerOptions, known: KnownAnswers | None) -> Client:
     """The client of the server that answers at `target`. Raises UsageError where none does."""
-    words = {word: number for number, word in enumerate(Alphabet(known.parameters).words())}
+    words = {} if known is None else {word: n for n, word in enumerate(Alphabet(known.parameters).words())}
     return connect(
         Connection(
             target=target,
@@ -293,8 +320,13 @@ def describe(client: Client, server: ServerOptions) -> Served:
     return dataclasses.replace(served, facts=facts, **texts)  # type: ignore[arg-type]
 
 
-def plan_scenarios(run: RunOptions, base: LivePlan, client: Client, served: Served) -> tuple[list[Progress], list[str]]:
-    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line."""
+def plan_scenarios(
+    run: RunOptions, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int = DEFAULT_ROUNDS
+) -> tuple[list[Progress[P]], list[str]]:
+    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
+
+    plan_of: the plan of a scenario. rounds: of each, where nobody says how many.
+    """
     progress, untried = [], []
     for name in run.scenarios or LIVE_SCENARIOS.names():
         scenario = LIVE_SCENARIOS.load(name)
@@ -304,10 +336,10 @@ def plan_scenarios(run: RunOptions, base: LivePlan, client: Client, served: Serv
             continue
         progress.append(
             Progress(
-                plan=dataclasses.replace(base, scenario=name),
+                plan=plan_of(name),
                 scenario=scenario,
                 flags=client.flags,
-                wanted=run.schedules or DEFAULT_ROUNDS,
+                wanted=run.schedules or rounds,
                 why_not=None if why_not is None else f"{why_not}; {_advice(client, scenario)}",
             )
         )
@@ -330,82 +362,3 @@ def server_facts(served: Served, known: KnownAnswers, base: LivePlan) -> dict[st
         **{name: getattr(served, name) for name in SERVED},
         "said": dict(served.facts),
     }
-
-
-def _run(session: Session, runner: LiveRunner, progress: Sequence[Progress], until: float | None) -> bool:
-    """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
-    for each in progress:
-        ends = None
-        while not each.is_done and ends is None:
-            ends = _round(session, runner, each, until)
-            session.results = [other.result() for other in progress if other.ran or other.is_done]
-            session.save(complete=False)
-        _tell(session, each)
-        if ends is not None:
-            for left in progress[progress.index(each) + 1 :]:
-                left.why_not = ends
-            return ends == INTERRUPTED
-    return False
-
-
-def _round(session: Session, runner: LiveRunner, each: Progress, until: float | None) -> str | None:
-    """The next round of a scenario; why the run ends after it, or None."""
-    if until is not None and time.monotonic() >= until:
-        each.stop("its time was up; use a larger --max-time")
-        return None
-    plan = dataclasses.replace(each.plan, round=each.ran)
-    head = f"{plan.cell} round {plan.round + 1} of {each.wanted}"
-    ends = None
-    try:
-        result = runner.run(
-            plan,
-            is_last=each.ran + 1 == each.wanted,
-            until=until,
-            told=lambda answered: session.progress(f"{head}: {answered} answers"),
-        )
-    except KeyboardInterrupt:
-        complain("interrupted: what was judged is kept")
-        result, ends = runner.taken(plan), INTERRUPTED
-    each.add(result)
-    session.keep(result.findings)
-    session.warnings += [note for note in dict.fromkeys(result.notes) if note not in session.warnings]
-    _sources(session, result.sources)
-    return "the server answers no more" if result.is_over else ends
-
-
-def _tell(session: Session, each: Progress) -> None:
-    for line in cell_lines(each.result()):
-        session.say(line)
-    place = common_place(each.findings)
-    if place is not None and place[2] > 1:
-        layer, page, requests = place
-        wrong = len({finding.request for finding in each.findings})
-        session.say(
-            f"       {requests} of {wrong} wrong requests point to layer {layer}, page {page} of the request first"
-        )
-
-
-def _sources(session: Session, sources: Mapping[str, str]) -> None:
-    facts = session.facts["server"]
-    assert isinstance(facts, dict)
-    facts["evidence"] = {**sources, **facts.get("evidence", {})}
-
-
-def _end(
-    session: Session, progress: Sequence[Progress], required: Mapping[str, int], client: Client, untried: list[str]
-) -> None:
-    """The rows of the record, the requirements, and what the run did not see."""
-    total: dict[str, int] = {}
-    for each in progress:
-        for kind, count in each.evidence.observed.items():
-            total[kind] = total.get(kind, 0) + count
-    rows = requirements(required, total, client.flags)
-    for row in rows:
-        for line in cell_lines(row):
-            session.say(line)
-    session.results = [*(each.result() for each in progress), *rows]
-    if session.results and all(row.verdict is Verdict.PASS for row in session.results) and (kinds := unseen(total)):
-        session.warnings.append(f"not seen in this run, and not tried by it: {', '.join(kinds)}")
-    session.warnings += untried
-    for line in session.warnings:
-        session.say(f" ----  {line}")

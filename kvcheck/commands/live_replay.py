@@ -18,8 +18,11 @@ from kvcheck.commands.replayed import Replayed
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict
+from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner, RoundResult
 
 NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
@@ -49,7 +52,24 @@ def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     return _told(plan, results, is_forced=server.admin or not plan.admin)
 
 
-def _told(plan: LivePlan, results: list[RoundResult], *, is_forced: bool) -> Replayed:
+def replay_own(plan: OwnPlan, times: int, server: ServerOptions) -> Replayed:
+    """Send the requests of a line of an own model again. Raises UsageError where the server cannot be asked."""
+    client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), None)
+    served = describe(client, server)
+    results: list[RoundResult] = []
+    for attempt in range(times):
+        runner = OwnRunner(
+            client, vocabulary=plan.vocabulary, rounds=times, requests=plan.requests, timeout_s=server.timeout_s
+        )
+        runner.begin(served, names=secrets.randbelow(1 << 32))
+        names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
+        results.append(runner.run(dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))))
+        if results[-1].is_over:
+            break
+    return _told(plan, results, is_forced=server.admin or not plan.admin)
+
+
+def _told(plan: RoundPlan, results: list[RoundResult], *, is_forced: bool) -> Replayed:
     failed = [result for result in results if result.findings]
     notes = [f"   {NOT_DETERMINISTIC}"]
     if not is_forced:

@@ -43,12 +43,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engine-env": ("kvcheck.commands.engine_env:engine_env", "Make an environment with an engine, for --target."),
     "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
     "model": ("kvcheck.commands.model:app", "Make a model whose every answer is known, to check a server with."),
+    "reference": ("kvcheck.commands.reference:app", "Keep what a server answers, to compare other builds with."),
     "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
     "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
     "config": ("kvcheck.commands.config:app", "Say which settings count here, and where they come from."),
     "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),
 }
-WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config"})
+WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config", "reference"})
 """Commands with commands of their own. Their options are only typed."""
 
 PIPE_CLOSED = 141
@@ -89,6 +90,7 @@ EXAMPLES: dict[str, str] = {
     "kvcheck engine-env vllm envs/vllm-fork --source ~/vllm",
     "report": "Examples: kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
     "model": "Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
+    "reference": "Example: kvcheck reference record kept --target http://127.0.0.1:8000 --requests 50",
     "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
     "doctor": "Example: kvcheck doctor --out runs",
     "config": "Examples: kvcheck config show | kvcheck config show stress | kvcheck config schema",

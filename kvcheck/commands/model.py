@@ -19,6 +19,20 @@ DEFAULT_NODES = 4096
 MOST_TOKENS = 1 << 20
 
 
+Window = Annotated[
+    int | None,
+    typer.Option(help="Positions that a windowed layer reads. Default: a quarter of --length, at most 128."),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Positions that an indexer picks. Default: a quarter of --length, at most 128."),
+]
+KvScale = Annotated[
+    int,
+    typer.Option(help="With fp8-kv and llama: scales in the checkpoint, this one the largest: 2, 4, 8 or 16."),
+]
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -34,9 +48,13 @@ def model(ctx: typer.Context) -> None:
 def make(
     out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
     arch: Annotated[
-        str, typer.Option(help="llama (MHA, GQA and MQA), deepseek-v3 (MLA) or qwen3-next (states).")
+        str,
+        typer.Option(
+            help="llama (MHA, GQA and MQA), deepseek-v3 (MLA), deepseek-v32 (MLA with an indexer), gpt-oss (windows "
+            "and sinks) or qwen3-next (states)."
+        ),
     ] = "llama",
-    layers: Annotated[int, typer.Option(help="Layers; each makes one hop of a walk.")] = 4,
+    layers: Annotated[int, typer.Option(help="Layers; each without a window makes one hop of a walk.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
     group: Annotated[int | None, typer.Option(help="Query heads of one KV head. Default: 2; 1 with MLA.")] = None,
     head_dim: Annotated[
@@ -46,6 +64,7 @@ def make(
     dtype: Annotated[
         str, typer.Option(help="bf16, fp16, fp32, or fp8-kv (bf16 weights for a cache in FP8 E4M3).")
     ] = "bf16",
+    kv_scale: KvScale = 1,
     nodes: Annotated[
         int | None,
         typer.Option(help="Different tokens that prompts are made of. Default: 4096, or as many as --length needs."),
@@ -54,6 +73,8 @@ def make(
         int | None,
         typer.Option(help="How far back the position test reads. Default: a quarter of --length, at most 256."),
     ] = None,
+    window: Window = None,
+    top_k: TopK = None,
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
     from kvcheck.core.live.model import FAMILIES
@@ -63,6 +84,8 @@ def make(
 
     family = FAMILIES.load(arch)
     group, head_dim = family.size("group", group), family.size("head_dim", head_dim)
+    if kv_scale > 1 and not family.has_scales:
+        raise UsageError(f"--kv-scale: {arch} has no scales of keys and values; leave it out")
     check_sizes(layers=layers, kv_heads=kv_heads, group=group, head_dim=head_dim, length=length, dtype=dtype)
     nodes = min(max(DEFAULT_NODES, length), family.most_nodes) if nodes is None else nodes
     digits, base = fit_digits(nodes=nodes, kv_heads=kv_heads, room=family.room(head_dim, length))
@@ -78,6 +101,9 @@ def make(
         digits=digits,
         base=base,
         distance=min(256, length // 4) if distance is None else distance,
+        top_k=min(family.top_k, length // 4) if top_k is None else top_k,
+        kv_scale=kv_scale,
+        window=min(family.window, length // 4) if window is None else window,
     )
     known = write_model(parameters, out)
     size = sum((out / name).stat().st_size for name in known.files)

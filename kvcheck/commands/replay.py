@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands import live
-from kvcheck.commands.live_replay import replay_live
+from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
@@ -29,7 +29,8 @@ from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
-from kvcheck.core.live.line import is_live_line, parse_live_line
+from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
+from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
 from kvcheck.core.report.replay_line import FINDING, PROOF, whole_proof_line
 from kvcheck.core.report.store import find_run, is_stored
 from kvcheck.core.stress.cell_task import CellTask, Report
@@ -62,9 +63,10 @@ def replay(
     live.check_timeout(timeout)
     found = [line for each in what for line in _lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
-    lines = [line for line in found if not is_live_line(line)]
+    own = [parse_own_line(line) for line in found if is_own_line(line)]
+    lines = [line for line in found if not (is_live_line(line) or is_own_line(line))]
     server = live.ServerOptions(timeout=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
-    if asked and device is not None:
+    if (asked or own) and device is not None:
         raise UsageError(f"--device {device}: a running server has its own; leave it out")
     worst = Verdict.PASS
     plans = [parse_line(line) for line in lines]
@@ -77,9 +79,13 @@ def replay(
             for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
                 say(line)
             worst = Verdict.worst((worst, done.verdict))
-    for live_plan in asked:
-        done = replay_live(live_plan, times, server)
-        for line in done.told if format_name == "text" else [done.to_json(live_plan, times)]:
+    plans_of_servers: list[LivePlan | OwnPlan] = [*asked, *own]
+    for of_server in plans_of_servers:
+        if isinstance(of_server, OwnPlan):
+            done = replay_own(of_server, times, server)
+        else:
+            done = replay_live(of_server, times, server)
+        for line in done.told if format_name == "text" else [done.to_json(of_server, times)]:
             say(line)
         worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.live.line import LivePlan
+from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.stress.schedule import Plan
 
 
@@ -22,7 +22,7 @@ class Replayed:
     agreed: int
     told: list[str]
 
-    def to_json(self, plan: Plan | LivePlan, times: int) -> str:
+    def to_json(self, plan: Plan | RoundPlan, times: int) -> str:
         """One line of JSON."""
         row = {"line": plan.line(), "cell": plan.cell, "verdict": self.verdict.value}
         return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})

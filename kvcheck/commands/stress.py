@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import live, worker
+from kvcheck.commands import live, own, worker
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -140,6 +140,9 @@ def stress(
     fail_on_conditional: ConditionalFails = False,
     reports: Reports = True,
     known_answers: live.Folder = None,
+    own_model: live.OwnModel = False,
+    vocabulary: live.Vocabulary = None,
+    reference: live.Reference = None,
     decode: live.Decode = None,
     engine_name: live.Engine = None,
     metrics: live.Metrics = None,
@@ -152,18 +155,15 @@ def stress(
 ) -> int:
     """Run the cells that were named, and judge them."""
     began = time.monotonic()
-    check_choice("--format", format_name, FORMATS)
-    _check_numbers(ctx)
+    _check_values(ctx)
     if is_address(target):
-        return live.stress_server(ctx)
+        return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
     live.refuse_options_of_servers(ctx)
     outputs = parse_outputs(output, format_name)
     base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
     check_jobs(base, jobs)
-    once = trace is not None or row.is_once
-    wanted = _wanted(schedules, min_schedules, usual=1 if once else DEFAULT_SCHEDULES)
-    bounded = schedules is None and not once and max_time is None
+    wanted, bounded = _schedules(ctx, row)
     check_outputs(outputs)
     place = find_place(base, bind)
     if place is not None and place.rank:
@@ -185,7 +185,8 @@ def stress(
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
-def _check_numbers(ctx: typer.Context) -> None:
+def _check_values(ctx: typer.Context) -> None:
+    check_choice("--format", ctx.params["format_name"], FORMATS)
     for name in NUMBERS:
         check_positive(f"--{name.replace('_', '-')}", ctx.params[name])
 
@@ -219,6 +220,14 @@ def _tell_end(
         tell_stories(session, max_time)
     session.warnings += unfound_mutant(session, mutant)
     tell_untried(session, untried)
+
+
+def _schedules(ctx: typer.Context, row: RunnerRow) -> tuple[int, bool]:
+    """Schedules of a cell, and whether the run's CPU time is bounded. Raises UsageError."""
+    given = ctx.params
+    once = given["trace"] is not None or row.is_once
+    wanted = _wanted(given["schedules"], given["min_schedules"], usual=1 if once else DEFAULT_SCHEDULES)
+    return wanted, given["schedules"] is None and not once and given["max_time"] is None
 
 
 def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:

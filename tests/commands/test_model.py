@@ -37,6 +37,16 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
     assert (parameters.nodes, parameters.distance) == (6000, 256)
 
 
+@pytest.mark.parametrize(("options", "window"), [([], 64), (["--window", "40"], 40), (["--length", "1024"], 128)])
+def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
+    options: list[str], window: int, tmp_path: Path
+) -> None:
+    assert run(["model", "make", "--out", str(tmp_path / "m"), *TINY, "--arch", "gpt-oss", *options]) == 0
+    assert read_model(tmp_path / "m").parameters.window == window
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert (config["sliding_window"], config["layer_types"]) == (window, ["sliding_attention", "full_attention"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -47,6 +57,14 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
         (["--arch", "deepseek-v3", "--group", "2"], "--group: this architecture has 1 only; got 2"),
         (["--arch", "deepseek-v3", "--head-dim", "64"], "--head-dim: this architecture has 128 only; got 64"),
         (["--arch", "deepseek-v3", "--dtype", "fp16"], "ask for --dtype bf16"),
+        (["--arch", "deepseek-v32", "--top-k", "2"], "top-k is from 4 to 2048"),
+        (["--top-k", "64"], "llama has no indexer; got a top-k of 64"),
+        (["--kv-scale", "4"], "kv-scale 4 is for a cache in FP8: ask for --dtype fp8-kv; got bf16"),
+        (["--dtype", "fp8-kv", "--kv-scale", "3"], "kv-scale is one of 1, 2, 4, 8, 16; got 3"),
+        (["--arch", "deepseek-v3", "--dtype", "fp8-kv", "--kv-scale", "2"], "--kv-scale: deepseek-v3 has no scales"),
+        (["--window", "64"], "llama has no layer with a window; got a window of 64"),
+        (["--arch", "gpt-oss", "--window", "3"], "window is from 4 to length (4096); got 3"),
+        (["--arch", "gpt-oss", "--group", "1"], "needs 2 query heads or more; got --group 1"),
         (["--arch", "qwen3-next", "--layers", "3"], "ask for more --layers"),
         (["--arch", "qwen3-next", "--nodes", "20000"], "ask for fewer --nodes"),
         (["--nodes", "3"], "nodes of a known-answer model are from 16"),

@@ -36,14 +36,15 @@ class Fake:
     """The server. As a context manager it serves in a thread. mode: of a pair. calls: (path, body) besides requests.
     first: the request from which on answers are garbage, or broken off.
 
-    Other options are those of ModelEngine.
+    model: an engine to serve instead of one of known answers. Other options are those of ModelEngine.
     """
 
     def __init__(
         self,
-        alphabet: Alphabet,
+        alphabet: Alphabet | None,
         engine: str = "sglang",
         *,
+        model: ModelEngine | None = None,
         fault: str | None = None,
         mode: str = "null",
         port: int = 0,
@@ -52,7 +53,8 @@ class Fake:
     ) -> None:
         assert fault in (None, *FAULTS), f"faults: {', '.join(FAULTS)}"
         self.fault, self.mode, self.first, self.is_dead = fault, mode, first, False
-        self.model = ModelEngine(alphabet=alphabet, fault=fault, **options)
+        assert model is not None or alphabet is not None
+        self.model = model or ModelEngine(alphabet=alphabet, fault=fault, **options)
         self.speaks = SPEAKS[engine](self.model, mode)
         self.calls: list[tuple[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
@@ -120,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
             count = body.get("max_tokens") or body["sampling_params"]["max_new_tokens"]
             rid = body.get("rid") or body.get("request_id", "")
             try:
-                job = model.admit(rid, ids, 1 if fake.mode == "prefill" else count)
+                salt = body.get("extra_key") or body.get("cache_salt")
+                job = model.admit(rid, ids, 1 if fake.mode == "prefill" else count, salt)
             except UsageError as error:
                 self.give(400, {"error": {"message": f"this model has no answer to it: {error}"}})
             else:

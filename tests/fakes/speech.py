@@ -26,7 +26,7 @@ class Speech:
 
     def call(self, path: str, body: dict[str, Any]) -> object:
         """What a call besides requests does, and its answer: a text, a value, (status, value), or None for no call."""
-        card = {"id": "m", "owned_by": self.name, "max_model_len": self.model.alphabet.parameters.length}
+        card = {"id": "m", "owned_by": self.name, "max_model_len": self.model.longest}
         if path in ("/health", "/metrics", "/v1/models"):
             return {"/health": "", "/metrics": self.metrics()}.get(path, {"data": [card]})
         return self.own_call(path, body)
@@ -82,8 +82,13 @@ class Sglang(Speech):
             "finish_reason": finish and {"type": finish, "status_code": None},
             "cached_tokens_details": {"device": job.cached, "host": 0} if job.cached else None,
             "num_retractions": job.retractions,
-            "output_token_logprobs": [[LOGPROB, token, None] for token in tokens],
         }
+        if job.top is not None:
+            values = _logprobs(job, tokens)
+            meta["output_token_logprobs"] = [[value, token, None] for value, token in zip(values, tokens, strict=True)]
+            if job.top:
+                steps = job.top[: len(tokens)]
+                meta["output_top_logprobs"] = [[[step[token], token, None] for token in step] for step in steps]
         return {"text": "", "output_ids": tokens, "meta_info": meta}
 
 
@@ -115,11 +120,22 @@ class Vllm(Speech):
 
     def event(self, rid: str, job: Job, tokens: list[int], new: int, finish: str | None) -> dict[str, Any]:
         fresh = tokens[len(tokens) - new :]
-        logprobs = {"tokens": [f"token_id:{token}" for token in fresh], "token_logprobs": [LOGPROB] * len(fresh)}
+        values = _logprobs(job, tokens)[len(tokens) - new :]
+        logprobs: dict[str, Any] = {"tokens": [f"token_id:{token}" for token in fresh], "token_logprobs": values}
+        if job.top is None:
+            del logprobs["token_logprobs"]
+        elif job.top:
+            steps = job.top[len(tokens) - new : len(tokens)]
+            logprobs["top_logprobs"] = [{f"token_id:{token}": step[token] for token in step} for step in steps]
         choice = {"index": 0, "text": "", "token_ids": fresh, "logprobs": logprobs, "finish_reason": finish}
         details = None if job.cached is None else {"cached_tokens": job.cached}
         usage = {"prompt_tokens": len(job.ids), "prompt_tokens_details": details}
         return {"id": f"cmpl-{rid}", "choices": [choice], "usage": usage if finish else None}
+
+
+def _logprobs(job: Job, tokens: list[int]) -> list[float]:
+    """Of each token."""
+    return [step[token] for step, token in zip(job.top, tokens, strict=False)] if job.top else [LOGPROB] * len(tokens)
 
 
 SPEAKS: dict[str, type[Speech]] = {"sglang": Sglang, "vllm": Vllm}

@@ -1,13 +1,15 @@
 """Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
 
     PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
-    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3|deepseek-v32
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --kv-scale 4
 
 Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
 drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
-the latent for the values, and both are of all heads. Layers with a recurrent state have rows of state_damage.py; beside
-them pages of attention are damaged in all heads alone.
+the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves. With
+--kv-scale the cache is in FP8 E4M3, with scales that differ by layer, and the wrong scale is damage too. Layers with a
+recurrent state have rows of state_damage.py; beside them pages of attention are damaged in all heads alone.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -23,32 +25,42 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from live.damage_summary import Table, markdown
 from live.state_damage import StateQuestion, state_rows
+from rigs.gpt_oss_forward import GptOssForward
+from rigs.indexed_forward import IndexedForward
 from rigs.known_answers import forward, small
-from rigs.llama_forward import Cache, LlamaForward
+from rigs.llama_forward import Cache, LlamaForward, as_fp8
 from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import Parameters, shown_pair
+from kvcheck.core.live.model.parameters import INDEXED, KV_SCALES, Parameters, shown_pair
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
 PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
-SIZES = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
-SIZES_OF = {"qwen3-next": {"nodes": 1024, "digits": 6}}  # a third of the heads of a state
-WITH_A_LATENT = {"deepseek-v3"}
+REQUESTS = 4
+SIZES: dict[str, Any] = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
+SIZES_OF: dict[str, dict[str, int]] = {
+    "gpt-oss": {"window": PLACES + 1},  # so that a windowed layer reads as far back as another one
+    "qwen3-next": {"nodes": 1024, "digits": 6},  # a third of the heads of a state
+}
+WITH_A_LATENT = {"deepseek-v3", "deepseek-v32"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
 
 class Page:
-    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages."""
+    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages.
+
+    index, foreign_index: its index keys, where there is an indexer.
+    """
 
     def __init__(self, model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> None:
         page = rng.below(PLACES // PAGE)
@@ -57,7 +69,11 @@ class Page:
         self.token = FIRST + page * PAGE + rng.below(PAGE)
         self.k, self.v = cache.keys[layer][:, heads], cache.values[layer][:, heads]
         self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
-        self.turn = model.turn
+        self.turn, self.rounded = model.turn, model.rounded
+        self.scales, self.others_scales = (model.scales(layer), model.scales(layer + 1 if layer == 0 else layer - 1))
+        self.index, self.foreign_index = (each.index[layer] if each.index else None for each in (cache, foreign))
+        if isinstance(model, IndexedForward):
+            self.turn_index = model.turn_index
 
     def zero(self) -> None:
         self.k[self.rows] = 0
@@ -98,8 +114,58 @@ class Page:
     def pages_swapped(self) -> None:
         self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
         self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
+        if self.index is not None:
+            self.index_rows_swapped_latents_not()
+
+    def index_rows_zero(self) -> None:
+        self.index[self.rows] = 0
+
+    def index_rows_of_another_request(self) -> None:
+        self.index[self.rows] = self.foreign_index[self.rows]
+
+    def foreign_with_index_rows(self) -> None:
+        self.foreign()
+        self.index_rows_of_another_request()
+
+    def index_row_of_one_token_stale(self) -> None:
+        self.index[self.token] = self.foreign_index[self.token]
+
+    def index_rows_off_by_one(self) -> None:
+        self.index[self.rows] = self.turn_index(self.index[self.rows, None], torch.ones(PAGE))[:, 0]
+
+    def index_rows_twice(self) -> None:
+        self.index[self.rows] *= 2
+
+    def index_rows_half(self) -> None:
+        self.index[self.rows] *= 0.5
+
+    def index_rows_swapped_latents_not(self) -> None:
+        self.index[self.rows], self.index[self.others] = self.index[self.others].clone(), self.index[self.rows].clone()
+
+    def keys_stored_without_their_scale(self) -> None:
+        self.k[self.rows] = self.rounded(self.k[self.rows] * self.scales[0])
+
+    def keys_read_without_their_scale(self) -> None:
+        self.k[self.rows] /= self.scales[0]
+
+    def values_stored_without_their_scale(self) -> None:
+        self.v[self.rows] = self.rounded(self.v[self.rows] * self.scales[1])
+
+    def values_read_without_their_scale(self) -> None:
+        self.v[self.rows] /= self.scales[1]
+
+    def scales_of_another_layer(self) -> None:
+        self.k[self.rows] *= self.others_scales[0] / self.scales[0]
+        self.v[self.rows] *= self.others_scales[1] / self.scales[1]
 
 
+OF_SCALES: tuple[Callable[[Page], None], ...] = (
+    Page.keys_stored_without_their_scale,
+    Page.keys_read_without_their_scale,
+    Page.values_stored_without_their_scale,
+    Page.values_read_without_their_scale,
+    Page.scales_of_another_layer,
+)
 DAMAGE: tuple[Callable[[Page], None], ...] = (
     Page.zero,
     Page.foreign,
@@ -115,6 +181,17 @@ DAMAGE: tuple[Callable[[Page], None], ...] = (
     Page.pages_swapped,
 )
 
+DAMAGE_OF_INDEX: tuple[Callable[[Page], None], ...] = (
+    Page.foreign_with_index_rows,
+    Page.index_rows_zero,
+    Page.index_rows_of_another_request,
+    Page.index_row_of_one_token_stale,
+    Page.index_rows_off_by_one,
+    Page.index_rows_twice,
+    Page.index_rows_half,
+    Page.index_rows_swapped_latents_not,
+)
+
 NAMES_WITH_A_LATENT = {
     "foreign_keys": "foreign_rotary_part",
     "foreign_values": "foreign_latent",
@@ -124,6 +201,34 @@ NAMES_WITH_A_LATENT = {
     "values_half": "latent_half",
     "keys_swapped_values_not": "rotary_parts_swapped_latents_not",
 }
+
+
+Fault = Callable[[GptOssForward, int], None]
+
+
+def window_one_larger(model: GptOssForward, layer: int) -> None:
+    model.window_off[layer] = 1
+
+
+def window_one_smaller(model: GptOssForward, layer: int) -> None:
+    model.window_off[layer] = -1
+
+
+def next_position_visible(model: GptOssForward, layer: int) -> None:
+    model.ahead[layer] = 1
+
+
+def sink_lost(model: GptOssForward, layer: int) -> None:
+    model.sink_times[layer] = torch.inf
+
+
+def sink_twice(model: GptOssForward, layer: int) -> None:
+    model.sink_times[layer] = 2.0
+
+
+FAULTS: tuple[Fault, ...] = (window_one_larger, window_one_smaller, next_position_visible, sink_lost, sink_twice)
+"""What is wrong in one layer of a model with windows and sinks while the cache is right."""
+OF_WINDOWS = {window_one_larger, window_one_smaller}
 
 
 class Question:
@@ -148,9 +253,10 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
     """Whether the wrong answer names the damaged layer, and the head where it names one."""
     p, alphabet = question.parameters, Alphabet(question.parameters)
     if said in (TOO_LITTLE, TOO_MUCH):
-        return layer == p.layers - 1
+        return layer == p.hopping[-1]
     if (lost := alphabet.lost_at(said)) is not None:
-        return lost[0] == layer + 1 or (lost[0] == layer and (head is None or lost[1] in (None, head)))
+        after = next((each for each in p.hopping if each > layer), None)
+        return lost[0] == after or (lost[0] == layer and (head is None or lost[1] in (None, head)))
     mark, expected = alphabet.as_mark(said), alphabet.as_mark(question.expected[step])
     if mark is None or expected is None or mark[0] != expected[0]:
         return False
@@ -159,29 +265,62 @@ def named(question: Question, step: int, said: int, layer: int, head: int | None
     return all(p.showing[pair // p.kv_heads] == layer and head in (None, pair % p.kv_heads) for pair in pairs)
 
 
-def rows(arch: str, trials: int, seed: int) -> Iterator[dict[str, object]]:
+def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str, object]]:
     """A row for each damage, heads damaged, layer and test."""
-    p, rng = small(family=arch, **(SIZES | SIZES_OF.get(arch, {}))), Rng(seed)
-    model, alphabet = forward(p), Alphabet(p)
-    questions: dict[str, list[Question]] = {"walk": [], "position": []}
-    for _ in range(4):
-        nodes = draw_nodes(alphabet, rng, PLACES)
-        questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
-        values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
-        questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    has_scales = kv_scale > 1
+    of_cache = {"kv_scale": kv_scale, "dtype": "fp8-kv"} if has_scales else {}
+    p, rng = small(family=arch, **(SIZES | SIZES_OF.get(arch, {}) | of_cache)), Rng(seed)
+    model = forward(p, torch.bfloat16, as_fp8) if has_scales else forward(p)
+    questions = _questions(p, model, rng, REQUESTS)
     if isinstance(model, Qwen3NextForward):
         kept = {
             test: [StateQuestion(p, model, each.request, PLACES) for each in asked] for test, asked in questions.items()
         }
         yield from state_rows(kept, trials, rng)
-    layers = [layer for layer in range(p.layers) if not p.kind(layer).is_state]
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
-    for damage in DAMAGE:
+    layers = [layer for layer in range(p.layers) if not p.kind(layer).is_state]
+    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
         for head in (None, *(() if arch in WITH_A_LATENT or p.has_state else range(p.kv_heads))):
             for layer in layers:
                 for test, asked in questions.items():
                     name = names.get(damage.__name__, damage.__name__)
                     yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}
+    if isinstance(model, GptOssForward):
+        questions = _questions(p, model, rng, trials)
+        for fault in FAULTS:
+            for layer in range(p.layers):
+                for test, asked in questions.items():
+                    yield fault_row(model, asked, fault, layer) | {"damage": fault.__name__, "test": test}
+
+
+def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict[str, list[Question]]:
+    """So many drawn requests of each test."""
+    questions: dict[str, list[Question]] = {"walk": [], "position": []}
+    alphabet = Alphabet(p)
+    for _ in range(count):
+        nodes = draw_nodes(alphabet, rng, PLACES)
+        questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
+        values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
+        questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    return questions
+
+
+def fault_row(model: GptOssForward, asked: list[Question], fault: Fault, layer: int) -> dict[str, object]:
+    """A fault of one layer, tried with each request. A layer without a window has no fault of one."""
+    asked = asked if model.has_window(layer) or fault not in OF_WINDOWS else []
+    fault(model, layer)
+    wrong = [(question, question.first_wrong(question.cache)) for question in asked]
+    for faults in (model.window_off, model.ahead, model.sink_times):
+        faults.clear()
+    found = [(question, *said) for question, said in wrong if said is not None]
+    return {
+        "heads": "all",
+        "layer": layer,
+        "trials": len(asked),
+        "found": len(found),
+        "median_step": median(step for _, step, _ in found) if found else "",
+        "named": sum(named(question, step, said, layer, None) for question, step, said in found),
+    }
 
 
 def row(
@@ -226,10 +365,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--arch", choices=FAMILIES.names(), default="llama")
+    parser.add_argument("--kv-scale", type=int, choices=KV_SCALES, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        table = list(rows(given.arch, given.trials, given.seed))
+        table = list(rows(given.arch, given.kv_scale, given.trials, given.seed))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])

@@ -61,6 +61,31 @@ def test_what_was_answered_is_read_again_by_later_marks() -> None:
     assert ALPHABET.as_mark(said[-1])[1] == ALPHABET.as_mark((*request, *said)[later])[1]  # type: ignore[index]
 
 
+def test_layers_with_a_window_are_read_by_marks_alone_at_its_first_position() -> None:
+    model = small(family="gpt-oss")
+    alphabet = Alphabet(model)
+    request = walk_prompt(alphabet, [7, 3, 9, 200, 41], 1)
+    # Two hops from 3: 9 and 200. Then 41 and 7. Then 3 and 9.
+    assert answers(alphabet, request, 3) == tuple(alphabet.node(node) for node in (200, 7, 9))
+    first, second, _ = reads(alphabet, request, 3)
+    assert (first.positions, second.positions) == ((None, 4, None, 5), (None, 6, None, 7))
+    tested = marks(model, count=model.farthest + 3)
+    last = len(tested) - 1
+    (read,) = reads(alphabet, tested, 1)
+    assert read.positions == (last - 23, last - 31, last - 23, last - 31)  # a window of 24, a distance of 31
+
+
+def test_a_mark_has_each_bit_from_where_its_layer_reads() -> None:
+    model = small(family="gpt-oss")
+    alphabet = Alphabet(model)
+    values = [Rng(5).below(256) + 37 * i & 255 for i in range(model.farthest + 3)]
+    (said,) = answers(alphabet, mark_prompt(alphabet, values, 0), 1)
+    phase, value = alphabet.as_mark(said)  # type: ignore[misc]
+    assert phase == len(values) % model.phases
+    # Eight bits are two layers of four heads: the first one reads 23 back, the second one 31.
+    assert value == values[-1 - 23] & 0x0F | values[-1 - 31] & 0xF0
+
+
 def test_a_second_turn_asks_for_its_own_walk_and_for_the_first() -> None:
     first = walk_prompt(ALPHABET, [1, 2, 3, 4, 5], 0)
     turn = (*first, *answers(ALPHABET, first, 4), *(ALPHABET.place(node) for node in (10, 11, 12, 13, 14, 10)))

@@ -168,11 +168,17 @@ def test_a_wrong_bit_of_a_mark_names_layer_and_head(layer: int, head: int) -> No
     assert divmod(pair, parameters.kv_heads) == (layer, head)
 
 
+def test_the_largest_number_of_digits_is_exact_on_the_latents() -> None:
+    parameters = small(**FAMILY, kv_heads=56, digits=56, base=2, layers=2)
+    assert least_margin(parameters, forward(parameters, torch.bfloat16), walk(parameters, count=9), 3) > LEAST_MARGIN
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"dtype": "fp16"}, "fp16 cannot hold"),
         ({"kv_heads": 64, "digits": 64, "base": 2}, "dimensions of a head; 125 hold"),
+        ({"kv_heads": 57, "digits": 57, "base": 2}, "at most 56 digits; 57 for 57 KV heads"),
     ],
 )
 def test_sizes_without_room_are_refused(changes: dict[str, Any], told: str) -> None:

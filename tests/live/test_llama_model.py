@@ -13,6 +13,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.alphabet import BEGIN, Alphabet
 from kvcheck.core.live.model.answers import answers, reads
 from kvcheck.core.live.model.llama import tensors
+from kvcheck.core.live.model.parameters import KV_SCALES
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9
@@ -66,6 +67,36 @@ def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) ->
     model = forward(parameters, torch.bfloat16)
     for request in questions(parameters):
         assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
+
+
+@pytest.mark.parametrize("kv_scale", KV_SCALES)
+@pytest.mark.parametrize("fp8_queries", [False, True])
+def test_every_token_is_the_known_one_with_scales_of_a_cache_in_fp8(kv_scale: int, fp8_queries: bool) -> None:
+    parameters = small(dtype="fp8-kv", kv_scale=kv_scale)
+    model = forward(parameters, torch.bfloat16, as_fp8)
+    model.rounds_queries = fp8_queries
+    assert [model.scales(layer) for layer in range(4)] == [parameters.scales(layer) for layer in range(4)]
+    for request in questions(parameters):
+        assert least_margin(parameters, model, request, 37) > LEAST_MARGIN
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("what", ["k_scale", "v_scale"])
+@pytest.mark.parametrize("by", [0.5, 2])
+def test_a_scale_that_is_lost_on_one_side_is_found(what: str, layer: int, by: float) -> None:
+    """What was stored with the checkpoint's scale is read with another one."""
+    parameters = small(dtype="fp8-kv", kv_scale=2)
+    model = forward(parameters, torch.bfloat16, as_fp8)
+    found = []
+    for request in questions(parameters):
+        cache, name = Cache(), f"model.layers.{layer}.self_attn.{what}"
+        logits = model.step(request, cache)
+        right = model.w[name]
+        model.w[name] = right * by
+        # New tokens are stored with it too, so that only what the prompt left is read wrongly.
+        found.append(first_wrong(model, cache, logits, answers(Alphabet(parameters), request, 37)))
+        model.w[name] = right
+    assert any(found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def test_a_folder_holds_every_tensor_once_and_says_what_it_is(tmp_path: Path) ->
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert held["lm_head.weight"].shape == (config["vocab_size"], config["hidden_size"])
     assert not list(tmp_path.glob(".*")), "a draft was left behind"
+
+
+def test_a_cache_with_scales_has_them_in_the_checkpoint_by_layer(tmp_path: Path) -> None:
+    parameters = dataclasses.replace(TINY, dtype="fp8-kv", kv_scale=8)
+    write_model(parameters, tmp_path / "model")
+    assert read_model(tmp_path / "model").parameters == parameters
+    (path,) = (tmp_path / "model").glob("*.safetensors")
+    scales = {name: each.tolist() for name, each in load_file(path).items() if name.endswith("_scale")}
+    at = "model.layers.{}.self_attn.{}_scale"
+    assert scales == {at.format(0, "k"): [8], at.format(0, "v"): [4], at.format(1, "k"): [4], at.format(1, "v"): [8]}
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["quantization_config"]["kv_cache_scheme"]["num_bits"] == 8
+    assert "quantization_config" not in llama.config(TINY)
 
 
 def test_the_same_parameters_give_the_same_folder(tmp_path: Path) -> None:

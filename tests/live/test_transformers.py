@@ -45,9 +45,15 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"kv_heads": 32, "group": 1, "digits": 32, "base": 2, "layers": 3, "head_dim": 128},
     {"family": "deepseek-v3"},
     {"family": "deepseek-v3", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
+    {"family": "gpt-oss"},
+    {"family": "gpt-oss", "kv_heads": 2, "group": 8, "layers": 3, "window": 40},
+    {"family": "deepseek-v32"},
+    {"family": "deepseek-v32", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3, "top_k": 32},
     {"family": "qwen3-next"},
     {"family": "qwen3-next", "kv_heads": 2, "group": 8, "digits": 6, "nodes": 1024, "layers": 9},
 )
+ATTENTION = {"gpt-oss": "eager"}
+"""Where transformers has no other one that a CPU runs."""
 
 
 def requests(parameters: Parameters) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -57,8 +63,9 @@ def requests(parameters: Parameters) -> list[tuple[tuple[int, ...], tuple[int, .
     return [(request, answers(Alphabet(parameters), request, TOKENS)) for request in asked]
 
 
-def judged(folder: Path, parameters: Parameters, dtype: str, attention: str = "sdpa") -> dict[str, Any]:
-    """What the script says of the folder."""
+def judged(folder: Path, parameters: Parameters, dtype: str, attention: str | None = None) -> dict[str, Any]:
+    """What the script says of the folder. attention: transformers' own; by architecture where it is None."""
+    attention = attention or ATTENTION.get(parameters.family, "sdpa")
     path = folder.with_suffix(".json")
     path.write_text(json.dumps(requests(parameters)), encoding="utf-8")
     interpreter = Path(ENVIRONMENT) / "bin" / "python"

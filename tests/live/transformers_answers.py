@@ -24,7 +24,7 @@ def main(folder: str, requests: str, dtype: str, attention: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention
     )
-    if getattr(model.config, "num_experts", 0):
+    if any(getattr(model.config, name, 0) for name in ("num_experts", "num_local_experts")):
         model.set_experts_implementation("eager")  # the others take no float64
     alike = defaultdict(list)
     for prompt, expected in json.loads(Path(requests).read_text(encoding="utf-8")):

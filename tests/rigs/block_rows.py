@@ -113,7 +113,10 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck model make --out known": Parsed(SERVER),
         "VLLM_CPU": Parsed(SERVER),
         "kvcheck model make --out tiny": Runs((0, 0)),
-        "kvcheck model make --arch deepseek-v3": Runs((0,)),
+        "kvcheck model make --arch deepseek-v3 ": Runs((0,)),
+        "kvcheck model make --arch deepseek-v32": Runs((0,)),
+        "kvcheck model make --arch gpt": Runs((0,)),
+        "kvcheck model make --dtype": Runs((0,)),
         "kvcheck model make --arch qwen3-next": Runs((0,)),
         "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
     },
@@ -130,6 +133,10 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "KV305": By(OWN_CODE),
         "KV201": By(OWN_CODE),
         "kvcheck report": By(OWN_CODE),
+    },
+    "docs/own-model.md": {
+        "kvcheck stress --target": Parsed(SERVER),
+        "kvcheck reference record": Parsed(SERVER),
     },
     "docs/own-engine.md": {
         "cd docs": By(OWN_ENGINE),

@@ -51,12 +51,17 @@ class DeepseekForward(LlamaForward):
     def _later(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
+        return self._absorbed(layer, q, k, v, torch.arange(len(k))[None] > positions[:, None])
+
+    def _absorbed(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden: [T, S], keys that a query does not read."""
         to_key, to_value = self._out_of(layer)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         absorbed = torch.einsum("thd,hdl->thl", q[..., : -self.turned], to_key)
         scores = torch.einsum("thl,sl->hts", absorbed.to(wide), v[:, 0].to(wide))
         scores = scores + torch.einsum("thd,sd->hts", q[..., -self.turned :].to(wide), k[:, 0].to(wide))
-        future = torch.arange(len(k))[None] > positions[:, None]
-        chance = (scores / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf).softmax(-1)
+        chance = (scores / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
         mixed = torch.einsum("hts,sl->thl", chance, v[:, 0].to(wide)).to(self.dtype)
         return torch.einsum("thl,hdl->thd", mixed, to_value).flatten(1)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from rigs.deepseek_forward import DeepseekForward
+from rigs.gpt_oss_forward import GptOssForward
+from rigs.indexed_forward import IndexedForward
 from rigs.llama_forward import Cache, LlamaForward, Rounding
 from rigs.qwen3_next_forward import Qwen3NextForward
 
@@ -36,10 +38,18 @@ SMALL: dict[str, Any] = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "deepseek-v3": {"group": 1, "head_dim": 128},
+    "deepseek-v32": {"group": 1, "head_dim": 128, "top_k": 8},
+    "gpt-oss": {"window": 24},
     "qwen3-next": {"head_dim": 256},
 }
 """What a small model of each family has instead."""
-FORWARDS = {"llama": LlamaForward, "deepseek-v3": DeepseekForward, "qwen3-next": Qwen3NextForward}
+FORWARDS = {
+    "llama": LlamaForward,
+    "deepseek-v3": DeepseekForward,
+    "deepseek-v32": IndexedForward,
+    "gpt-oss": GptOssForward,
+    "qwen3-next": Qwen3NextForward,
+}
 
 
 def small(**changes: Any) -> Parameters:

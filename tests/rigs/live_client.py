@@ -44,6 +44,7 @@ class ScriptedClient:
     flags: Mapping[str, str] = field(default_factory=dict)
     may_retract: bool = True
     engine: str = "scripted"
+    has_salts: bool = True
     asked: list[Sending] = field(default_factory=list)
     retractions: int = 0
     _readings: int = 0

@@ -2,7 +2,8 @@
 
 Invariants:
 - Rotary embedding, norm and scores follow transformers' Llama: half split, float32 norm, scores over sqrt(head_dim).
-- `rounded` is applied to what the cache stores, so that a narrower cache is tried without an engine.
+- `rounded` is applied to what the cache stores, so that a narrower cache is tried without an engine. What is stored
+  is divided by the layer's scales, where the model has some, and multiplied by them when it is read.
 - A prompt is read by torch's own attention in the model's dtype, as engines do it; tokens after it in float32 or wider.
 - The MLP is not computed: the rig is for models whose MLP is zero, and refuses another.
 """
@@ -26,16 +27,17 @@ def as_fp8(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values by layer, [tokens, kv_heads, head_dim] each."""
+    """Keys and values by layer, [tokens, kv_heads, head_dim] each. index: keys of an indexer, where there is one."""
 
     keys: list[torch.Tensor] = field(default_factory=list)
     values: list[torch.Tensor] = field(default_factory=list)
+    index: list[torch.Tensor] = field(default_factory=list)
 
     def copy(self) -> Cache:
-        return Cache([k.clone() for k in self.keys], [v.clone() for v in self.values])
+        return Cache(*([each.clone() for each in held] for held in (self.keys, self.values, self.index)))
 
     def differs(self, other: Cache) -> bool:
-        mine, others = (cache.keys + cache.values for cache in (self, other))
+        mine, others = (cache.keys + cache.values + cache.index for cache in (self, other))
         return not all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
 
 
@@ -67,6 +69,11 @@ class LlamaForward:
         """Dimensions of a head that turn."""
         return int(self.config["head_dim"])
 
+    def scales(self, layer: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """What the checkpoint says of a layer's keys and values in FP8; 1 where it says nothing."""
+        prefix = f"model.layers.{layer}.self_attn"
+        return self.w.get(f"{prefix}.k_scale", 1.0), self.w.get(f"{prefix}.v_scale", 1.0)
+
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.double() if self.dtype == torch.float64 else x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])).to(self.dtype)
@@ -90,6 +97,15 @@ class LlamaForward:
             )
             for name in ("q", "k", "v")
         ]
+
+    def mixed(
+        self, layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:
+        """What the heads return for the tokens whose residual is x: the last ones of k and v. [tokens, heads * dims]"""
+        del x, cache
+        if len(k) == len(q):
+            return self._prompt(layer, q, k, v)
+        return self._later(layer, q, k, v, torch.arange(len(k) - len(q), len(k)))
 
     def _prompt(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.transpose(0, 1)[None] for each in (q, k, v))
@@ -117,7 +133,8 @@ class LlamaForward:
         past = int(positions[0])
         q, k, v = self.projected(layer, x)
         q, k = self.turn(q, positions + query_shift), self.turn(k, positions)
-        k, v = self.rounded(k), self.rounded(v)
+        k_scale, v_scale = self.scales(layer)
+        k, v = self.rounded(k / k_scale), self.rounded(v / v_scale)
         q = self.rounded(q) if self.rounds_queries else q
         if past:
             k, v = torch.cat([cache.keys[layer], k]), torch.cat([cache.values[layer], v])
@@ -125,7 +142,7 @@ class LlamaForward:
         else:
             cache.keys.append(k)
             cache.values.append(v)
-        mixed = self._later(layer, q, k, v, positions) if past else self._prompt(layer, q, k, v)
+        mixed = self.mixed(layer, x, q, k * k_scale, v * v_scale, cache)
         return mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
 
     def step(self, ids: Sequence[int], cache: Cache, *, query_shift: int = 0, every: bool = False) -> torch.Tensor:

@@ -21,7 +21,8 @@ STORES = {"response-cache": lambda ids: tuple(ids), "last-token-cache": lambda i
 
 @dataclass(kw_only=True)
 class Job:
-    """A request that runs. cached: what is said of it. done: tokens that it has answered."""
+    """A request that runs. cached: what is said of it. done: tokens that it has answered. top: the likely tokens of
+    each step, with their log-probabilities; empty where the speech says its own, None where it says none."""
 
     ids: list[int]
     tokens: tuple[int, ...]
@@ -29,13 +30,14 @@ class Job:
     retractions: int = 0
     is_aborted: bool = False
     done: int = 0
+    top: list[dict[int, float]] | None = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class ModelEngine:
     """The engine. pool, page: tokens. token_s: seconds that a token takes."""
 
-    alphabet: Alphabet
+    alphabet: Alphabet | None = None
     fault: str | None = None
     pool: int = 4096
     page: int = 16
@@ -50,8 +52,14 @@ class ModelEngine:
         self._stored: dict[Any, tuple[int, ...]] = {}
         self._count = dict.fromkeys(("hits", "evicted", "retracted", "aborted"), 0)
 
-    def admit(self, rid: str, ids: list[int], count: int) -> Job:
-        """A request that runs from now on."""
+    @property
+    def longest(self) -> int:
+        """Tokens of a request and its answer."""
+        assert self.alphabet is not None
+        return self.alphabet.parameters.length
+
+    def admit(self, rid: str, ids: list[int], count: int, salt: str | None = None) -> Job:
+        """A request that runs from now on. salt: of no use here."""
         with self.lock:
             hit = []
             for key in self._keys(ids[:-1]):
@@ -61,6 +69,7 @@ class ModelEngine:
             for key in hit:
                 self._pages[key] = self._pages.pop(key)
             earlier = [each for each in self.sent if each != ids]
+            assert self.alphabet is not None
             tokens = answer_with(self.fault, self.alphabet, ids, count, earlier, page=self.page)
             cached: int | None = len(hit) * self.page
             if self.fault == "cached-count" and earlier:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from servers import llama_cpp, sglang_cpu, vllm_cpu
@@ -49,7 +50,7 @@ KINDS = ("stale", "foreign")
 class Case:
     """One set-up. start: the commands of its servers. scenarios, options: of `kvcheck stress`. stand_ins: what takes
     the place of what only a GPU has, in words. floors: what a clean run has to have seen. faults: kind that is planted;
-    None: a clean run.
+    None: a clean run. model: options of `kvcheck model make` beside those of every case.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case:
     options: tuple[str, ...] = ()
     floors: Mapping[str, int] = field(default_factory=dict)
     faults: str | None = None
+    model: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +92,18 @@ class Outcome:
     stand_ins: dict[str, str] = field(default_factory=dict)
 
 
-def _vllm(place: Place) -> Sequence[Command]:
+def _vllm(place: Place, sizes: vllm_cpu.Sizes | None = None) -> Sequence[Command]:
     (port,) = free_ports(1)
     environment = place.environments / vllm_cpu.ENVIRONMENT
     return (
         vllm_cpu.command(
-            environment, place.model, port=port, folder=place.folder, variant="priority", has_faults=place.has_faults
+            environment,
+            place.model,
+            port=port,
+            folder=place.folder,
+            variant="priority",
+            sizes=sizes,
+            has_faults=place.has_faults,
         ),
     )
 
@@ -118,6 +126,9 @@ def _llama_cpp(place: Place) -> Sequence[Command]:
     return (llama_cpp.command(place.environments / llama_cpp.ENVIRONMENT, gguf, port=port, variant="host"),)
 
 
+MLA = ("--arch", "deepseek-v3")
+WINDOWS = ("--arch", "gpt-oss", "--window", "64")
+FP8 = ("--dtype", "fp8-kv")
 PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
 CASES = (
     Case(
@@ -126,6 +137,14 @@ CASES = (
         scenarios=PRESS,
         options=("--schedules", "10", "--concurrency", "16"),
         floors={"token": 100_000, "retract": 100, "hit-token": 5_000, "evict": 1_000, "abort": 20},
+    ),
+    Case(
+        name="vllm-windows",
+        start=partial(_vllm, sizes=vllm_cpu.WITH_WINDOWS),
+        scenarios=PRESS,
+        options=("--schedules", "2"),
+        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
+        model=WINDOWS,
     ),
     Case(
         name="sglang",
@@ -152,6 +171,24 @@ CASES = (
         floors={"token": 10_000, "transfer": 100},
     ),
     Case(
+        name="sglang-mla",
+        start=_sglang("mla"),
+        stand_ins=sglang_cpu.stand_ins("mla"),
+        scenarios=("prefix-cache", "retract-resume", "aborts"),
+        options=("--schedules", "2"),
+        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
+        model=MLA,
+    ),
+    Case(
+        name="sglang-fp8",
+        start=_sglang("fp8"),
+        stand_ins=sglang_cpu.stand_ins("fp8"),
+        scenarios=("prefix-cache", "retract-resume", "aborts"),
+        options=("--schedules", "2"),
+        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
+        model=FP8,
+    ),
+    Case(
         name="llama.cpp",
         start=_llama_cpp,
         scenarios=("prefix-cache", "aborts"),
@@ -159,10 +196,18 @@ CASES = (
         floors={"token": 10_000, "hit-token": 1_000, "abort": 10},
     ),
     *(
-        Case(name=f"{engine}-{kind}", start=start, stand_ins=stand_ins, scenarios=("prefix-cache",), faults=kind)
-        for engine, start, stand_ins in (
-            ("vllm", _vllm, {}),
-            ("sglang", _sglang("plain"), sglang_cpu.stand_ins("plain")),
+        Case(
+            name=f"{engine}-{kind}",
+            start=start,
+            stand_ins=stand_ins,
+            scenarios=("prefix-cache",),
+            faults=kind,
+            model=model,
+        )
+        for engine, start, stand_ins, model in (
+            ("vllm", _vllm, {}, ()),
+            ("sglang", _sglang("plain"), sglang_cpu.stand_ins("plain"), ()),
+            ("sglang-mla", _sglang("mla"), sglang_cpu.stand_ins("mla"), MLA),
         )
         for kind in KINDS
     ),
@@ -183,7 +228,7 @@ def main() -> int:
             continue
         place = Place(
             environments=given.environments.resolve(),
-            model=_model(given.out.resolve(), has_faults=case.faults is not None),
+            model=_model(given.out.resolve(), case),
             folder=given.out.resolve() / case.name,
             has_faults=case.faults is not None,
         )
@@ -196,11 +241,12 @@ def main() -> int:
     return int(any(outcome.shortfall for outcome in outcomes))
 
 
-def _model(folder: Path, *, has_faults: bool) -> Path:
+def _model(folder: Path, case: Case) -> Path:
     """The model that is served, made where it does not exist."""
-    model = folder / ("known-answers-of-faults" if has_faults else "known-answers")
+    options = (*case.model, *(FOR_FAULTS if case.faults else ()))
+    model = folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)])
     if not (model / "known_answers.json").exists():
-        _kvcheck("model", "make", "--out", str(model), *MODEL, *(FOR_FAULTS if has_faults else ()))
+        _kvcheck("model", "make", "--out", str(model), *MODEL, *options)
     return model
 
 

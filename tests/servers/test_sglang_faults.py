@@ -32,6 +32,25 @@ class Pool:
         self.k_buffer[layer.layer_id][slots], self.v_buffer[layer.layer_id][slots] = keys, values
 
 
+class LatentPool:
+    """SGLang's MLATokenToKVPool, as far as the faults see it."""
+
+    page_size = PAGE
+    start_layer = 0
+
+    def __init__(self) -> None:
+        self.kv_buffer = [torch.zeros(6 * PAGE, 1, 1)]
+
+    def set_kv_buffer(self, layer: Any, slots: torch.Tensor, latents: torch.Tensor, _: torch.Tensor) -> None:
+        self.kv_buffer[layer.layer_id][slots] = latents
+
+    def set_mla_kv_buffer(self, layer: Any, slots: torch.Tensor, latents: torch.Tensor, _: torch.Tensor) -> None:
+        self.kv_buffer[layer.layer_id][slots] = latents
+
+
+LATENT_WRITES = ("set_kv_buffer", "set_mla_kv_buffer")
+
+
 class HostPool:
     """SGLang's MHATokenToKVPoolHost: what it holds is 9 everywhere."""
 
@@ -68,7 +87,8 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.faults = Faults(folder / "orders", folder / "log")
-        names = {"ModelRunner": Runner, "MHATokenToKVPool": Pool, "MHATokenToKVPoolHost": HostPool}
+        names = {"ModelRunner": Runner, "MHATokenToKVPool": Pool, "MLATokenToKVPool": LatentPool}
+        names["MHATokenToKVPoolHost"] = HostPool
         for _, change in self.faults.changes():
             module = ModuleType("engine")
             vars(module).update(names)
@@ -107,6 +127,8 @@ class Engine:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     for of, name in ((Runner, "forward"), (Pool, "set_kv_buffer"), (HostPool, "load_to_device_per_layer")):
         monkeypatch.setattr(of, name, getattr(of, name))  # put back afterwards
+    for name in LATENT_WRITES:
+        monkeypatch.setattr(LatentPool, name, getattr(LatentPool, name))
     return Engine(tmp_path)
 
 
@@ -136,6 +158,24 @@ def test_a_page_of_a_prefill_keeps_its_former_content_or_gets_another_requests(
     assert planted(engine) == [("planted", "2", [0, 1])]
     engine.step(("3", 2, 4, [3, 1]))
     assert planted(engine)[1:] == [("reads", "3", None)], "a hit of the damaged page"
+
+
+@pytest.mark.parametrize("write", LATENT_WRITES)
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [("stale", [0, 1, 1, 0, 2, 2]), ("foreign", [0, 1, 1, 1, 2, 2])],
+)
+def test_a_page_of_latents_is_damaged_as_one_of_keys_and_values_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, write: str, kind: str, after: list[float]
+) -> None:
+    pool = LatentPool()
+    monkeypatch.setattr(pool, "set_kv_buffer", getattr(pool, write))
+    engine.runner.token_to_kv_pool = pool  # type: ignore[assignment]
+    engine.step(("1", 0, 4, [1, 2]))
+    Order(kind=kind, layer=0, page=0).give(engine.faults.orders)
+    engine.step(("2", 0, 6, [3, 4, 5]))
+    assert pool.kv_buffer[0][::PAGE, 0, 0].tolist() == after
+    assert planted(engine) == [("planted", "2", [0, 1])]
 
 
 def test_a_fault_that_changes_nothing_is_none(engine: Engine) -> None:

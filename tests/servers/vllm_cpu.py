@@ -76,6 +76,8 @@ class Sizes:
 
 
 ROOMY = Sizes(longest=2048, slots=16384)
+WITH_WINDOWS = Sizes(longest=2048, slots=3200)
+"""Layers with a window have pages of their own beside those of a whole request: of the window and of a chunk."""
 
 
 def command(

@@ -1,6 +1,7 @@
 """Names of cells: the scenario, and what it was tried with.
 
-"SCENARIO/SHAPE"; "SCENARIO/SHAPE/TRANSPORT" where the ranks are processes; "SCENARIO/ENGINE" with a running server.
+"SCENARIO/SHAPE"; "SCENARIO/SHAPE/TRANSPORT" where the ranks are processes; "SCENARIO/ENGINE" with a running server;
+"own-model/SCENARIO/ENGINE" where that server serves a model of the user's own.
 
 Invariants:
 - Two cells of a run have two names, and the line of a cell's plan leads to its name.
@@ -13,7 +14,9 @@ from collections.abc import Collection, Sequence
 from urllib.parse import unquote
 
 KNOWN_ANSWERS = "known-answers"
-"""The key that the lines of running servers have and no other line has."""
+"""The key that the lines of running servers with a known-answer model have and no other line has."""
+OWN_MODEL = "own-model"
+"""How the scenario begins in lines of running servers with a model of the user's own."""
 
 UNNAMED_SERVER = "server"
 ENGINE_NAMES = ("sglang", "vllm", "lmcache", "mooncake")
@@ -37,10 +40,20 @@ def keys_of(line: str) -> dict[str, str]:
     return {"scenario": scenario, **{key: unquote(value, errors="surrogateescape") for key, _, value in pairs}}
 
 
+def is_own_model(line: str) -> bool:
+    """Whether a plan's line, or its scenario alone, is of a server with a model of the user's own."""
+    return line.startswith(f"{OWN_MODEL}/")
+
+
+def is_of_server(line: str) -> bool:
+    """Whether a plan's line is of a running server."""
+    return is_own_model(line) or KNOWN_ANSWERS in keys_of(line)
+
+
 def cell_of(line: str, judged: Collection[str]) -> str:
     """The name of the cell that a plan's line begins. judged: names in the record, which once had no transport."""
     keys = keys_of(line)
-    if KNOWN_ANSWERS in keys:
+    if is_of_server(line):
         return f"{keys['scenario']}/{keys.get('engine', UNNAMED_SERVER)}"
     plain, named = (
         f"{keys['scenario']}/{tried_with(keys.get('shape', ''), transport)}"

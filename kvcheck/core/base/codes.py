@@ -331,6 +331,27 @@ CODES: dict[str, Code] = dict(
             "No release yet; a request that does not fit into the server's length is not counted.",
         ),
         _code(
+            "KV809",
+            "crosstalk",
+            "A running server answered tokens that were drawn for another request.",
+            "A page of another request in the table of this one, or an answer that went to the wrong request.",
+            "LMCache #4385, Mooncake #4153: answers that quote what another session had said.",
+        ),
+        _code(
+            "KV810",
+            "diverged beyond noise",
+            "A treated answer lies further from the server's own cold answer than its noise explains.",
+            "A page that is stale, foreign or lost in part; a scale or a position that is wrong after a restore.",
+            "SGLang #34683: cold and warm answers of one server flip without a fault; a control of equal shapes tells.",
+        ),
+        _code(
+            "KV811",
+            "unlike the kept reference",
+            "A build answers cold otherwise than the build whose answers were kept, beyond the noise of both.",
+            "Another kernel or another rounding, which can be right; or an error of prefill or decode in one of both.",
+            "SGLang #25790: decode and prefill in FP8 differ from one position on, with equal bytes.",
+        ),
+        _code(
             "KV901",
             "hang",
             "The run did not end within its step or time budget.",

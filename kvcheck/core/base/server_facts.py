@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 from kvcheck.core.base.record import RunRecord, ScenarioResult
 
+OWN_MODEL = "own_model"
+"""The fact that says, by cell, what the arms of a user's own model came to."""
 REQUIRED = "require/"
 """How the id of a requirement's row begins; the kind of evidence follows."""
 

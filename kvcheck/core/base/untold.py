@@ -6,7 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.base.cells import KNOWN_ANSWERS, is_engine, keys_of
+from kvcheck.core.base.cells import is_engine, is_of_server, keys_of
 from kvcheck.core.base.record import Finding
 
 IN_ONE_PROCESS = (None, "loopback")
@@ -18,7 +18,7 @@ OUTSIDE = {
 def why_untold(finding: Finding) -> str | None:
     """Why no schedule can be run again to tell how it came about; None if one can."""
     keys = keys_of(finding.schedule)
-    if KNOWN_ANSWERS in keys:
+    if is_of_server(finding.schedule):
         return "nobody sees inside a running server"
     if not finding.schedule:
         return "it is of no one schedule"

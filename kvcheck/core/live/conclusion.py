@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
 
 from kvcheck.core.base.evidence_kinds import KINDS, TOKEN
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import REQUIRED
-from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios.scenario import Scenario
 
@@ -21,11 +21,28 @@ NOT_EXERCISED = "KV990"
 MOST_REASONS = 4
 
 
+class RoundPlan(Protocol):
+    """What decides the requests of one round, and the line that says it."""
+
+    @property
+    def cell(self) -> str:
+        """The id of the result that it belongs to."""
+
+    def at(self, round_: int) -> Self:
+        """The same plan for another round."""
+
+    def line(self) -> str:
+        """The line that `kvcheck replay` takes."""
+
+
+P = TypeVar("P", bound=RoundPlan)
+
+
 @dataclass(slots=True)
-class Progress:
+class Progress(Generic[P]):
     """The rounds of one scenario so far. flags: kind of evidence -> what to change in the server to see it."""
 
-    plan: LivePlan
+    plan: P
     scenario: Scenario
     flags: Mapping[str, str]
     wanted: int
@@ -63,7 +80,7 @@ class Progress:
         verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
         return ScenarioResult(
             id=self.plan.cell,
-            shape=self.plan.cell.partition("/")[2],
+            shape=self.plan.cell.rpartition("/")[2],
             verdict=verdict,
             code=NOT_EXERCISED if verdict is Verdict.UNKNOWN else None,
             reason="; ".join(reasons[:MOST_REASONS]) or None,

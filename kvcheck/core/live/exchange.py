@@ -41,12 +41,16 @@ class Abort:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
     """How a question is sent. rid: the name of the request at the server, new for each sending. priority: larger is
-    served first, for every engine; None says nothing of it."""
+    served first, for every engine; None says nothing of it. salt: requests of two salts share no cached prefix; None:
+    the cache that requests without one share. top: log-probabilities that are asked for beside each answered token's.
+    """
 
     question: Question
     rid: str
     priority: int | None = None
     abort: Abort | None = None
+    salt: str | None = None
+    top: int = 0
 
 
 class End(Enum):
@@ -72,15 +76,17 @@ class End(Enum):
 class Answer:
     """What came back.
 
-    logprobs: of `tokens`, in nats, as long as they are. cached: prompt tokens that the engine says it did not compute,
-    in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. rid: the name under which
-    the engine gives the answer, where that is made of the one that was sent. after_abort: tokens that
-    arrived 10 s and more after the engine had acknowledged the abort. began_s, ended_s: of one clock.
+    logprobs: of `tokens`, in nats, as long as they are. top: of each of `tokens`, the most likely tokens of that step
+    with their log-probabilities, where they were asked for. cached: prompt tokens that the engine says it did not
+    compute, in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. rid: the name under
+    which the engine gives the answer, where that is made of the one that was sent. after_abort: tokens that arrived 10
+    s and more after the engine had acknowledged the abort. began_s, ended_s: of one clock.
     """
 
     end: End
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
+    top: tuple[Mapping[int, float], ...] | None = None
     cached: int | None = None
     cached_by: Mapping[Tier, int] | None = None
     retractions: int | None = None

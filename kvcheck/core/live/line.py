@@ -50,6 +50,10 @@ class LivePlan:
         """The id of the result that it belongs to."""
         return f"{self.scenario}/{self.engine or UNNAMED_SERVER}"
 
+    def at(self, round_: int) -> LivePlan:
+        """The same plan for another round."""
+        return dataclasses.replace(self, round=round_)
+
     def line(self) -> str:
         """The line that `kvcheck replay` takes."""
         pairs = (

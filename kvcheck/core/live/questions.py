@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Protocol
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
@@ -37,6 +38,34 @@ class Subject:
     def cut(self, length: int) -> Subject:
         """The first part of it: a prefix that another request continues."""
         return Subject(self.values[:length], self.is_walk)
+
+
+class QuestionSource(Protocol):
+    """What scenarios draw from, with answers that are known (`Questions`) or not (`core.live.own.prompts`).
+
+    longest: tokens of a request and its answer together.
+    """
+
+    longest: int
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether a position test fits into a request here; `marks` is asked for only then."""
+
+    def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
+        """A subject of about so many tokens. prefix: how it begins."""
+
+    def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:
+        """A position test. prefix: how it begins."""
+
+    def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
+        """The question about a subject. tokens: of the answer, fewer where no more fit. start: where it is asked at."""
+
+    def again(self, rng: Rng, before: Question, tokens: int) -> Question:
+        """The next turn of a conversation: the request, its answer, and another question."""
+
+    def cover(self, subject: Subject) -> int:
+        """Tokens of an answer that read the whole subject, or as much of it as is worth its time."""
 
 
 class Questions:

@@ -46,7 +46,7 @@ class RoundResult:
 
     sources: kind of evidence -> where its count was read. moved: as in Observed. reasons: why it is no pass, where it
     has no finding. notes: what was assumed, and what went wrong beside the requests. is_over: the server answers no
-    more.
+    more. facts: what the record says of the scenario beside its evidence; of all its rounds so far.
     """
 
     evidence: Evidence
@@ -57,6 +57,7 @@ class RoundResult:
     notes: tuple[str, ...] = ()
     is_over: bool = False
     duration_s: float = 0.0
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class LiveRunner:

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.clients.client import Trouble
 from kvcheck.core.live.exchange import Answer, End, Exchange, Sending
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 
@@ -23,6 +24,16 @@ POLL_S = 0.1
 SHORTEST_GAP_S = 0.02
 FORCED_CALL_S = 30.0
 """A call that retracts has so long to come back after its wave."""
+
+
+class Asked(Protocol):
+    """What a round is sent to: a `Client`, or an arm of requests to one."""
+
+    def ask(self, sending: Sending) -> Answer:
+        """Send a request and wait for its answer."""
+
+    def retract(self) -> None:
+        """Make the engine retract all that runs. Raises Trouble."""
 
 
 @dataclass(slots=True)
@@ -45,7 +56,7 @@ class Sender:
     may_force: whether retractions may be asked for. until: a time of time.monotonic() after which no request is begun.
     """
 
-    def __init__(self, client: Client, *, gap_s: float, may_force: bool, until: float | None = None) -> None:
+    def __init__(self, client: Asked, *, gap_s: float, may_force: bool, until: float | None = None) -> None:
         self._client, self._may_force, self._until = client, may_force, until
         self._gap_s = max(gap_s, SHORTEST_GAP_S)
         self._running = 0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from kvcheck.core.base.evidence_kinds import OBSERVED, TOKEN
 from kvcheck.core.base.record import RunRecord, ScenarioResult, Verdict
-from kvcheck.core.base.server_facts import REQUIRED, is_requirement, required, server_of
+from kvcheck.core.base.server_facts import OWN_MODEL, REQUIRED, is_requirement, required, server_of
 from kvcheck.core.report.wording import WORST_FIRST, amount, in_order, why_text
 
 NA = "n/a"
@@ -36,6 +36,8 @@ def server_section(record: RunRecord) -> dict[str, object] | None:
         "total": [_count(record.evidence.observed, kind) for kind in (TOKEN, *kinds)] if len(cells) > 1 else [],
         "requests": f"{record.evidence.requests:,}",
         "rounds": f"{record.evidence.schedules:,}",
+        "arms": _arms(server),
+        "recitals": _recitals(server),
         "facts": _facts(server),
     }
 
@@ -82,10 +84,58 @@ def _count(observed: Mapping[str, int], kind: str) -> str:
     return f"{observed[kind]:,}" if kind in observed else NA
 
 
+ARM_COLUMNS = ("requests", "tokens", "cached", "compared", "other", "flips")
+"""Counts of an arm of a model of the user's own, beside its largest deviation."""
+
+
+def _arms(server: Mapping[str, object]) -> list[dict[str, object]]:
+    """A row for each arm of each cell: what was sent, what it hit, and how far it is from the cold reference."""
+    rows: list[dict[str, object]] = []
+    for cell, own in _own_model(server):
+        arms = own.get("arms")
+        for arm in arms if isinstance(arms, list) else []:
+            if isinstance(arm, dict):
+                largest = arm.get("largest")
+                is_known = isinstance(largest, int | float) and not isinstance(largest, bool)
+                rows.append(
+                    {
+                        "cell": cell.rpartition("/")[0],
+                        "arm": str(arm.get("arm")),
+                        "counts": [_whole(arm.get(name)) for name in ARM_COLUMNS],
+                        "largest": f"{largest:.3g}" if is_known else NA,
+                    }
+                )
+    return rows
+
+
+def _recitals(server: Mapping[str, object]) -> list[str]:
+    """How many cold answers of each cell recite their code, and how likely crosstalk by chance is."""
+    lines = []
+    for cell, own in _own_model(server):
+        chance = own.get("chance")
+        by_chance = f", crosstalk by chance at most {chance:.0e}" if isinstance(chance, float) else ""
+        recited, asked = (_whole(own.get(name)) for name in ("recited", "asked"))
+        lines.append(f"{cell.rpartition('/')[0]}: {recited} of {asked} cold answers recite their code{by_chance}")
+    return lines
+
+
+def _own_model(server: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
+    cells = server.get(OWN_MODEL)
+    return [(str(cell), own) for cell, own in cells.items() if isinstance(own, dict)] if isinstance(cells, dict) else []
+
+
+def _whole(value: object) -> str:
+    return f"{value:,}" if type(value) is int else NA
+
+
 def _facts(server: Mapping[str, object]) -> list[dict[str, str]]:
     sources = server.get(SOURCES)
     read = sources if isinstance(sources, dict) else {}
-    plain = [{"label": str(name), "value": _plain(value)} for name, value in server.items() if value is not read]
+    plain = [
+        {"label": str(name), "value": _plain(value)}
+        for name, value in server.items()
+        if value is not read and name != OWN_MODEL
+    ]
     return plain + [{"label": f"{kind} was read from", "value": _plain(read[kind])} for kind in in_order(read)]
 
 

@@ -34,7 +34,8 @@ ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
 class Order:
     """kind: stale leaves the page's former content, foreign puts another request's page there, lost-load leaves the
     former content of a page that comes back from a lower tier. page: of the request, from 0; negative: from the last
-    page that the prefill or the load fills. every: of so many candidates one. most: pages in all.
+    page that the prefill or the load fills. every: of so many candidates one. most: pages in all. same: 1: a foreign
+    page is the page of another request in the same place, where there is one.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Order:
     page: int
     every: int = 1
     most: int = 1
+    same: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.layer < 0 or self.every < 1 or self.most < 1:
@@ -50,7 +52,7 @@ class Order:
     def give(self, path: Path) -> None:
         """Write it to where the plug-in reads it, in one step."""
         draft = path.with_name(f"{path.name}.tmp")
-        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "every", "most")}
+        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "every", "most", "same")}
         draft.write_text(json.dumps(fields), encoding="utf-8")
         os.replace(draft, path)
 
@@ -118,14 +120,15 @@ class Planter:
                 if self._seen % order.every == 0:
                     yield row, page
 
-    def sources(self, row: Row) -> list[tuple[int, Held]]:
-        """Blocks that were written for other requests, the latest first."""
+    def sources(self, row: Row, same: int | None = None) -> list[tuple[int, Held]]:
+        """Blocks that were written for other requests, the latest first. same: those of this page before all others."""
         own = set(row.blocks[: -(-row.length // self.page_size)])
-        return [
+        found = [
             (block, held)
             for block, held in reversed(self._held.items())
             if held.request != row.request and block not in own
         ]
+        return found if same is None else sorted(found, key=lambda each: each[1].page != same)
 
     def planted(self, order: Order, row: Row, page: int, source: tuple[int, Held] | None) -> None:
         """Note that the order was done to this page of this request."""

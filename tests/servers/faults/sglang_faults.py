@@ -6,7 +6,8 @@ too: as where the write was lost. A lost load is made before the step that the p
 Invariants:
 - The engine's files stay as they are. Without an order every call passes through.
 - A page whose content would not change is not counted as planted.
-- SGLang's pool of a layer is [slots, heads, dim], keys and values apart; a page is a run of slots.
+- SGLang's pool of a layer is [slots, heads, dim], keys and values apart, or with MLA [slots, 1, latent + rotary part];
+  a page is a run of slots.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Any, Final
 from servers.faults.planting import LOST_LOAD, STALE, Held, Order, Planter, Row
 
 Change = Callable[[ModuleType], None]
+Memory = tuple[Any, ...]
+"""What holds a layer's pages: keys and values, or with MLA latents with rotary parts."""
 _RUNNER: Final = "sglang.srt.model_executor.model_runner"
 _POOL: Final = "sglang.srt.mem_cache.memory_pool"
 _HOST_POOL: Final = "sglang.srt.mem_cache.pool_host.mha"
@@ -28,10 +31,10 @@ _HOST_POOL: Final = "sglang.srt.mem_cache.pool_host.mha"
 
 @dataclass(slots=True)
 class Loaded:
-    """Pages that a load has brought into one layer, by their block: what each held before. memory: keys and values."""
+    """Pages that a load has brought into one layer, by their block: what each held before. memory: of the layer."""
 
-    memory: tuple[Any, Any]
-    former: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    memory: Memory
+    former: dict[int, Memory] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -69,8 +72,13 @@ class Faults:
         module.ModelRunner.forward = forward
 
     def _watch_writes(self, module: ModuleType) -> None:
-        """Keys and values of one layer's step into its pool; its attention comes next."""
-        write = module.MHATokenToKVPool.set_kv_buffer
+        """What one layer's step writes into its pool; its attention comes next."""
+        self._watch_write(module.MHATokenToKVPool, "set_kv_buffer", _keys_and_values)
+        for name in ("set_kv_buffer", "set_mla_kv_buffer"):
+            self._watch_write(module.MLATokenToKVPool, name, _latents)
+
+    def _watch_write(self, pool_type: Any, name: str, memory_of: Callable[[Any, int], Memory]) -> None:
+        write = getattr(pool_type, name)
 
         @wraps(write)
         def set_kv_buffer(pool: Any, layer: Any, *arguments: Any, **named: Any) -> None:
@@ -78,7 +86,7 @@ class Faults:
                 write(pool, layer, *arguments, **named)
                 return
             planter, number, order = self.planter, layer.layer_id, self.planter.order()
-            memory = (pool.k_buffer[number - pool.start_layer], pool.v_buffer[number - pool.start_layer])
+            memory = memory_of(pool, number - pool.start_layer)
             chosen = []
             if order is not None and order.layer == number and order.kind != LOST_LOAD:
                 chosen = [
@@ -91,7 +99,7 @@ class Faults:
                 if order is not None and planter.order() == order:  # not all of it is done
                     _plant(planter, order, row, page, memory, former)
 
-        module.MHATokenToKVPool.set_kv_buffer = set_kv_buffer
+        setattr(pool_type, name, set_kv_buffer)
 
     def _watch_loads(self, module: ModuleType) -> None:
         """Pages of one layer from the host tier; the step that they are for has not begun."""
@@ -124,12 +132,20 @@ class Faults:
         self.loaded.clear()
 
 
-def _plant(
-    planter: Planter, order: Order, row: Row, page: int, memory: tuple[Any, Any], former: tuple[Any, Any]
-) -> None:
+def _keys_and_values(pool: Any, layer: int) -> Memory:
+    """Of the local layer, in a pool of heads."""
+    return pool.k_buffer[layer], pool.v_buffer[layer]
+
+
+def _latents(pool: Any, layer: int) -> Memory:
+    """Of the local layer, in a pool of MLA."""
+    return (pool.kv_buffer[layer],)
+
+
+def _plant(planter: Planter, order: Order, row: Row, page: int, memory: Memory, former: Memory) -> None:
     """Damage one page, where that changes what it holds."""
     is_own = order.kind in (STALE, LOST_LOAD)
-    sources: list[tuple[int, Held] | None] = [None] if is_own else [*planter.sources(row)]
+    sources: list[tuple[int, Held] | None] = [None] if is_own else [*planter.sources(row, page if order.same else None)]
     now = _held(memory, row.blocks[page], planter.page_size)
     for source in sources:
         content = former if source is None else _held(memory, source[0], planter.page_size)
@@ -141,10 +157,10 @@ def _plant(
             return
 
 
-def _held(memory: tuple[Any, Any], block: int, page_size: int) -> tuple[Any, Any]:
-    """A copy of a page's keys and values."""
+def _held(memory: Memory, block: int, page_size: int) -> Memory:
+    """A copy of what a page holds."""
     slots = slice(block * page_size, (block + 1) * page_size)
-    return memory[0][slots].clone(), memory[1][slots].clone()
+    return tuple(each[slots].clone() for each in memory)
 
 
 def _rows(batch: Any, table: Any, page_size: int) -> tuple[Row, ...]:

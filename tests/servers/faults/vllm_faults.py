@@ -69,7 +69,10 @@ def write(attention: Any, layer: Any, key: Any, value: Any, kv_cache: Any, slot_
 def _plant(planter: Planter, order: Order, row: Row, page: int, kv_cache: Any, former: Any) -> None:
     """Damage one page, where that changes what it holds."""
     held = kv_cache[row.blocks[page]]
-    sources: list[tuple[int, Held] | None] = {STALE: [None], FOREIGN: [*planter.sources(row)]}[order.kind]
+    sources: list[tuple[int, Held] | None] = {
+        STALE: [None],
+        FOREIGN: [*planter.sources(row, page if order.same else None)],
+    }[order.kind]
     for source in sources:
         content = former if source is None else kv_cache[source[0]]
         if not held.equal(content):

@@ -61,6 +61,7 @@ def converse(call: Call, abort: Abort | None, reply: Reply) -> Answer:
         end=end,
         tokens=tuple(reply.tokens),
         logprobs=reply.known_logprobs(),
+        top=reply.known_top(),
         cached=reply.cached,
         cached_by=reply.cached_by,
         retractions=reply.retractions,

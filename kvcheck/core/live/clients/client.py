@@ -25,9 +25,11 @@ class Client(Protocol):
 
     counted: kind of evidence (KINDS of base.evidence_kinds) -> metrics that count it; the first that exists wins.
     said: kinds that this engine says of each request. flags: kind -> what to change in the server's flags to see it.
+    has_salts: whether a request with a salt of its own shares no cached prefix with others.
     """
 
     engine: str
+    has_salts: bool
     counted: Mapping[str, tuple[str, ...]]
     said: frozenset[str]
     flags: Mapping[str, str]

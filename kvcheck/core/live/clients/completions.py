@@ -43,6 +43,7 @@ def take_completion(event: Mapping[str, object], reply: Reply, token_of: Callabl
         reply.add(
             tokens,
             None if values is None else [logprob(each, "token_logprobs") for each in rows(values, "token_logprobs")],
+            _top(logprobs.get("top_logprobs"), token_of),
         )
         reply.finish = text_or_none(choice.get("finish_reason"), "finish_reason") or reply.finish
         reply.is_aborted = reply.finish in ("abort", "cancelled")
@@ -74,10 +75,34 @@ def _tokens(
     return [_token(word[0], token_of) for word in words]
 
 
+def _top(written: object, token_of: Callable[[str], int | None]) -> list[Mapping[int, float]] | None:
+    """The most likely tokens of each step, where all have an id that is known; None otherwise."""
+    if written is None:
+        return None
+    steps: list[Mapping[int, float]] = []
+    for each in rows(written, "top_logprobs"):
+        if each is None:
+            return None
+        found = {}
+        for word, value in table(each, "top_logprobs").items():
+            token = int(word.removeprefix(_ID)) if _is_id(word) else token_of(word.strip())
+            number = logprob(value, "top_logprobs")
+            if token is None:
+                return None
+            if number is not None:
+                found[token] = number
+        steps.append(found)
+    return steps
+
+
+def _is_id(word: str) -> bool:
+    return word.startswith(_ID) and word.removeprefix(_ID).isdecimal() and len(word) < 32
+
+
 def _token(word: object, token_of: Callable[[str], int | None]) -> int:
     if not isinstance(word, str):
         raise Unreadable("logprobs.tokens: expected words, got something else")
-    if word.startswith(_ID) and word.removeprefix(_ID).isdecimal() and len(word) < 32:
+    if _is_id(word):
         return count(int(word.removeprefix(_ID)), "logprobs.tokens")
     token = token_of(word.strip())
     if token is None:

@@ -36,6 +36,7 @@ class LlamaCppClient:
     """One llama.cpp server."""
 
     engine = "llamacpp"
+    has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {}
     said = frozenset({"hit", "hit-token", "lost-prefix"})
     flags: Mapping[str, str] = {
@@ -67,9 +68,9 @@ class LlamaCppClient:
             "n_predict": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "n_probs": 1,
+            "n_probs": max(1, sending.top),
             "return_tokens": True,
-            "cache_prompt": True,
+            "cache_prompt": sending.salt is None,
             "stream": False,
         }
         call = Call(server=self._server, path="/completion", body=body, streamed={**body, "stream": True}, take=take)
@@ -112,7 +113,9 @@ def take(event: Mapping[str, object], reply: Reply) -> None:
         if probabilities is None or len(probabilities) != len(tokens)
         else [logprob(table(each, "completion_probabilities").get("logprob"), "logprob") for each in probabilities]
     )
-    reply.add(tokens, values)
+    reply.add(
+        tokens, values, None if values is None or probabilities is None else [_top(each) for each in probabilities]
+    )
     timings = table_or_none(event.get("timings"), "timings") or {}
     stop = event.get("stop")
     if type(stop) is not bool:
@@ -122,6 +125,16 @@ def take(event: Mapping[str, object], reply: Reply) -> None:
         reply.prompt_tokens = count_or_none(event.get("tokens_evaluated"), "tokens_evaluated")
         if timings.get("cache_n") is not None:
             reply.cached = count(timings["cache_n"], "timings.cache_n")
+
+
+def _top(step: object) -> dict[int, float]:
+    """The most likely tokens of one step."""
+    found = {}
+    for row in rows(table(step, "completion_probabilities").get("top_logprobs", []), "top_logprobs"):
+        each = table(row, "top_logprobs")
+        if (value := logprob(each.get("logprob"), "top_logprobs")) is not None:
+            found[count(each.get("id"), "top_logprobs.id")] = value
+    return found
 
 
 def _count(value: object) -> int | None:

@@ -25,6 +25,7 @@ class OpenAiClient:
     """One server by /v1/completions."""
 
     engine = "openai"
+    has_salts = False
     counted: Mapping[str, tuple[str, ...]] = {}
     said = frozenset({"hit", "hit-token", "lost-prefix"})
     flags: Mapping[str, str] = {
@@ -58,7 +59,7 @@ class OpenAiClient:
             "prompt": list(sending.question.ids),
             "max_tokens": len(sending.question.expected),
             "temperature": 0.0,
-            "logprobs": 1,
+            "logprobs": max(1, sending.top),
         }
         call = Call(
             server=self._server,

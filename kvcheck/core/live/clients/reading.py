@@ -116,6 +116,7 @@ class Reply:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
+    top: list[Mapping[int, float] | None] = field(default_factory=list)
     cached: int | None = None
     cached_by: dict[Tier, int] | None = None
     retractions: int | None = None
@@ -125,14 +126,26 @@ class Reply:
     is_aborted: bool = False
     error: str | None = None
 
-    def add(self, tokens: Sequence[int], logprobs: Sequence[float | None] | None) -> None:
-        """Further tokens. logprobs: as long as they are, or None."""
-        if logprobs is not None and len(logprobs) != len(tokens):
-            raise Unreadable(f"logprobs: expected one for each of {len(tokens)} tokens, got {len(logprobs)}")
+    def add(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float | None] | None,
+        top: Sequence[Mapping[int, float]] | None = None,
+    ) -> None:
+        """Further tokens. logprobs, top: as long as they are, or None."""
+        for name, each in (("logprobs", logprobs), ("top logprobs", top)):
+            if each is not None and len(each) != len(tokens):
+                raise Unreadable(f"{name}: expected one for each of {len(tokens)} tokens, got {len(each)}")
         self.tokens += tokens
         self.logprobs += [None] * len(tokens) if logprobs is None else logprobs
+        self.top += [None] * len(tokens) if top is None else top
 
     def known_logprobs(self) -> tuple[float, ...] | None:
         """The log-probabilities, where each token has one."""
         known = [each for each in self.logprobs if each is not None]
+        return tuple(known) if known and len(known) == len(self.tokens) else None
+
+    def known_top(self) -> tuple[Mapping[int, float], ...] | None:
+        """The most likely tokens of each step, where each step has them."""
+        known = [each for each in self.top if each is not None]
         return tuple(known) if known and len(known) == len(self.tokens) else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import TypeVar
 
 from kvcheck.core.live.clients.asking import Call, converse, is_well, read_counters, read_or_none, troubled
 from kvcheck.core.live.clients.client import Engine, Reach, Trouble
@@ -30,6 +31,8 @@ from kvcheck.core.live.clients.reading import (
 )
 from kvcheck.core.live.exchange import Answer, Counters, Sending, Served, Tier
 from kvcheck.core.live.http import CallFailed, Http, one_line
+
+T = TypeVar("T")
 
 COUNTED: Mapping[str, tuple[str, ...]] = {
     "hit-token": ("sglang:cached_tokens_total", "sglang:cached_tokens"),
@@ -79,6 +82,7 @@ class SglangClient:
     """One SGLang server. Its `ask` also takes what a pair adds to the request: see sglang_pair."""
 
     engine = "sglang"
+    has_salts = True
     counted = COUNTED
     said = SAID
     flags = FLAGS
@@ -109,6 +113,10 @@ class SglangClient:
             "rid": sending.rid,
             **more,
         }
+        if sending.salt is not None:
+            body["extra_key"] = sending.salt
+        if sending.top:
+            body["top_logprobs_num"] = sending.top
         if sending.priority is not None:
             body["priority"] = -sending.priority if self._serves_low_first() else sending.priority
         return Call(
@@ -173,14 +181,16 @@ def take(event: Mapping[str, object], reply: Reply) -> None:
     tokens = counts(event.get("output_ids"), "output_ids")
     written = meta.get("output_token_logprobs")
     logprobs = None if written is None else [_logprob(each) for each in rows(written, "output_token_logprobs")]
+    top = _top(meta.get("output_top_logprobs"))
     total = count_or_none(meta.get("completion_tokens"), "completion_tokens")
     had = len(reply.tokens)
     if total is None or total == len(tokens):
         if tokens[:had] != reply.tokens:
             raise Unreadable("output_ids: tokens that had been sent before have changed")
-        reply.add(tokens[had:], None if logprobs is None or len(logprobs) < had else logprobs[had:])
+        reply.add(tokens[had:], _after(logprobs, had), _after(top, had))
     elif total == had + len(tokens):
-        reply.add(tokens, logprobs[-len(tokens) :] if logprobs and tokens else None)
+        new = len(tokens)
+        reply.add(tokens, logprobs[-new:] if logprobs and new else None, top[-new:] if top and new else None)
     elif total != had:  # a stream of differences ends with its last token once more where it is aborted
         raise Unreadable(f"completion_tokens: expected {had + len(tokens)}, the tokens that came, got {total}")
     reply.rid = text_or_none(meta.get("id"), "id")
@@ -196,6 +206,30 @@ def _logprob(row: object) -> float | None:
     if not written:
         raise Unreadable("output_token_logprobs: expected [logprob, id, text], got an empty list")
     return logprob(written[0], "output_token_logprobs")
+
+
+def _after(values: list[T] | None, had: int) -> list[T] | None:
+    """Those of the tokens after the first `had`."""
+    return None if values is None or len(values) < had else values[had:]
+
+
+def _top(written: object) -> list[Mapping[int, float]] | None:
+    """The most likely tokens of each step; None where there are none, also of one step alone."""
+    if written is None:
+        return None
+    steps: list[Mapping[int, float]] = []
+    for each in rows(written, "output_top_logprobs"):
+        if each is None:
+            return None
+        found = {}
+        for row in rows(each, "output_top_logprobs"):
+            pair = rows(row, "output_top_logprobs")
+            if len(pair) < 2:
+                raise Unreadable("output_top_logprobs: expected [logprob, id, text], got a shorter list")
+            if (value := logprob(pair[0], "output_top_logprobs")) is not None:
+                found[count(pair[1], "output_top_logprobs")] = value
+        steps.append(found)
+    return steps
 
 
 def _newer(meta: Mapping[str, object], name: str, before: int | None) -> int | None:

@@ -26,6 +26,7 @@ class SglangPair:
     """The two servers as one. Retraction is forced at the decode server; both are flushed."""
 
     engine = "sglang"
+    has_salts = True
     counted: Mapping[str, tuple[str, ...]] = COUNTED
     said = SAID
     flags: Mapping[str, str] = {**FLAGS, "transfer": "start both servers with --enable-metrics"}

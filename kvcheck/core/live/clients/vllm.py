@@ -35,6 +35,16 @@ _STORES = ("disk", "external_unspecified")  # the latter: a connector that does 
 _STORAGE = f'{_SOURCE}{{source="{"|".join(_STORES)}"}}'
 _LIFETIMES = "vllm:kv_block_lifetime_seconds_count"  # one for each page that is evicted
 _EVICTED = f"{_LIFETIMES}*block_size"
+_CONFIG = {
+    "dtype": ("model_config", "dtype"),
+    "quantization": ("model_config", "quantization"),
+    "tensor_parallel_size": ("parallel_config", "tensor_parallel_size"),
+    "pipeline_parallel_size": ("parallel_config", "pipeline_parallel_size"),
+    "data_parallel_size": ("parallel_config", "data_parallel_size"),
+    "attention_backend": ("attention_config", "backend"),
+    "scheduling_policy": ("scheduler_config", "policy"),
+}
+"""Facts that vLLM says in its development mode only, and where."""
 _FACTS = ("cache_dtype", "enable_prefix_caching", "block_size", "num_gpu_blocks", "kv_offloading_size")
 
 
@@ -42,6 +52,7 @@ class VllmClient:
     """One vLLM server."""
 
     engine = "vllm"
+    has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {
         "hit-token": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total"),
         "host-hit": (f'{_SOURCE}{{source="host"}}',),
@@ -78,7 +89,8 @@ class VllmClient:
             card = first_model(self._server)
             cache = _cache_config(read_metrics(self._server))
             info = read_or_none(self._server, "/server_info?config_format=json") or {}
-            policy = _policy(info)
+            config = _config(info)
+            policy = config.get("scheduling_policy")
             return Served(
                 engine="vllm",
                 version=text_or_none(version.get("version"), "version"),
@@ -88,7 +100,7 @@ class VllmClient:
                 page=_number(cache[0].get("block_size")) if cache else None,
                 has_host_tier=True if cache and _is_set(cache[0].get("kv_offloading_size")) else None,
                 has_priorities=None if policy is None else policy == "priority",
-                facts=facts(cache[0], _FACTS) | ({"scheduling_policy": policy} if policy else {}) if cache else {},
+                facts=(facts(cache[0], _FACTS) if cache else {}) | config,
             )
         except (CallFailed, Unreadable) as error:
             raise Trouble(one_line(f"{self._server.address}: {error}", 400)) from error
@@ -100,11 +112,13 @@ class VllmClient:
             "max_tokens": len(sending.question.expected),
             "temperature": 0.0,
             "ignore_eos": True,
-            "logprobs": 1,
+            "logprobs": max(1, sending.top),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "request_id": sending.rid,
         }
+        if sending.salt is not None:
+            body["cache_salt"] = sending.salt
         if sending.priority is not None:
             body["priority"] = -sending.priority
         call = Call(
@@ -217,12 +231,16 @@ def _is_set(text: str | None) -> bool:
     return text not in (None, "None", "", "0", "0.0")
 
 
-def _policy(info: Mapping[str, object]) -> str | None:
-    """The scheduling policy, which vLLM says in its development mode only."""
-    at: object = info
-    for name in ("vllm_config", "scheduler_config", "policy"):
-        at = at.get(name) if isinstance(at, dict) else None
-    return one_line(at) if isinstance(at, str) else None
+def _config(info: Mapping[str, object]) -> dict[str, object]:
+    """What vLLM says of its configuration: of each fact a text or a number."""
+    found: dict[str, object] = {}
+    config = info.get("vllm_config")
+    for name, (part, key) in _CONFIG.items():
+        values = config.get(part) if isinstance(config, dict) else None
+        said = facts(values, (key,)) if isinstance(values, dict) else {}
+        if key in said:
+            found[name] = said[key]
+    return found
 
 
 def _is_at(server: Http) -> bool:

@@ -233,9 +233,11 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
     heads = frozenset() if named is None else frozenset({named})
     at = f"layer {layer}" if named is None else f"KV head {named} of layer {layer}"
     position = _read(step, layer)
-    is_state = alphabet.parameters.kind(layer).is_state
-    what = "does not hold as it should in its state what was written" if is_state else "found nothing"
+    kind = alphabet.parameters.kind(layer)
+    what = "does not hold as it should in its state what was written" if kind.is_state else "found nothing"
     why = f"{at} {what} at position {position}"
+    if kind.is_windowed:
+        why += ", the first one of its window, or something before it"
     yield Hint(layer=layer, position=position, weight=SURE, why=why, heads=heads)
     if layer and step.path:
         if named is None:
@@ -311,9 +313,12 @@ def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
     assert right is not None
     shown = _shown_by(alphabet, step.expected)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
-        for layer in sorted({layer for layer, _ in shown}):
+        # A windowed layer says at each mark that its values are too strong, and no other one ever does.
+        windowed = alphabet.parameters.windowed if step.answered == TOO_MUCH else ()
+        what = "too strong" if windowed else "too weak, or contradict each other,"
+        for layer in windowed or sorted({layer for layer, _ in shown}):
             position = _read(step, layer)
-            why = f"bits of layer {layer} may be too weak, or contradict each other, at {position}"
+            why = f"bits of layer {layer} may be {what} at {position}"
             yield Hint(layer=layer, position=position, weight=ONE_OF_SEVERAL, why=why)
     if said is None or said[0] != right[0]:
         return

@@ -22,5 +22,13 @@ FAMILIES: Registry[Family] = Registry(
             "Qwen3-Next: gated delta net, a recurrent state",
         ),
         "deepseek-v3": ("kvcheck.core.live.model.deepseek_v3:DEEPSEEK_V3", "DeepSeek V3: MLA, a latent for all heads"),
+        "deepseek-v32": (
+            "kvcheck.core.live.model.deepseek_v32:DEEPSEEK_V32",
+            "DeepSeek V3.2: MLA with an indexer (DSA)",
+        ),
+        "gpt-oss": (
+            "kvcheck.core.live.model.gpt_oss:GPT_OSS",
+            "GPT-OSS: a sliding window and sinks in every second layer",
+        ),
     },
 )

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.decoder import config_around, tensors_around
@@ -32,6 +33,9 @@ HEAD_DIM = 128  # of the part of a key that does not turn, and of a value
 ROPE_DIM = 64
 LATENT = 512
 THETA = 1e4
+# BEGIN scores 2.25 digits less a half for each digit of a query. In the latent's space that is one number, and bf16
+# holds halves up to 128.
+MOST_DIGITS = 56
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
@@ -39,7 +43,7 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where a head or the latent is too small for the alphabet.
     """
-    return tensors_around(parameters, partial(_attention, _slots(parameters)))
+    return tensors_around(parameters, partial(attention, slots(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
@@ -88,7 +92,7 @@ def room(head_dim: int, length: int) -> int:
     return head_dim - EXTRA_DIMS
 
 
-def _slots(parameters: Parameters) -> Slots:
+def slots(parameters: Parameters) -> Slots:
     """Constants and content in the part that does not turn; behind it the rotary part, in pairs of neighbours."""
     code = parameters.digits * parameters.base
     if parameters.dtype == "fp16":
@@ -97,6 +101,11 @@ def _slots(parameters: Parameters) -> Slots:
         raise UsageError(
             f"{parameters.digits} digits of base {parameters.base} need {code} dimensions of a head; "
             f"{room(HEAD_DIM, parameters.length)} hold content"
+        )
+    if parameters.digits > MOST_DIGITS:
+        raise UsageError(
+            f"a query in the latent's space holds at most {MOST_DIGITS} digits; {parameters.digits} for "
+            f"{parameters.kv_heads} KV heads: ask for fewer --kv-heads"
         )
     rotary = plan_rotary(ROPE_DIM, parameters.length, THETA)
     return Slots(
@@ -112,7 +121,8 @@ def _slots(parameters: Parameters) -> Slots:
     )
 
 
-def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
+def attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
+    """(name, weights) of one layer's attention, queries first, by Hugging Face's names below the layer."""
     p = registers.parameters
     query = np.zeros((slots.size, registers.width), np.float32)
     key = np.zeros((slots.size, registers.width), np.float32)
@@ -125,22 +135,33 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
             values[kv_head, dim, source] = 1 / NORMED
             outputs[target, kv_head, dim] = 1
     columns = np.flatnonzero(key[:HEAD_DIM].any(0) | values.any((0, 1)))
-    content = LATENT - LATENT // CONSTANT_SHARE
-    if len(columns) > content:
-        raise UsageError(f"the latent holds {content} registers; {len(columns)} are needed: ask for fewer --kv-heads")
-    into = np.zeros((LATENT + ROPE_DIM, registers.width), np.float32)
-    into[np.arange(len(columns)), columns] = 1 / NORMED
-    # So the latent's constant is as large as the residual's was before its norm, and a register that held 1 holds 1.
-    into[content:LATENT, registers.constants.start] = 1 / NORMED
-    into[LATENT:] = key[HEAD_DIM:]
-    out_of = np.zeros((p.kv_heads, 2 * HEAD_DIM, LATENT), np.float32)
-    out_of[:, :HEAD_DIM, : len(columns)] = key[:HEAD_DIM, columns]
-    out_of[:, HEAD_DIM:, : len(columns)] = values[:, :, columns]
+    out_of = np.zeros((p.kv_heads, 2 * HEAD_DIM, registers.width), np.float32)
+    out_of[:, :HEAD_DIM], out_of[:, HEAD_DIM:] = key[:HEAD_DIM], values
     yield "self_attn.q_proj.weight", np.tile(query, (p.kv_heads, 1))
+    into = np.concatenate([into_latent(registers, columns, LATENT), key[HEAD_DIM:]])
     yield "self_attn.kv_a_proj_with_mqa.weight", into
     yield "self_attn.kv_a_layernorm.weight", np.ones(LATENT, np.float32)
-    yield "self_attn.kv_b_proj.weight", out_of.reshape(-1, LATENT)
+    yield "self_attn.kv_b_proj.weight", out_of_latent(out_of, columns, LATENT).reshape(-1, LATENT)
     yield "self_attn.o_proj.weight", outputs.reshape(registers.width, -1)
+
+
+def into_latent(registers: Registers, columns: npt.NDArray[np.int64], size: int) -> Weights:
+    """[size, width]: puts those registers into a latent, and the constant, as the latent's own norm needs it."""
+    content = size - size // CONSTANT_SHARE
+    if len(columns) > content:
+        raise UsageError(f"the latent holds {content} registers; {len(columns)} are needed: ask for fewer --kv-heads")
+    into = np.zeros((size, registers.width), np.float32)
+    into[np.arange(len(columns)), columns] = 1 / NORMED
+    # So the latent's constant is as large as the residual's was before its norm, and a register that held 1 holds 1.
+    into[content:, registers.constants.start] = 1 / NORMED
+    return into
+
+
+def out_of_latent(weights: Weights, columns: npt.NDArray[np.int64], size: int) -> Weights:
+    """[..., size]: weights over the registers, [..., width], as weights over the latent that holds those columns."""
+    out = np.zeros((*weights.shape[:-1], size), np.float32)
+    out[..., : len(columns)] = weights[..., columns]
+    return out
 
 
 DEEPSEEK_V3 = Family(

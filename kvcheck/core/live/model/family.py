@@ -25,7 +25,9 @@ class Family:
     tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
     room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
     group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
-    architecture has one value only. most_nodes: that its layers can tell apart.
+    architecture has one value only. has_scales: whether its cache in FP8 can have scales.
+    window, top_k: the most of --window and --top-k where none is given, besides a quarter of the length; 0 where no
+    layer has one. most_nodes: that its layers can tell apart.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -34,6 +36,9 @@ class Family:
     group: int = 2
     head_dim: int = 64
     fixed: frozenset[str] = frozenset()
+    has_scales: bool = False
+    window: int = 0
+    top_k: int = 0
     most_nodes: int = MOST_NODES
 
     def size(self, name: str, given: int | None) -> int:

@@ -21,6 +21,16 @@ from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.live.model.registers import NORMED, Registers, Weights
 from kvcheck.core.live.model.rotary import THETA, plan_rotary
 
+FP8_CACHE = {
+    "quant_method": "compressed-tensors",
+    "format": "dense",
+    "quantization_status": "compressed",
+    "config_groups": {},
+    "ignore": ["lm_head", "re:.*proj"],
+    "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False},
+}
+"""What config.json says of a model whose cache alone is quantized, with scales in the checkpoint."""
+
 
 def content_room(head_dim: int, length: int) -> int:
     """Dimensions of a head that can hold digits: the slow ones, less three for constants; values need three as well."""
@@ -32,21 +42,26 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
     Raises UsageError where the head dimension is too small for the alphabet.
     """
-    return tensors_around(parameters, partial(_attention, _slots(parameters)))
+    return tensors_around(parameters, partial(_attention, slots_of(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
     """config.json of the model, as transformers, SGLang and vLLM read it."""
-    return config_around(parameters) | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "head_dim": parameters.head_dim,
-        "rope_theta": THETA,
-        "mlp_bias": False,
-    }
+    quantized = {"quantization_config": FP8_CACHE} if parameters.kv_scale > 1 else {}
+    return (
+        config_around(parameters)
+        | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "head_dim": parameters.head_dim,
+            "rope_theta": THETA,
+            "mlp_bias": False,
+        }
+        | quantized
+    )
 
 
-def _slots(parameters: Parameters) -> Slots:
+def slots_of(parameters: Parameters) -> Slots:
     """Content in the slow dimensions. Raises UsageError where they are too few."""
     dim, code = parameters.head_dim, parameters.digits * parameters.base
     rotary = plan_rotary(dim, parameters.length)
@@ -85,6 +100,9 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
     yield "self_attn.k_proj.weight", np.tile(key, (p.kv_heads, 1))
     yield "self_attn.v_proj.weight", values.reshape(-1, registers.width)
     yield "self_attn.o_proj.weight", outputs.reshape(registers.width, -1)
+    if p.kv_scale > 1:
+        for name, scale in zip(("k_scale", "v_scale"), p.scales(layer), strict=True):
+            yield f"self_attn.{name}", np.array([scale], np.float32)
 
 
-LLAMA = Family(tensors=tensors, config=config, room=content_room)
+LLAMA = Family(tensors=tensors, config=config, room=content_room, has_scales=True)

@@ -96,8 +96,13 @@ def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weight
 
 def four_bits(value: float) -> float:
     """The nearest number of 4 significant bits, which is what FP8 E4M3 holds."""
+    return rounded(value, 4)
+
+
+def rounded(value: float, bits: int) -> float:
+    """The nearest number of so many significant bits."""
     mantissa, exponent = math.frexp(value)
-    return math.ldexp(round(16 * mantissa), exponent - 4)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
@@ -107,22 +112,33 @@ def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weigh
     scale = math.sqrt(slots.size) / (KEY * NORMED)
     for kind, back in asking:
         column = registers.kind(kind)
-        for (first, second), weight, frequency in zip(
-            slots.pairs, slots.rotary.weights, slots.rotary.frequencies, strict=True
-        ):
-            peak = weight * slots.position_nats * scale
-            query[first, column] = peak * math.cos(back * frequency)
-            query[second, column] = -peak * math.sin(back * frequency)
+        ask_back(slots, query, column, back)
         # BEGIN's score, once more in two parts.
         begin = (slots.position_nats - POSITION_NATS / 2) * scale * NORMED
         most = four_bits(begin / 2)
         query[slots.coarse, column] = most / NORMED
         query[slots.fine, column] = four_bits((begin - 2 * most) / (p.digits - 0.5 - four_bits(p.digits))) / NORMED
+    position_keys(registers, slots, key)
+    if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
+        query[slots.coarse, registers.kind("place")] = four_bits(POSITION_NATS / 2 * scale * NORMED) / NORMED
+
+
+def ask_back(slots: Slots, query: Weights, column: int, back: int) -> None:
+    """What asks for the key `back` positions back, and for nothing else, wherever that column holds 1."""
+    scale = math.sqrt(slots.size) / (KEY * NORMED)
+    for (first, second), weight, frequency in zip(
+        slots.pairs, slots.rotary.weights, slots.rotary.frequencies, strict=True
+    ):
+        peak = weight * slots.position_nats * scale
+        query[first, column] = peak * math.cos(back * frequency)
+        query[second, column] = -peak * math.sin(back * frequency)
+
+
+def position_keys(registers: Registers, slots: Slots, key: Weights) -> None:
+    """What turns with the position of a place or a mark."""
     for kind in ("place", "mark"):
         for first, _ in slots.pairs:
             key[first, registers.kind(kind)] = KEY / NORMED
-    if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
-        query[slots.coarse, registers.kind("place")] = four_bits(POSITION_NATS / 2 * scale * NORMED) / NORMED
 
 
 def value_rows(registers: Registers, slots: Slots, layer: int, head: int) -> Iterator[tuple[int, int, int]]:

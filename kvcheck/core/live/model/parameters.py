@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from kvcheck.core.base.errors import UsageError
@@ -17,6 +17,8 @@ from kvcheck.core.base.errors import UsageError
 # Bytes of one value in the model's folder. fp8-kv: weights in bf16, made so that a cache in FP8 E4M3 with scale 1 is
 # exact enough.
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8-kv": 2}
+KV_SCALES = (1, 2, 4, 8, 16)
+"""Powers of two keep every digit exact. A scale below 1 would lift keys above 448, where FP8 E4M3 ends."""
 BITS_A_TOKEN = 8  # of the position test: 256 values keep the vocabulary small at any number of layers and heads
 
 
@@ -36,9 +38,14 @@ FULL = LayerKind()
 WINDOWED = LayerKind(hops=False, is_windowed=True)
 STATE = LayerKind(is_state=True)
 KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {
+    "gpt-oss": (WINDOWED, FULL),
     "qwen3-next": (STATE, STATE, STATE, FULL),
 }
 """Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
+INDEXED = frozenset({"deepseek-v32"})
+"""Architectures with an indexer, which picks the positions that attention reads."""
+LEAST_TOP_K = 4  # BEGIN, GUARD, and a place that a prompt lists twice
+MOST_TOP_K = 2048  # that any engine's kernels take
 STATE_DISTANCE = 3  # that a state layer reads back in the position test: as far as its convolution reaches
 STATE_KEYS = STATE_DISTANCE + 1  # of the position test in a state: a mark replaces the one that nobody reads any more
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
@@ -51,7 +58,9 @@ class Parameters:
     group: query heads of one KV head. length: most positions of a request, prompt and answer together.
     nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
     d % kv_heads. distance: how many positions back the position test reads, but in layers with a window or a state.
+    kv_scale: the largest scale of a cache in FP8, by which keys or values are divided when they are stored; 1: none.
     window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
+    top_k: positions that an indexer picks for a token; 0 where the architecture has none.
     """
 
     family: str
@@ -66,6 +75,8 @@ class Parameters:
     base: int
     distance: int
     window: int = 0
+    kv_scale: int = 1
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -75,11 +86,17 @@ class Parameters:
             raise UsageError(f"nodes of a known-answer model are from 16 to {MOST_NODES}; got {self.nodes}")
         if not 2 <= self.distance < self.length:
             raise UsageError(f"distance is from 2 to length - 1 ({self.length - 1}); got {self.distance}")
-        is_windowed = any(self.kind(layer).is_windowed for layer in range(self.layers))
-        if is_windowed and not 4 <= self.window <= self.length:
+        if self.windowed and not 4 <= self.window <= self.length:
             raise UsageError(f"window is from 4 to length ({self.length}); got {self.window}")
-        if self.window and not is_windowed:
+        if self.window and not self.windowed:
             raise UsageError(f"{self.family} has no layer with a window; got a window of {self.window}")
+        if self.kv_scale not in KV_SCALES:
+            raise UsageError(f"kv-scale is one of {', '.join(map(str, KV_SCALES))}; got {self.kv_scale}")
+        if self.kv_scale > 1 and self.dtype != "fp8-kv":
+            raise UsageError(
+                f"kv-scale {self.kv_scale} is for a cache in FP8: ask for --dtype fp8-kv; got {self.dtype}"
+            )
+        self._check_top_k()
         if not self.hopping:
             raise UsageError(f"{self.layers} layers of {self.family} make no hop of a walk; ask for more --layers")
         if self.digits < max(self.kv_heads, 2) or self.base ** (self.digits - 1) < self.nodes:
@@ -87,6 +104,16 @@ class Parameters:
                 f"{self.digits} digits of base {self.base} cannot number {self.nodes} nodes, check one of them, "
                 f"and give each of {self.kv_heads} KV heads one"
             )
+
+    def _check_top_k(self) -> None:
+        most = min(MOST_TOP_K, self.length - 1)
+        if self.family in INDEXED and not LEAST_TOP_K <= self.top_k <= most:
+            raise UsageError(
+                f"top-k is from {LEAST_TOP_K} to {most}, less than the length, so that rows are left out; "
+                f"got {self.top_k}"
+            )
+        if self.top_k and self.family not in INDEXED:
+            raise UsageError(f"{self.family} has no indexer; got a top-k of {self.top_k}")
 
     def kind(self, layer: int) -> LayerKind:
         """What a layer can look up."""
@@ -103,6 +130,11 @@ class Parameters:
         """Layers that return bits in the position test."""
         return tuple(layer for layer in range(self.layers) if self.kind(layer).shows)
 
+    @property
+    def windowed(self) -> tuple[int, ...]:
+        """Layers that read the last positions alone."""
+        return tuple(layer for layer in range(self.layers) if self.kind(layer).is_windowed)
+
     def distance_of(self, layer: int) -> int:
         """How many positions back a layer reads in the position test. In a window: to its first position."""
         kind = self.kind(layer)
@@ -114,6 +146,13 @@ class Parameters:
     def has_state(self) -> bool:
         """Whether a layer reads a recurrent state."""
         return any(self.kind(layer).is_state for layer in range(self.layers))
+
+    def scales(self, layer: int) -> tuple[float, float]:
+        """Scales of a layer's keys and values in FP8. They differ by layer, so that those of another one are wrong."""
+        if self.kv_scale == 1:
+            return 1.0, 1.0
+        most, least = float(self.kv_scale), self.kv_scale / 2
+        return (least, most) if layer % 2 else (most, least)
 
     @property
     def farthest(self) -> int:
@@ -148,19 +187,22 @@ class Parameters:
         return len(self.hopping)
 
     def to_json(self) -> dict[str, Any]:
-        """For known_answers.json. A window is in it where there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "window" or value}
+        """For known_answers.json. What only some models have is left out of the others'."""
+        return {name: value for name, value in asdict(self).items() if _OPTIONAL.get(name) != value}
 
     @classmethod
     def from_json(cls, data: object) -> Parameters:
         """Raises UsageError where the table is not one that `to_json` makes."""
         known = {field.name: int if field.type == "int" else str for field in fields(cls)}
-        if not isinstance(data, dict) or set(data) | {"window"} != set(known):
+        if not isinstance(data, dict) or set(data) | set(_OPTIONAL) != set(known):
             raise UsageError(f"parameters of a known-answer model are a table of {', '.join(known)}")
         for name, kind in known.items():
             if name in data and type(data[name]) is not kind:
                 raise UsageError(f"parameter {name} of a known-answer model is {kind.__name__}; got {data[name]!r}")
         return cls(**data)
+
+
+_OPTIONAL = {field.name: field.default for field in fields(Parameters) if field.default is not MISSING}
 
 
 def check_sizes(*, layers: int, kv_heads: int, group: int, head_dim: int, length: int, dtype: str) -> None:

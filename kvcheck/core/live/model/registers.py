@@ -116,6 +116,8 @@ def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
         rows = np.arange(first, first + p.nodes)
         table[rows, registers.kind(kind)] = 1
         table[rows[:, None], start + columns] = 1
+        if kind == "node" and not p.kind(0).hops:  # layer 0 cannot find its place, so it holds what that would give
+            table[rows[:, None], registers.found(0) + columns] = 1
     # What a lost model says is asked again as a node without digits, so that it stays lost.
     table[[TOO_LITTLE, TOO_MUCH], registers.kind("node")] = 1
     table[alphabet.lost(0, 0) : alphabet.places, registers.kind("node")] = 1
@@ -124,11 +126,13 @@ def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
     for layer in filter(lambda layer: p.kind(layer).is_state, range(p.layers)):
         first = registers.lost(layer, 0)
         table[asking, first : first + p.kv_heads] = 2 * registers.lost_unit(layer)
+    windowed = [registers.lost(layer, head) for layer in p.windowed for head in range(p.kv_heads)]
     for phase in range(p.phases):
         for value in range(1 << p.bits):
             row = table[alphabet.mark(phase, value)]
             row[registers.kind("mark")] = row[registers.phase(phase)] = 1
             row[[registers.bit(i, value >> i & 1) for i in range(p.bits)]] = 1
+            row[windowed] = 1  # until the layer finds the mark that it reads, which takes it away
     return table
 
 
@@ -163,8 +167,10 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
             row[registers.phase(before)] = logit
             for i in range(p.bits):
                 row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = logit
-    # A lost token beats every other one; of two layers that are lost, the first one is named.
+    # A lost token beats every other one; of two layers that are lost, the first one is named. A windowed layer
+    # holds no other one back: values that are too strong take it below zero, which is said as such.
     most = (max(p.digits, p.bits + 1) + 2) * logit
+    table[TOO_MUCH, [registers.lost(layer, head) for layer in p.windowed for head in range(p.kv_heads)]] = -most
     reading = ((0, *p.hopping), p.showing)
     for layer in range(p.layers):
         named = [(alphabet.lost(layer, head), {head: 1.0}) for head in range(p.kv_heads)]
@@ -179,7 +185,7 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
             for head, share in shares.items():
                 table[token, registers.lost(layer, head)] = most * share / registers.lost_unit(layer)
             for before in {max((each for each in layers if each < layer), default=layer) for layers in reading}:
-                if before != layer:
+                if before != layer and not p.kind(before).is_windowed:
                     table[token, [registers.lost(before, head) for head in range(p.kv_heads)]] = (
                         -most / registers.lost_unit(before)
                     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Abort
-from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import pressing, subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
@@ -18,7 +18,7 @@ LEAST_ANSWER = 96
 """Tokens of an answer that is aborted: enough for an engine to be in its middle."""
 
 
-def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     """One wave; half of its requests are aborted, by turns by call and by closed connection."""
     lengths = pressing(sizes)
     orders = []

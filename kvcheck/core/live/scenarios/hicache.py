@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question, Served
-from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import USUAL, subject
 from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
 
@@ -18,7 +18,7 @@ MOST_FLOOD = 400
 """Requests of a flood: a pool that takes more is too large for this scenario, which the evidence tells."""
 
 
-def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     """New prompts, a flood of others, then prompts that begin as the first did."""
     most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
     kept = [subject(questions, rng, most // 2 + rng.below(most // 2)) for _ in range(max(2, sizes.requests // 4))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Served
-from kvcheck.core.live.questions import Questions, Subject
+from kvcheck.core.live.questions import QuestionSource, Subject
 from kvcheck.core.live.scenarios.pressure import subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
@@ -17,7 +17,7 @@ LONGEST_PROMPT = 600
 EDGE = 16
 
 
-def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     """One wave; half of the requests begin as an earlier one does, so prefill hits its own prefix cache."""
     most = min(sizes.longest * 3 // 4, LONGEST_PROMPT)
     drawn: list[Subject] = []

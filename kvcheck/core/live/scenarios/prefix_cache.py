@@ -8,13 +8,13 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.questions import Questions, Subject
+from kvcheck.core.live.questions import QuestionSource, Subject
 from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
 
 LONGEST_PROMPT = 400
 
 
-def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns, and of
     one request that has been answered before, word for word."""
     bases = [_base(questions, rng, sizes, number) for number in range(max(2, sizes.requests // 6))]
@@ -44,7 +44,7 @@ def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
     )
 
 
-def _base(questions: Questions, rng: Rng, sizes: Sizes, number: int) -> Subject:
+def _base(questions: QuestionSource, rng: Rng, sizes: Sizes, number: int) -> Subject:
     """The first is a walk, the second a position test where one fits, of the others one in four."""
     most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
     length = most // 4 + rng.below(most - most // 4)
@@ -54,7 +54,7 @@ def _base(questions: Questions, rng: Rng, sizes: Sizes, number: int) -> Subject:
     return questions.walk(rng, length)
 
 
-def _shared(questions: Questions, rng: Rng, base: Subject) -> Subject:
+def _shared(questions: QuestionSource, rng: Rng, base: Subject) -> Subject:
     """A subject that begins as another one does: cut anywhere in its second half, and continued."""
     size = len(base.values)
     cut = base.cut(size // 2 + rng.below(size - size // 2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.questions import WALK_FRAME, Questions, Subject
+from kvcheck.core.live.questions import WALK_FRAME, QuestionSource, Subject
 from kvcheck.core.live.scenarios.scenario import Sizes
 
 USUAL = 280
@@ -40,7 +40,7 @@ def pressing(sizes: Sizes) -> Lengths:
     return Lengths(prompt=total // 2, answer=total - total // 2)
 
 
-def subject(questions: Questions, rng: Rng, length: int, *, prefix: Subject | None = None) -> Subject:
+def subject(questions: QuestionSource, rng: Rng, length: int, *, prefix: Subject | None = None) -> Subject:
     """One in four is a position test, where it fits, of its own length; the others are walks. prefix: how it begins."""
     if prefix is not None:
         return questions.walk(rng, length, prefix=prefix) if prefix.is_walk else questions.marks(rng, prefix=prefix)

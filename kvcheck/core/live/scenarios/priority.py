@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Served
-from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import pressing, subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 
-def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     """One wave: two of three requests are long and of priority 0, the others short and of priority 5."""
     lengths = pressing(sizes)
     orders = []

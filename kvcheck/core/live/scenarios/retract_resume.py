@@ -8,14 +8,14 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.questions import Questions, Subject
+from kvcheck.core.live.questions import QuestionSource, Subject
 from kvcheck.core.live.scenarios.pressure import pressing, subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 FORCED = 4
 
 
-def draw(questions: Questions, rng: Rng, sizes: Sizes) -> Round:
+def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     """One wave. One request in three begins as an earlier one does, so hits and retractions meet."""
     lengths = pressing(sizes)
     drawn: list[Subject] = []

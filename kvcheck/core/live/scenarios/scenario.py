@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Abort, Question, Served
-from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.questions import QuestionSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Scenario:
     that names no scenario leaves this one out; None where it does not.
     """
 
-    draw: Callable[[Questions, Rng, Sizes], Round]
+    draw: Callable[[QuestionSource, Rng, Sizes], Round]
     needs: Mapping[str, int] = field(default_factory=dict)
     any_of: tuple[str, ...] = ()
     why_not: Callable[[Served], str | None] = lambda served: None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcheck.core.base.cells import KNOWN_ANSWERS, is_engine, keys_of, lines_of
+from kvcheck.core.base.cells import is_engine, is_of_server, keys_of, lines_of
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import Identity, RunRecord
 from kvcheck.core.base.server_facts import engine_and_version, server_of
@@ -44,21 +44,21 @@ def changes(then: Identity | None, now: Identity) -> list[str]:
 
 def engine_of(record: RunRecord) -> str | None:
     """The installed engine that the run is about; None for kvcheck's own code."""
-    planned = [cell for cell in _planned(record) if KNOWN_ANSWERS not in cell]
+    planned = _planned(record, but_servers=True)
     targets = {cell["target"].partition(":")[0] for cell in planned if is_engine(cell.get("target", ""))}
     return min(targets) if targets else None
 
 
 def own_target_of(record: RunRecord) -> str | None:
     """The target of the user's own that the run is about, as MODULE:NAME."""
-    planned = [cell for cell in _planned(record) if KNOWN_ANSWERS not in cell]
+    planned = _planned(record, but_servers=True)
     targets = {cell.get("target", BUILTIN) for cell in planned if not is_engine(cell.get("target", ""))} - {BUILTIN}
     return min(targets) if targets else None
 
 
-def _planned(record: RunRecord) -> list[dict[str, str]]:
-    """The keys of each line that the run's plan lists."""
-    return [keys_of(line) for line in lines_of(record.plan)]
+def _planned(record: RunRecord, *, but_servers: bool = False) -> list[dict[str, str]]:
+    """The keys of each line that the run's plan lists. but_servers: of those alone that are of no running server."""
+    return [keys_of(line) for line in lines_of(record.plan) if not (but_servers and is_of_server(line))]
 
 
 def _own(record: RunRecord, code: str) -> Iterator[str]:

@@ -1,0 +1,121 @@
+"""The rounds of a run against a server, scenario by scenario, and what is told at its end.
+
+Invariants:
+- Each round is saved before the next one. An interrupt keeps what was judged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.core.base.record import Verdict
+from kvcheck.core.base.server_facts import OWN_MODEL
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.conclusion import Progress, RoundPlan, common_place, requirements, unseen
+from kvcheck.core.live.runner import RoundResult
+
+INTERRUPTED = "the run was interrupted before it"
+
+P = TypeVar("P", bound=RoundPlan)
+Q = TypeVar("Q", bound=RoundPlan, contravariant=True)
+
+
+class Rounds(Protocol[Q]):
+    """What sends rounds of such plans, and judges them."""
+
+    def run(
+        self, plan: Q, *, is_last: bool = True, until: float | None = None, told: Callable[[int], None] = ...
+    ) -> RoundResult:
+        """One round. Raises KeyboardInterrupt."""
+
+    def taken(self, plan: Q) -> RoundResult:
+        """The judgement of a round that was interrupted."""
+
+
+def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[P]], until: float | None) -> bool:
+    """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
+    before = [*session.results]
+    for each in progress:
+        ends = None
+        while not each.is_done and ends is None:
+            ends = _round(session, runner, each, until)
+            session.results = [*before, *(other.result() for other in progress if other.ran or other.is_done)]
+            session.save(complete=False)
+        _tell(session, each)
+        if ends is not None:
+            for left in progress[progress.index(each) + 1 :]:
+                left.why_not = ends
+            return ends == INTERRUPTED
+    return False
+
+
+def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float | None) -> str | None:
+    """The next round of a scenario; why the run ends after it, or None."""
+    if until is not None and time.monotonic() >= until:
+        each.stop("its time was up; use a larger --max-time")
+        return None
+    plan = each.plan.at(each.ran)
+    head = f"{plan.cell} round {each.ran + 1} of {each.wanted}"
+    ends = None
+    try:
+        result = runner.run(
+            plan,
+            is_last=each.ran + 1 == each.wanted,
+            until=until,
+            told=lambda answered: session.progress(f"{head}: {answered} answers"),
+        )
+    except KeyboardInterrupt:
+        complain("interrupted: what was judged is kept")
+        result, ends = runner.taken(plan), INTERRUPTED
+    each.add(result)
+    session.keep(result.findings)
+    session.warnings += [note for note in dict.fromkeys(result.notes) if note not in session.warnings]
+    _keep_facts(session, plan.cell, result)
+    return "the server answers no more" if result.is_over else ends
+
+
+def _tell(session: Session, each: Progress[P]) -> None:
+    for line in cell_lines(each.result()):
+        session.say(line)
+    place = common_place(each.findings)
+    if place is not None and place[2] > 1:
+        layer, page, requests = place
+        wrong = len({finding.request for finding in each.findings})
+        session.say(
+            f"       {requests} of {wrong} wrong requests point to layer {layer}, page {page} of the request first"
+        )
+
+
+def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
+    """Where evidence was read, and the noise of a scenario."""
+    facts = session.facts["server"]
+    assert isinstance(facts, dict)
+    facts["evidence"] = {**result.sources, **facts.get("evidence", {})}
+    if result.facts:
+        facts[OWN_MODEL] = {**facts.get(OWN_MODEL, {}), cell: dict(result.facts)}
+
+
+def end_rounds(
+    session: Session, progress: Sequence[Progress[P]], required: Mapping[str, int], client: Client, untried: list[str]
+) -> None:
+    """The rows of the record, the requirements, and what the run did not see."""
+    total: dict[str, int] = {}
+    for each in progress:
+        for kind, count in each.evidence.observed.items():
+            total[kind] = total.get(kind, 0) + count
+    rows = requirements(required, total, client.flags)
+    for row in rows:
+        for line in cell_lines(row):
+            session.say(line)
+    cells = {each.plan.cell for each in progress}
+    before = [row for row in session.results if row.id not in cells]
+    session.results = [*before, *(each.result() for each in progress), *rows]
+    if session.results and all(row.verdict is Verdict.PASS for row in session.results) and (kinds := unseen(total)):
+        session.warnings.append(f"not seen in this run, and not tried by it: {', '.join(kinds)}")
+    session.warnings += untried
+    for line in session.warnings:
+        session.say(f" ----  {line}")

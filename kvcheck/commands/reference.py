@@ -1,0 +1,182 @@
+"""`kvcheck reference record DIR`: keep what a server answers cold; and the comparison of another build with it.
+
+Invariants:
+- Nothing is kept of a server that is not answered whole: a reference with holes would pass what it lacks.
+- An existing reference is not replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands import live
+from kvcheck.commands.options import Seed, check_positive
+from kvcheck.commands.own_server import DEFAULT_REQUESTS, connected
+from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import cell_lines, complain, say
+from kvcheck.core.base.cells import OWN_MODEL
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import Evidence, ScenarioResult, Verdict
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.exchange import Answer, End, Question
+from kvcheck.core.live.own.arms import Arm, Cold, alone, together
+from kvcheck.core.live.own.builds import Comparison, compare_builds
+from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.own.reference import FILE, Kept, Reference, draw_questions
+from kvcheck.core.live.own.runner import OwnRunner
+from kvcheck.core.live.own.verdict import ORACLE
+from kvcheck.core.live.scenarios.scenario import Round
+from kvcheck.core.live.sending import Delivery, Sender
+from kvcheck.core.report.store import write_text
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def reference(ctx: typer.Context) -> None:
+    """Subcommands of `kvcheck reference`; without one the help is printed, with exit code 2."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(2)
+
+
+@app.command()
+def record(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the reference.")],
+    target: Annotated[str, typer.Option(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
+    requests: Annotated[int, typer.Option(help="Requests to keep.")] = DEFAULT_REQUESTS,
+    seed: Seed = None,
+    vocabulary: live.Vocabulary = None,
+    decode: live.Decode = None,
+    engine_name: live.Engine = None,
+    concurrency: live.Concurrency = None,
+    timeout: live.Timeout = None,
+    key_env: live.KeyEnv = None,
+    allow_remote: live.AllowRemote = False,
+) -> None:
+    """Ask a server without reuse, and keep its tokens, log-probabilities and noise to compare other builds with."""
+    check_positive("--requests", requests)
+    live.check_timeout(timeout)
+    if (folder / FILE).exists():
+        raise UsageError(f"{folder / FILE} exists; expected a folder without a reference. Name another, or remove it")
+    server = live.ServerOptions(
+        own_model=True,
+        vocabulary=vocabulary,
+        decode=decode,
+        engine_name=engine_name,
+        concurrency=concurrency,
+        timeout=timeout,
+        key_env=key_env,
+        allow_remote=allow_remote,
+    )
+    client, served, plan = connected(target, server, requests=requests, seed=seed)
+    runner = OwnRunner(client, vocabulary=plan.vocabulary, rounds=1, requests=plan.requests, timeout_s=server.timeout_s)
+    runner.begin(served, names=plan.names)
+    kept, again, control = _record(client, plan)
+    made = Reference(
+        engine=served.engine,
+        version=served.version,
+        model=served.model,
+        facts=served.facts,
+        kept=kept,
+        again=tuple(again.largest),
+        control=tuple(control.largest),
+    )
+    write_text(folder / FILE, made.to_json())
+    tokens = sum(len(each.answer.tokens) for each in kept)
+    noise = max([*again.largest, *control.largest], default=0.0)
+    say(f"kept {counted(len(kept), 'request')}, {counted(tokens, 'token')}, of {served.engine} {served.version or ''}")
+    say(f"noise  {'none: equal bit for bit' if noise == 0.0 else f'at most {noise:.3g} nats'}")
+    say(f"folder {folder}  digest {made.digest}")
+
+
+def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], Arm, Arm]:
+    """All answers, and both kinds of noise. Raises UnknownVerdict where not all were answered."""
+    questions = draw_questions(plan)
+    answers = _answers(_send(client, alone(questions), None), questions)
+    again, control = Arm(name="again"), Arm(name="control")
+    for arm, round_ in ((again, alone(questions)), (control, together(questions, concurrency=plan.concurrency))):
+        arm.add(_send(client, round_, None).exchanges, answers)
+        if len(arm.values) < len(questions):
+            raise UnknownVerdict(f"{len(questions) - len(arm.values)} of {len(questions)} controls were not answered")
+    return tuple(Kept(question, answers[question.number]) for question in questions), again, control
+
+
+def _send(client: Client, round_: Round, until: float | None, told: Callable[[int], None] | None = None) -> Delivery:
+    sender = Sender(Cold(client), gap_s=0.0, may_force=False, until=until)
+    return sender.send(round_) if told is None else sender.send(round_, told)
+
+
+def _answers(sent: Delivery, questions: Sequence[Question]) -> dict[int, Answer]:
+    """Cold answers by request. Raises UnknownVerdict where one lacks its log-probabilities, or was not cold."""
+    found = {}
+    for each in sent.exchanges:
+        answer, number = each.answer, each.sending.question.number
+        if answer.end is not End.DONE or answer.logprobs is None:
+            raise UnknownVerdict(
+                f"request {number} was not answered with log-probabilities ({answer.end.value}): {answer.reason}"
+            )
+        if answer.cached:
+            raise UnknownVerdict(f"request {number} was not cold: {answer.cached} of its tokens were cached")
+        found[number] = answer
+    if len(found) < len(questions):
+        raise UnknownVerdict(f"{len(questions) - len(found)} of {len(questions)} requests were not answered")
+    return found
+
+
+def compare_with(session: Session, kept: Reference, client: Client, plan: OwnPlan, until: float | None) -> bool:
+    """Ask this build what the reference asked, and add a row; True when interrupted."""
+    began = time.monotonic()
+    cell = f"{OWN_MODEL}/reference/{plan.engine}"
+    questions = [each.question for each in kept.kept]
+    cold, again = Arm(name="cold"), Arm(name="again")
+    answers = {each.question.number: each.answer for each in kept.kept}
+    interrupted, is_whole = False, True
+    try:
+        for arm in (cold, again):
+            told = partial(_progress, session, f"{cell} {arm.name}")
+            sent = _send(client, alone(questions), until, told)
+            arm.add(sent.exchanges, answers)
+            is_whole = is_whole and sent.is_whole
+    except KeyboardInterrupt:
+        complain("interrupted: what was judged is kept")
+        interrupted, is_whole = True, False
+    compared = compare_builds(kept, cold, again, is_whole=is_whole)
+    _add(session, cell, compared, cold, duration_s=time.monotonic() - began)
+    return interrupted
+
+
+def _progress(session: Session, head: str, answered: int) -> None:
+    session.progress(f"{head}: {answered} answers")
+
+
+def _add(session: Session, cell: str, compared: Comparison, cold: Arm, *, duration_s: float) -> None:
+    scenario, _, shape = cell.rpartition("/")
+    verdict = Verdict.FAIL if compared.message else Verdict.UNKNOWN if compared.reason else Verdict.PASS
+    tokens = sum(value.tokens for value in cold.values.values())
+    row = ScenarioResult(
+        id=cell,
+        shape=shape,
+        verdict=verdict,
+        code=compared.code if verdict is Verdict.FAIL else "KV990" if verdict is Verdict.UNKNOWN else None,
+        reason=compared.reason if verdict is Verdict.UNKNOWN else None,
+        schedules=1,
+        duration_s=round(duration_s, 3),
+        evidence=Evidence(
+            schedules=1, events=len(cold.exchanges), requests=len(cold.values), observed={"token": tokens}
+        ),
+    )
+    if compared.message is not None:
+        session.keep((compared.finding(oracle=ORACLE, scenario=scenario, shape=shape),))
+    session.results.append(row)
+    session.warnings += [f"{cell}: {note}" for note in compared.notes]
+    session.save(complete=False)
+    for line in cell_lines(row):
+        session.say(line)

@@ -1,0 +1,222 @@
+"""The arms of a round: what is sent cold, under the same load, with the same shapes, and as the scenario says.
+
+    cold      one request after the other, each under a salt of its own: the reference
+    again     the same once more
+    control   as many at a time as the scenario, each under a salt of its own
+    treated   the scenario itself
+    matched   as many at a time, under a salt of its own and with the hit that the treated request had: the tokens that
+              were cached are computed just before. Of a request that was retracted, a part of its answer is computed
+              as part of its prompt
+
+Invariants:
+- A salt is used for one request and what is computed for it beforehand, and never again.
+- Each answer of an arm is of the very tokens that the scenario sends, whatever was sent before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
+from kvcheck.core.live.own.deviation import Deviation, deviation
+from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Repeats, is_wide
+from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
+from kvcheck.core.live.sending import new_rid
+
+TOP = 5
+"""Log-probabilities of each step beside the answered token's: what every engine gives without a further flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Each request under a salt of its own."""
+
+    client: Client
+
+    def ask(self, sending: Sending) -> Answer:
+        """Its answer, with nothing reused."""
+        return self.client.ask(dataclasses.replace(sending, salt=new_salt(), top=TOP))
+
+    def retract(self) -> None:
+        """Never asked for: the arms that are no scenario force nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a treated request was computed. cached: tokens that it hit. resumed: it was retracted on its way."""
+
+    cached: int
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Each request with the shapes of the treated one and pages of its own. references: cold answers, by request."""
+
+    client: Client
+    shapes: Mapping[int, Shape]
+    references: Mapping[int, Answer]
+
+    def ask(self, sending: Sending) -> Answer:
+        """Its answer after what it hits was computed; of a request that was retracted, with a part of its reference
+        answer as part of the prompt."""
+        question = sending.question
+        shape = self.shapes.get(question.number, Shape(cached=0))
+        if shape.resumed and (part := self._part(question)):
+            return self._resumed(sending, part)
+        return ask_fresh(self.client, sending, cached=shape.cached)
+
+    def retract(self) -> None:
+        """Never asked for."""
+
+    def _part(self, question: Question) -> int:
+        """Tokens of the answer that are computed as part of the prompt: drawn, as a retraction comes anywhere."""
+        made = len(self.references[question.number].tokens)
+        return 1 + Rng(question.number).below(made - 1) if made > 1 else 0
+
+    def _resumed(self, sending: Sending, part: int) -> Answer:
+        question, reference = sending.question, self.references[sending.question.number]
+        longer = dataclasses.replace(
+            question, ids=(*question.ids, *reference.tokens[:part]), expected=question.expected[part:]
+        )
+        answer = ask_fresh(self.client, dataclasses.replace(sending, question=longer), cached=0)
+        if answer.logprobs is None or reference.logprobs is None:
+            return answer
+        has_top = answer.top is not None and reference.top is not None
+        return dataclasses.replace(
+            answer,
+            tokens=(*reference.tokens[:part], *answer.tokens),
+            logprobs=(*reference.logprobs[:part], *answer.logprobs),
+            top=(*(reference.top or ())[:part], *(answer.top or ())) if has_top else None,
+        )
+
+
+class Treated:
+    """The scenario itself. An answer that is far from its reference is asked again at once, while its pages are there.
+
+    noise: deviations of controls so far.
+    """
+
+    def __init__(
+        self, client: Client, references: Mapping[int, Answer], noise: Sequence[float], *, is_over: Callable[[], bool]
+    ) -> None:
+        self._client, self._references, self._noise, self._is_over = client, references, noise, is_over
+        self._lock = threading.Lock()
+        self.repeats: dict[int, Repeats] = {}
+        self.asked_again: list[Exchange] = []
+
+    def ask(self, sending: Sending) -> Answer:
+        """Its answer, with whatever the server has in its cache."""
+        answer = self._client.ask(dataclasses.replace(sending, top=TOP))
+        number = sending.question.number
+        found = deviation(self._references[number], answer) if number in self._references else None
+        if found is not None and is_wide(found.largest, self._noise) and self._claims(number):
+            repeats = self._again(sending.question, found)
+            with self._lock:
+                self.repeats[number] = repeats
+        return answer
+
+    def retract(self) -> None:
+        """As the scenario asks for it."""
+        self._client.retract()
+
+    def _claims(self, number: int) -> bool:
+        """Whether this request is asked again: the first so many of a round, each once."""
+        with self._lock:
+            if number in self.repeats or len(self.repeats) >= MOST_SUSPECTS:
+                return False
+            self.repeats[number] = Repeats((), ())
+            return True
+
+    def _again(self, question: Question, found: Deviation) -> Repeats:
+        """Ask it warm and as a fresh copy, in turns, as far as the step where it deviated most."""
+        reference, steps = self._references[question.number], found.step + 1
+        short = dataclasses.replace(question, expected=question.expected[:steps])
+        warm: list[float] = []
+        fresh: list[float] = []
+        for turn in range(REPEATS):
+            if self._is_over() or (turn == GIVE_UP and not any(value > found.largest / 2 for value in warm)):
+                break
+            answers = [self._client.ask(Sending(question=short, rid=new_rid(), top=TOP))]
+            hit = answers[0].cached if answers[0].cached is not None else len(question.ids) - 1
+            answers.append(ask_fresh(self._client, Sending(question=short, rid=new_rid(), top=TOP), cached=hit))
+            values = [deviation(reference, answer, most=steps) for answer in answers]
+            if values[0] is None or values[1] is None:
+                break
+            warm.append(values[0].largest)
+            fresh.append(values[1].largest)
+        return Repeats(tuple(warm), tuple(fresh))
+
+
+@dataclass(slots=True, kw_only=True)
+class Arm:
+    """What an arm came to. values: deviation by request, of those that could be compared."""
+
+    name: str
+    exchanges: list[Exchange] = field(default_factory=list)
+    values: dict[int, Deviation] = field(default_factory=dict)
+
+    def add(self, exchanges: Sequence[Exchange], references: Mapping[int, Answer]) -> None:
+        """Answers, compared with their references. Of a request with several answers, the largest deviation counts."""
+        self.exchanges += exchanges
+        for each in exchanges:
+            number = each.sending.question.number
+            found = deviation(references[number], each.answer) if number in references else None
+            before = self.values.get(number)
+            if found is not None and (before is None or found.largest > before.largest):
+                self.values[number] = found
+
+    @property
+    def largest(self) -> list[float]:
+        """The deviations of answers that can be a control: those of requests that were retracted are none."""
+        retracted = {each.sending.question.number for each in self.exchanges if each.answer.retractions}
+        return [value.largest for number, value in self.values.items() if number not in retracted]
+
+    def to_json(self) -> dict[str, object]:
+        """For a record: how many answers, how many of them differ, and by how much."""
+        found = [*self.values.values()]
+        cached = [each.answer.cached for each in self.exchanges if each.answer.cached is not None]
+        return {
+            "arm": self.name,
+            "requests": len(self.exchanges),
+            "tokens": sum(len(each.answer.tokens) for each in self.exchanges),
+            "cached": sum(cached) if cached else None,
+            "compared": len(found),
+            "other": sum(not each.is_none for each in found),
+            "flips": sum(each.flip is not None for each in found),
+            "largest": max((each.largest for each in found), default=None),
+        }
+
+
+def alone(questions: Sequence[Question]) -> Round:
+    """One request after the other."""
+    return together(questions, concurrency=1)
+
+
+def together(questions: Sequence[Question], *, concurrency: int) -> Round:
+    """So many at a time, in their order."""
+    orders = tuple(Order(question=question) for question in questions)
+    return Round((Wave(orders=orders, concurrency=concurrency),) if orders else ())
+
+
+def ask_fresh(client: Client, sending: Sending, *, cached: int) -> Answer:
+    """The answer under a new salt, after the first `cached` tokens were computed under it."""
+    salt = new_salt()
+    question = sending.question
+    if cached > 0:
+        before = Question(number=question.number, ids=question.ids[:cached], expected=question.expected[:1])
+        primed = client.ask(Sending(question=before, rid=new_rid(), salt=salt))
+        if primed.end is not End.DONE:
+            return primed
+    return client.ask(dataclasses.replace(sending, salt=salt, top=TOP))
+
+
+def new_salt() -> str:
+    """A salt that no other request has."""
+    return f"kvcheck-{secrets.token_hex(8)}"

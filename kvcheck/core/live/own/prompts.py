@@ -1,0 +1,172 @@
+"""Prompts for a model whose answers are not known: drawn tokens, with codes that only one request may know.
+
+    block of 16 positions:   opener  marker  8 tokens of a code  6 tokens of filling
+    end of a prompt:         opener  marker of one of its blocks         the code of that block is asked for
+
+The opener and the markers are the same for all prompts, the other tokens are drawn for one prompt. A model that
+completes repeated sequences, as trained ones do, goes on with the code. No tokenizer is needed, and no text.
+
+Invariants:
+- Equal seeds, names and answers give equal prompts. Other names give the same situation in other tokens.
+- The place of a token in its block follows from its position, so a prefix that is cut anywhere can be continued.
+- A prompt repeats no drawn token before half of the vocabulary is used, so each next token is one of at least half of
+  the vocabulary: what `crosstalk` computes a chance with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.questions import Subject
+
+BLOCK, FRAME, CODE = 16, 2, 8
+"""Tokens of a block, of its opener and marker, and of its code."""
+MARKERS = 64
+SHORTEST = 2 * BLOCK
+USUAL_IDS = 1000
+"""Every model in use has so many tokens."""
+LEAST_IDS = 256
+SPECIAL = 300
+"""Ids below are often bytes or special tokens, and are left out where the vocabulary is large enough."""
+ANSWER = 32
+LEAST_LENGTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Which token ids prompts are made of: those from `first` to below `end`."""
+
+    first: int
+    end: int
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens may stand where a prompt has its own."""
+        return self.end - self.first - MARKERS - 1
+
+
+def ids_of(vocabulary: int) -> Ids:
+    """The ids of a model that has at least so many tokens. Raises UsageError for too few of them."""
+    if not LEAST_IDS <= vocabulary <= 1 << 24:
+        raise UsageError(
+            f"--vocabulary: expected {LEAST_IDS} to {1 << 24:,} token ids, got {vocabulary}; the model's config.json "
+            "names it vocab_size"
+        )
+    return Ids(min(SPECIAL, vocabulary // 4), vocabulary)
+
+
+class OwnQuestions:
+    """Draws prompts, as `QuestionSource` says.
+
+    longest: tokens of a request and its answer. answers: of requests that the next turn of a conversation repeats, by
+    number; those that it lacks are in `wanted` afterwards, and the drawn round is only good for asking them.
+    """
+
+    def __init__(
+        self,
+        ids: Ids,
+        *,
+        longest: int,
+        names: int,
+        first: int = 0,
+        answers: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        if longest < LEAST_LENGTH:
+            raise UsageError(
+                f"prompts need a server that takes {LEAST_LENGTH} tokens or more; this one takes {longest}"
+            )
+        self.longest = longest
+        self._own: dict[int, tuple[int, ...]] = {}
+        self._block: dict[int, int] = {}
+        self.wanted: dict[int, Question] = {}
+        self._ids, self._next, self._answers = ids, first, answers or {}
+        draws = Rng(names)
+        order = list(range(ids.first, ids.end))
+        for at in range(MARKERS + 1):
+            other = at + draws.below(len(order) - at)
+            order[at], order[other] = order[other], order[at]
+        self._opener, self._markers = order[0], order[1 : MARKERS + 1]
+        self._drawn = order[MARKERS + 1 :]
+
+    @property
+    def has_marks(self) -> bool:
+        """Never: a position test needs known answers."""
+        return False
+
+    def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
+        """A prompt of about so many tokens without its question."""
+        shared = prefix.values if prefix is not None else ()
+        length = min(max(places, len(shared) + FRAME, SHORTEST), self.longest - FRAME - 1)
+        used = set(shared)
+        tokens = [*shared[:length]]
+        for position in range(len(tokens), length):
+            tokens.append(self._token(rng, position, used))
+        return Subject(tuple(tokens))
+
+    def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:
+        """A prompt like any other."""
+        return self.walk(rng, SHORTEST, prefix=prefix)
+
+    def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
+        """The prompt, and the marker of one of its whole blocks. start: a position in that block."""
+        blocks = len(subject.values) // BLOCK
+        drawn = rng.below(blocks)
+        block = drawn if start is None else min(start // BLOCK, blocks - 1)
+        ids = (*subject.values, self._opener, self._marker(block))
+        return self._question(ids, tokens, block, subject.values)
+
+    def again(self, rng: Rng, before: Question, tokens: int) -> Question:
+        """The next turn: the request, the answer that the server gave to it cold, and a marker of the request."""
+        answer = self._answers.get(before.number)
+        if answer is None:
+            self.wanted[before.number] = before
+            answer = before.expected
+        own = self._own[before.number]
+        block = rng.below(len(own) // BLOCK)
+        return self._question((*before.ids, *answer, self._opener, self._marker(block)), tokens, block, own)
+
+    def cover(self, subject: Subject) -> int:
+        """The code, and as much again as shows whether an answer goes astray."""
+        return ANSWER
+
+    def drawn(self, number: int) -> tuple[tuple[int, ...], ...]:
+        """Runs of tokens that were drawn for this request, or for the one that it begins as: what stands between two
+        markers."""
+        runs: list[tuple[int, ...]] = []
+        values = self._own[number]
+        for start in range(0, len(values), BLOCK):
+            if run := values[start + FRAME : start + BLOCK]:
+                runs.append(run)
+        return tuple(runs)
+
+    def code_asked(self, question: Question) -> tuple[int, ...]:
+        """The code that the end of a request asks for."""
+        start = self._block[question.number] * BLOCK + FRAME
+        return question.ids[start : start + CODE]
+
+    def _question(self, ids: tuple[int, ...], tokens: int, block: int, own: tuple[int, ...]) -> Question:
+        room = max(1, min(tokens, self.longest - len(ids)))
+        question = Question(number=self._next, ids=ids, expected=(self._opener,) * room)
+        self._own[self._next], self._block[self._next] = own, block
+        self._next += 1
+        return question
+
+    def _token(self, rng: Rng, position: int, used: set[int]) -> int:
+        """The token at a position: fixed, or one that the prompt has not used yet."""
+        place = position % BLOCK
+        if place < FRAME:
+            return self._opener if place == 0 else self._marker(position // BLOCK)
+        if 2 * len(used) >= len(self._drawn):
+            used.clear()
+        while True:
+            token = self._drawn[rng.below(len(self._drawn))]
+            if token not in used:
+                used.add(token)
+                return token
+
+    def _marker(self, block: int) -> int:
+        return self._markers[block % MARKERS]

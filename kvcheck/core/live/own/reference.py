@@ -1,0 +1,220 @@
+"""A kept reference: what one build of an engine answered cold, to compare other builds with.
+
+    DIR/reference.json    requests, tokens, log-probabilities, the build's own noise, what the server said of itself
+
+Two builds are compared by the same numbers as arms of one server are (`deviation`). Other kernels round otherwise, so a
+difference is no fault by itself: the finding says that the build answers otherwise than the one that was kept, beyond
+what both do from run to run and from batch to batch.
+
+Invariants:
+- The file appears in one step, complete. It is JSON and holds its own digest: a file that was changed is refused.
+- Servers of another model, dtype, parallelism or attention backend are refused: their answers differ rightly.
+- What a server does not say of itself is not taken for equal: it is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcheck.core.base.errors import UsageError, why_unread
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.exchange import Answer, End, Question, Served
+from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.own.prompts import SHORTEST, OwnQuestions, ids_of
+
+FILE = "reference.json"
+FORMAT = 1
+LONGEST_PROMPT, ANSWER = 400, 48
+SAME: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("dtype",),
+    "KV cache dtype": ("kv_cache_dtype", "cache_dtype"),
+    "quantization": ("quantization",),
+    "tensor parallelism": ("tp_size", "tensor_parallel_size"),
+    "pipeline parallelism": ("pp_size", "pipeline_parallel_size"),
+    "data parallelism": ("dp_size", "data_parallel_size"),
+    "attention backend": ("attention_backend",),
+}
+"""What has to be equal, by the names of the facts that engines say it with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One request with its cold answer."""
+
+    question: Question
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What was recorded. engine, version, model, facts: what the server said. again, control: its own noise, nats."""
+
+    engine: str
+    version: str | None
+    model: str | None
+    facts: Mapping[str, object]
+    kept: tuple[Kept, ...]
+    again: tuple[float, ...]
+    control: tuple[float, ...]
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits; equal for equal references."""
+        return _digest(_plain(self))
+
+    def to_json(self) -> str:
+        """The text of reference.json."""
+        plain = _plain(self)
+        return json.dumps({"format": FORMAT, "digest": _digest(plain), **plain}, allow_nan=False) + "\n"
+
+
+def draw_questions(plan: OwnPlan) -> list[Question]:
+    """The requests of a reference: prompts of many lengths that share nothing. Raises UsageError."""
+    source = OwnQuestions(ids_of(plan.vocabulary), longest=plan.longest, names=plan.names)
+    rng = Rng(plan.seed)
+    most = max(SHORTEST + 1, min(LONGEST_PROMPT, plan.longest * 3 // 5))
+    return [
+        source.put(rng, source.walk(rng, SHORTEST + rng.below(most - SHORTEST)), ANSWER) for _ in range(plan.requests)
+    ]
+
+
+def read_reference(folder: Path) -> Reference:
+    """What `folder` holds. Raises UsageError where that is no reference, or was changed."""
+    path = folder / FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{folder} is no reference: {FILE}: {why_unread(error)}; make one with kvcheck reference record DIR"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON that kvcheck wrote; record the reference again") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        got = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise UsageError(f"{path}: expected format {FORMAT}, got {got}; record the reference again with this kvcheck")
+    plain = {name: value for name, value in data.items() if name not in ("format", "digest")}
+    if data.get("digest") != _digest(plain):
+        raise UsageError(f"{path} was changed: expected digest {data.get('digest')}, got {_digest(plain)}")
+    try:
+        return _read(plain)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} lacks what a reference has ({type(error).__name__}: {error})") from error
+
+
+def check_alike(reference: Reference, served: Served) -> list[str]:
+    """Lines of what neither server says. Raises UsageError where something that has to be equal is not."""
+    untold = []
+    pairs: list[tuple[str, object, object]] = [
+        ("engine", reference.engine, served.engine),
+        ("model", reference.model, served.model),
+        *((name, _fact(reference.facts, keys), _fact(served.facts, keys)) for name, keys in SAME.items()),
+    ]
+    for name, then, now in pairs:
+        if then is None and now is None:
+            untold.append(name)
+        elif then != now:
+            raise UsageError(
+                f"--reference: its server had {name} {_shown(then)}, and this one has {_shown(now)}: answers differ "
+                "rightly; start the server as it was, or record a reference with this one"
+            )
+    return untold
+
+
+def _fact(facts: Mapping[str, object], keys: Sequence[str]) -> object:
+    return next((facts[key] for key in keys if key in facts), None)
+
+
+def _shown(value: object) -> str:
+    return "a value that it does not say" if value is None else str(value)
+
+
+def _plain(reference: Reference) -> dict[str, object]:
+    return {
+        "engine": reference.engine,
+        "version": reference.version,
+        "model": reference.model,
+        "facts": dict(reference.facts),
+        "requests": [
+            {
+                "ids": list(each.question.ids),
+                "asked": len(each.question.expected),
+                "tokens": list(each.answer.tokens),
+                "logprobs": list(each.answer.logprobs or ()),
+                "top": None
+                if each.answer.top is None
+                else [[[token, value] for token, value in step.items()] for step in each.answer.top],
+            }
+            for each in reference.kept
+        ],
+        "again": list(reference.again),
+        "control": list(reference.control),
+    }
+
+
+def _digest(plain: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(plain: Mapping[str, object]) -> Reference:
+    rows = plain["requests"]
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("requests: expected at least one")
+    facts = plain["facts"]
+    if not isinstance(facts, dict):
+        raise TypeError("facts: expected an object")
+    return Reference(
+        engine=_text(plain["engine"]) or "",
+        version=_text(plain["version"]),
+        model=_text(plain["model"]),
+        facts=facts,
+        kept=tuple(_kept(number, row) for number, row in enumerate(rows)),
+        again=_numbers(plain["again"]),
+        control=_numbers(plain["control"]),
+    )
+
+
+def _kept(number: int, row: dict[str, object]) -> Kept:
+    tokens, logprobs, top = _ids(row["tokens"]), _numbers(row["logprobs"]), row["top"]
+    if len(tokens) != len(logprobs) or not tokens:
+        raise ValueError(f"request {number}: expected a log-probability for each of {len(tokens)} tokens")
+    steps = None
+    if top is not None:
+        if not isinstance(top, list) or len(top) != len(tokens):
+            raise ValueError(f"request {number}: expected a list of tokens for each step")
+        steps = tuple(
+            dict(zip(_ids([pair[0] for pair in s]), _numbers([pair[1] for pair in s]), strict=True)) for s in top
+        )
+    asked = row["asked"]
+    if type(asked) is not int or not len(tokens) <= asked <= 1 << 20:
+        raise ValueError(f"request {number}: expected at least as many tokens asked for as answered")
+    question = Question(number=number, ids=_ids(row["ids"]), expected=(0,) * asked)
+    return Kept(question, Answer(end=End.DONE, tokens=tokens, logprobs=logprobs, top=steps))
+
+
+def _ids(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError("expected a list of token ids")
+    return tuple(values)
+
+
+def _numbers(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(
+        type(value) in (int, float) and math.isfinite(value) for value in values
+    ):
+        raise TypeError("expected a list of numbers")
+    return tuple(float(value) for value in values)
+
+
+def _text(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError("expected a text")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,438 @@
+"""OwnRunner: sends rounds to one server that serves a model of the user's own, and judges what comes back.
+
+Invariants:
+- Nothing is judged before the server has answered a cold request with tokens and log-probabilities: any other server
+  is a UsageError.
+- A round without a finding whose requests were not all compared has reasons, and is no pass.
+- References and controls are sent before the scenario, and counters are read around the scenario alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.counting import observe
+from kvcheck.core.live.doubts import doubts
+from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
+from kvcheck.core.live.health import judge_health
+from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE
+from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone, together
+from kvcheck.core.live.own.needles import Needles, recites, shortest_run
+from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.own.prompts import LEAST_LENGTH, OwnQuestions, ids_of
+from kvcheck.core.live.own.statistic import MORE_CONTROLS, Level, Measured, Told, as_unsteady, judge, needs_more
+from kvcheck.core.live.own.verdict import (
+    crosstalk_finding,
+    diverged_finding,
+    ends,
+    noise_notes,
+    recital_note,
+    unsteady_reason,
+    warm_references,
+)
+from kvcheck.core.live.runner import GAP, SETTLE_S, RoundResult
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Round, Sizes
+from kvcheck.core.live.sending import Asked, Sender, new_rid, typical_s
+
+COLD_TOKENS = 8
+USUAL_LENGTH = 2048
+"""Tokens of a request and its answer where the server does not say how many it takes."""
+TOKENS_A_REQUEST, ANSWERS_A_REQUEST = 600, 400
+"""What the shortest run of tokens that is crosstalk is chosen for: tokens sent and answered for a request, all arms."""
+COLD, AGAIN, CONTROL, TREATED, MATCHED = "cold", "again", "control", "treated", "matched"
+_ARMS = (COLD, AGAIN, CONTROL, TREATED, MATCHED)
+BROKEN_OFF = "KV807"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """A round while it runs. source: what its requests were drawn from."""
+
+    plan: OwnPlan
+    source: OwnQuestions
+    until: float | None
+    told: Callable[[int], None]
+    round: Round = field(default_factory=lambda: Round(()))
+    questions: list[Question] = field(default_factory=list)
+    arms: dict[str, Arm] = field(default_factory=lambda: {name: Arm(name=name) for name in _ARMS})
+    references: dict[int, Answer] = field(default_factory=dict)
+    treated: Treated | None = None
+    sender: Sender | None = None
+    sending: str = COLD
+    before: Counters | None = None
+    after: Counters | None = None
+    troubles: list[str] = field(default_factory=list)
+    is_whole: bool = True
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time is up."""
+        return self.until is not None and time.monotonic() >= self.until
+
+    def take(self, exchanges: Sequence[Exchange]) -> None:
+        """Answers of the arm that is being sent."""
+        if self.sending == COLD:
+            for each in exchanges:
+                if each.answer.end is End.DONE and each.answer.logprobs is not None:
+                    self.references.setdefault(each.sending.question.number, each.answer)
+        self.arms[self.sending].add(exchanges, {} if self.sending == COLD else self.references)
+
+
+class OwnRunner:
+    """Rounds against one server, from one thread.
+
+    timeout_s: seconds of silence after which a request is given up. rounds: of the whole run, which its levels of
+    significance are divided by.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        vocabulary: int,
+        rounds: int,
+        timeout_s: float,
+        requests: int,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._timeout_s, self._sleep = client, timeout_s, sleep
+        self._ids, self._level = ids_of(vocabulary), Level(rounds=rounds)
+        sent = max(1, rounds * requests)
+        self._needles = Needles(
+            length=shortest_run(
+                self._ids.drawn, prompt_tokens=sent * TOKENS_A_REQUEST, answer_tokens=sent * ANSWERS_A_REQUEST
+            ),
+            drawn=self._ids.drawn,
+        )
+        self._next = 0
+        self._noise: dict[str, list[float]] = {name: [] for name in (AGAIN, CONTROL, MATCHED)}
+        self._rounds: dict[str, tuple[list[float], list[float]]] = {}
+        self._arms: dict[str, dict[str, Arm]] = {}
+        self._recited: dict[str, list[bool]] = {}
+        self._now: _Round | None = None
+
+    def begin(self, served: Served, *, names: int) -> None:
+        """Ask one cold request. Raises UsageError where the server cannot be judged."""
+        self.served = served
+        if not self._client.has_salts:
+            raise UsageError(
+                f"--own-model needs cold answers as a reference, and kvcheck knows no way to ask {served.engine} for "
+                "one; name the server's engine if it is sglang, vllm or llamacpp (--engine)"
+            )
+        rng, source = Rng(names), self._source(names, self.longest)
+        question = source.put(rng, source.walk(rng, LEAST_LENGTH // 2), COLD_TOKENS)
+        answer = Cold(self._client).ask(Sending(question=question, rid=new_rid()))
+        check_cold(question, answer)
+        self._next += 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request and its answer."""
+        return self.served.longest or USUAL_LENGTH
+
+    def run(
+        self,
+        plan: OwnPlan,
+        *,
+        is_last: bool = True,
+        until: float | None = None,
+        told: Callable[[int], None] = lambda answered: None,
+    ) -> RoundResult:
+        """Send all arms of one round and judge them. Raises KeyboardInterrupt; `taken` judges what was answered."""
+        now = self._now = _Round(plan=plan, source=self._source(plan.names, plan.longest), until=until, told=told)
+        self._draw(now)
+        width = self._width(now)
+        if self._send(now, COLD, alone([each for each in now.questions if each.number not in now.references])):
+            self._send(now, AGAIN, alone(now.questions))
+            self._send(now, CONTROL, together(now.questions, concurrency=width))
+        if now.is_whole:
+            self._treat(now, is_last=is_last)
+        if now.is_whole and any(not each.is_none for each in now.arms[TREATED].values.values()):
+            self._send(now, MATCHED, together(self._comparable(now), concurrency=width))
+        return self._judge(now)
+
+    def taken(self, plan: OwnPlan) -> RoundResult:
+        """The judgement of a round that was interrupted, as far as it was answered."""
+        now = self._now or _Round(plan=plan, source=self._source(plan.names, plan.longest), until=None, told=_nothing)
+        if now.sender is not None:
+            now.take(now.sender.interrupted.exchanges)
+        now.is_whole = False
+        return self._judge(now)
+
+    def _source(self, names: int, longest: int, answers: Mapping[int, tuple[int, ...]] | None = None) -> OwnQuestions:
+        return OwnQuestions(self._ids, longest=longest, names=names, first=self._next, answers=answers)
+
+    def _draw(self, now: _Round) -> None:
+        """The round's requests; what they continue is asked cold first."""
+        plan = now.plan
+        scenario = LIVE_SCENARIOS.load(plan.situation)
+        sizes = Sizes(requests=plan.requests, concurrency=plan.concurrency, longest=plan.longest, pool=plan.pool)
+        seed = plan.seed * 1_000_003 + plan.round
+        now.round = scenario.draw(now.source, Rng(seed), sizes)
+        if now.source.wanted:
+            self._send(now, COLD, alone([*now.source.wanted.values()]))
+            answers = {number: answer.tokens for number, answer in now.references.items()}
+            now.source = self._source(plan.names, plan.longest, answers)
+            now.round = scenario.draw(now.source, Rng(seed), sizes)
+        now.questions = [*{order.question.number: order.question for order in now.round.orders}.values()]
+        self._next = max([self._next, *(each.number + 1 for each in now.questions)])
+        for question in now.questions:
+            self._needles.add(question, now.source.drawn(question.number))
+
+    def _width(self, now: _Round) -> int:
+        """Controls at a time: as many as the scenario has, and no more than fit, so that none of them is retracted."""
+        largest = max(len(each.ids) + len(each.expected) for each in now.questions)
+        page = self.served.page or ASSUMED_PAGE
+        fit = now.plan.concurrency if now.plan.pool is None else now.plan.pool // (largest + 2 * page)
+        return max(1, min(now.plan.concurrency, fit))
+
+    def _send(self, now: _Round, name: str, round_: Round, asked: Asked | None = None) -> bool:
+        """Send one arm; whether all of it was answered."""
+        if asked is None:
+            asked = Cold(self._client)
+            if name == MATCHED:
+                asked = Matched(self._client, self._shapes(now), now.references)
+        now.sending = name
+        gap = typical_s([each.answer for each in now.arms[COLD].exchanges]) * GAP
+        now.sender = Sender(asked, gap_s=gap, may_force=name == TREATED and bool(now.plan.admin), until=now.until)
+        before = sum(len(arm.exchanges) for arm in now.arms.values())
+        sent = now.sender.send(round_, lambda answered: now.told(before + answered))
+        now.sender = None
+        now.take(sent.exchanges)
+        now.troubles += sent.troubles
+        now.is_whole = now.is_whole and sent.is_whole
+        return now.is_whole
+
+    def _treat(self, now: _Round, *, is_last: bool) -> None:
+        """The scenario, between two readings of the counters."""
+        noise = [*now.arms[AGAIN].largest, *now.arms[CONTROL].largest, *self._controls()]
+        now.before, trouble = self._counters()
+        now.treated = Treated(self._client, now.references, noise, is_over=lambda: now.is_over)
+        self._send(now, TREATED, now.round, now.treated)
+        if now.before is not None and is_last:
+            self._sleep(SETTLE_S)
+        now.after, more = self._counters()
+        now.troubles += [*trouble, *more]
+
+    def _shapes(self, now: _Round) -> dict[int, Shape]:
+        """How each treated request was computed, as far as the engine says it."""
+        moved = self._retractions(now)
+        shapes = {}
+        for each in now.arms[TREATED].exchanges:
+            number, answer = each.sending.question.number, each.answer
+            is_known = answer.retractions is not None
+            resumed = bool(answer.retractions) if is_known else moved and number % 2 == 1
+            shapes[number] = Shape(cached=answer.cached or 0, resumed=resumed)
+        return shapes
+
+    def _retractions(self, now: _Round) -> bool:
+        """Whether a counter of retractions moved while the scenario ran."""
+        if now.before is None or now.after is None:
+            return False
+        names = self._client.counted.get("retract", ())
+        return any(now.after.get(name, 0.0) > now.before.get(name, 0.0) for name in names)
+
+    def _comparable(self, now: _Round) -> list[Question]:
+        return [each for each in now.questions if each.number in now.arms[TREATED].values]
+
+    def _controls(self) -> list[float]:
+        return [value for values in self._noise.values() for value in values]
+
+    def _judge(self, now: _Round) -> RoundResult:
+        plan = now.plan
+        told, matched = self._told(now)
+        every = [each for arm in now.arms.values() for each in arm.exchanges]
+        dead, unclear = judge_health(self._client, every, timeout_s=self._timeout_s) if every else ((), ())
+        treated = now.arms[TREATED]
+        broken, unjudged = ends(treated.exchanges, treated.values, now.references)
+        findings = self._crosstalk(now)
+        named = {each.request for each in findings}
+        findings += [self._finding(now, each) for each in told if each.is_finding and each.request not in named]
+        findings += [each for each in broken if not (dead and each.code == BROKEN_OFF)]
+        reasons = [*unjudged, *unclear, *doubts(treated.exchanges), *self._lacking(now)]
+        reasons += [unsteady_reason(each, treated.values[each.request]) for each in told[:2] if not each.is_finding]
+        self._remember(now, matched)
+        seen = observe(
+            self._client,
+            treated.exchanges,
+            judged=[each for each in treated.exchanges if each.sending.question.number in treated.values],
+            before=now.before,
+            after=now.after,
+            page=self.served.page or ASSUMED_PAGE,
+        )
+        seen.add("token", sum(value.tokens for value in treated.values.values()), "each request")
+        if not now.is_whole:
+            reasons.append(f"round {plan.round + 1} was cut short: the run was interrupted, or its time was up")
+        return RoundResult(
+            evidence=Evidence(
+                schedules=1,
+                events=len(every),
+                requests=len(treated.values),
+                observed=dict(sorted(seen.counts.items())),
+            ),
+            sources=seen.sources,
+            moved=seen.moved,
+            findings=tuple(_placed(each, plan) for each in (*findings, *dead)),
+            reasons=tuple(reasons),
+            notes=tuple(dict.fromkeys(now.troubles)),
+            is_over=bool(dead),
+            duration_s=time.monotonic() - now.began,
+            facts=self._facts(plan.situation),
+        )
+
+    def _told(self, now: _Round) -> tuple[list[Told], list[float]]:
+        """What the deviations say, with more controls where one request would be accused; and those of this round that
+        match."""
+        earlier, earlier_matched = self._rounds.setdefault(now.plan.situation, ([], []))
+        matched = now.arms[MATCHED].largest
+
+        def measured() -> Measured:
+            return Measured(
+                treated={number: value.largest for number, value in now.arms[TREATED].values.items()},
+                again=[*self._noise[AGAIN], *now.arms[AGAIN].largest],
+                control=[*self._noise[CONTROL], *now.arms[CONTROL].largest],
+                matched=[*self._noise[MATCHED], *matched],
+                now_matched=matched,
+                earlier=earlier,
+                earlier_matched=earlier_matched,
+                repeats={} if now.treated is None else dict(now.treated.repeats),
+            )
+
+        told = judge(measured(), self._level)
+        sent = 0
+        while needs_more(told, measured()) and now.is_whole and sent < MORE_CONTROLS and self._more_controls(now):
+            sent += 1
+            told = judge(measured(), self._level)
+        return [*map(as_unsteady, told)] if needs_more(told, measured()) else told, matched
+
+    def _more_controls(self, now: _Round) -> bool:
+        """The control arm once more; whether all of it was answered."""
+        more = Arm(name=CONTROL)
+        sender = Sender(Cold(self._client), gap_s=0.0, may_force=False, until=now.until)
+        sent = sender.send(together(now.questions, concurrency=self._width(now)), now.told)
+        more.add(sent.exchanges, now.references)
+        self._noise[CONTROL] += more.largest
+        return sent.is_whole
+
+    def _remember(self, now: _Round, matched: Sequence[float]) -> None:
+        """Keep the noise of this round for the ones after it."""
+        for name in (AGAIN, CONTROL, MATCHED):
+            self._noise[name] += now.arms[name].largest
+        if matched:
+            earlier, earlier_matched = self._rounds[now.plan.situation]
+            earlier += [value.largest for value in now.arms[TREATED].values.values()]
+            earlier_matched += matched
+        kept = self._arms.setdefault(now.plan.situation, {name: Arm(name=name) for name in _ARMS})
+        for name, arm in now.arms.items():
+            kept[name].exchanges += arm.exchanges
+            kept[name].values |= arm.values
+        self._recited.setdefault(now.plan.situation, []).extend(
+            recites(now.source.code_asked(question), now.references[question.number].tokens, self._needles.length)
+            for question in now.questions
+            if question.number in now.references
+        )
+
+    def _crosstalk(self, now: _Round) -> list[Finding]:
+        """A finding for each request whose answer recites another one's tokens."""
+        found: dict[int, Finding] = {}
+        for arm in now.arms.values():
+            for each in arm.exchanges:
+                number = each.sending.question.number
+                run = self._needles.crosstalk(each.sending.question, each.answer.tokens)
+                if run is not None and number not in found:
+                    found[number] = crosstalk_finding(each, run, arm=arm.name, chance=self._needles.chance)
+        return [*found.values()]
+
+    def _finding(self, now: _Round, told: Told) -> Finding:
+        arm = now.arms[TREATED]
+        value = arm.values[told.request]
+        exchange = next(each for each in arm.exchanges if each.sending.question.number == told.request)
+        noise = max(
+            [*self._controls(), *(v for a in (AGAIN, CONTROL, MATCHED) for v in now.arms[a].largest)], default=0.0
+        )
+        return diverged_finding(told, value, exchange, now.references[told.request], noise)
+
+    def _lacking(self, now: _Round) -> list[str]:
+        """Why there is no pass, beside the treated answers themselves."""
+        lacking = []
+        if (warm := warm_references([now.arms[COLD], now.arms[AGAIN], now.arms[CONTROL]])) is not None:
+            lacking.append(warm)
+        if not now.arms[TREATED].exchanges:
+            lacking.append("no treated request was sent")
+        elif not now.arms[AGAIN].values or not now.arms[CONTROL].values:
+            lacking.append("no control was answered, so the server's own noise is not known")
+        return lacking
+
+    def _facts(self, situation: str) -> dict[str, object]:
+        """The noise of a scenario so far, for the record."""
+        arms, recited = self._arms[situation], self._recited[situation]
+        return {
+            "arms": [arm.to_json() for arm in arms.values()],
+            "recited": sum(recited),
+            "asked": len(recited),
+            "needle": self._needles.length,
+            "chance": self._needles.chance,
+        }
+
+    def notes(self, plan: OwnPlan) -> list[str]:
+        """What a pass of a scenario rests on."""
+        arms = self._arms.get(plan.situation)
+        if arms is None:
+            return []
+        treated = [value.largest for value in arms[TREATED].values.values()]
+        recited = self._recited[plan.situation]
+        cold, fresh = [*self._noise[AGAIN], *self._noise[CONTROL]], self._noise[MATCHED]
+        recital = recital_note(plan.cell, sum(recited), len(recited))
+        return [*noise_notes(plan.cell, treated, cold, fresh), recital]
+
+    def _counters(self) -> tuple[Counters | None, list[str]]:
+        """All counters, and why there are none where reading them failed."""
+        try:
+            return self._client.counters(), []
+        except Trouble as trouble:
+            return None, [f"counters could not be read: {trouble}"]
+
+
+def check_cold(question: Question, answer: Answer) -> None:
+    """Raise UsageError where the answer to one cold request says that the server cannot be judged."""
+    if answer.end in (End.UNREACHED, End.SILENT):
+        raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
+    if answer.end is not End.DONE or not answer.tokens:
+        raise UsageError(
+            f"one cold request of {len(question.ids)} tokens was not answered ({answer.end.value}): {answer.reason}; "
+            f"expected a model that has the token ids up to {max(question.ids)}; a smaller one needs --vocabulary"
+        )
+    if answer.prompt_tokens not in (None, len(question.ids)):
+        raise UsageError(
+            f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(question.ids)}: it adds or drops "
+            "tokens; ask it by token ids, without a template and without special tokens"
+        )
+    if answer.logprobs is None:
+        raise UsageError(
+            "the server gives no log-probabilities, and noise cannot be told from damage by tokens alone; allow them "
+            "in its flags, or judge it with a known-answer model (kvcheck model make)"
+        )
+    if answer.cached:
+        raise UsageError(
+            f"the first request of all had {answer.cached} cached tokens under a salt that no other has: the server "
+            "ignores cache_salt or extra_key, so that nothing can be asked cold; use a release that knows it"
+        )
+
+
+def _nothing(answered: int) -> None:
+    """Where nobody looks on."""
+
+
+def _placed(found: Finding, plan: OwnPlan) -> Finding:
+    line = plan.line()
+    scenario, _, shape = plan.cell.rpartition("/")
+    return dataclasses.replace(found, scenario=scenario, shape=shape, schedule=line, replay=f"kvcheck replay '{line}'")

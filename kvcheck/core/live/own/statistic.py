@@ -1,0 +1,212 @@
+"""Decides whether treated answers lie further from the reference than the server's own noise.
+
+One number a request: its deviation. Noise comes from controls that read no page with a history:
+
+    again     the reference asked once more: noise from run to run
+    control   the same load, and nothing is shared: noise of batches
+    matched   the same load, and each prefix is computed anew just before it is hit, as far as the treated request hit
+              it; of a request that was retracted, its answer is cut and computed anew: noise of the very shapes
+
+A cold reference alone is no control. A warm request runs other kernel shapes than a cold one, and a server without a
+fault may answer 0.1 nat apart. So nothing is a finding because it differs from the reference. There are two tests.
+
+Many requests deviate (`leading`). Treated and matched requests have the same shapes, so without a fault each order of
+their pooled deviations is equally likely, whatever the distribution. That the k largest of n treated and m matched ones
+are all treated happens in C(n + m - k, m) / C(n + m, m) of cases. No size has to be chosen, and ties count against a
+finding. Treated requests that were retracted are compared with matched ones that were cut.
+
+One request deviates. No test of ranks finds one in 50: the largest of all is a treated one in half of all runs. And to
+ask it again warm reads the same page: a page that was written in an unusual batch deviates each time, without a fault.
+So four things are needed. It is *wide*: further than WIDE times each control of the run, and than LEAST_NATS, since
+rounding alone moved answers by 0.17 nats at most in the threads that measured it, and nothing bounds a ratio where the
+controls are 0. It comes again: asked in turns with fresh copies of itself (same length, same hit, own pages), the
+largest deviations are all its own, by the same exact test, at a level that is divided by MOST_SUSPECTS. It is among the
+first MOST_SUSPECTS of its round. And there are enough controls for its distance: noise with the heavy tail of a Pareto
+distribution of index 2 puts one of n treated requests r times beyond N controls in about n of N r^2 runs. N r^2 has to
+be MARGIN n / ALPHA at least, since the largest of several is looked at. Where it is not, the control arm is sent again,
+at most MORE_CONTROLS times, and what is still too near is unsteady. A page that holds the wrong tokens is far beyond
+that; a small error of one page is not found, and no verdict claims that it was looked for.
+
+Where each control is equal to the reference bit for bit, nothing but a fault makes an answer wide: it then counts
+without coming again. Below LEAST_NATS such a difference is unsteady, as is one that is wide and does not come again:
+UNKNOWN, with its request.
+
+All levels of a run add up to ALPHA: half for the first test over all its rounds, half for the second over all suspects
+that its rounds may have.
+
+Invariants:
+- A pure function of numbers. Exact zeros and ties raise no alarm.
+- Less noise never turns a finding into a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+ALPHA = 1.0 / 200.0
+"""Most runs between equal servers that may end in a finding."""
+WIDE = 5.0
+LEAST_NATS = 0.5
+MOST_SUSPECTS = 8
+MORE_CONTROLS = 6
+"""Further control arms before one request is accused, where it is not far enough off for those that there are."""
+MARGIN = 3.0
+REPEATS = 12
+"""How often a suspect is asked again, and as often a fresh copy of it."""
+GIVE_UP = 3
+"""A suspect that is not wide in any of its first repeats does not come again."""
+
+
+class Ground(Enum):
+    """Why a deviation is told; the values are those of records."""
+
+    AGAIN = "it came again, and not in fresh copies"
+    EXACT = "each control is equal to the reference bit for bit"
+    MANY = "the largest deviations are all of treated requests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The probabilities at which a run of so many rounds accuses."""
+
+    rounds: int
+
+    @property
+    def many(self) -> float:
+        """Of the first test, for one look."""
+        return ALPHA / 2 / max(1, self.rounds)
+
+    @property
+    def again(self) -> float:
+        """Of the second, for one suspect."""
+        return ALPHA / 2 / (max(1, self.rounds) * MOST_SUSPECTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Deviations of a suspect that was asked again, and of fresh copies, in turns."""
+
+    warm: tuple[float, ...]
+    fresh: tuple[float, ...]
+
+    @property
+    def p(self) -> float:
+        """How often the largest of both are so often warm ones, without a fault."""
+        return leading_p(leading(self.warm, self.fresh), len(self.warm), len(self.fresh))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The deviations of a run so far. treated: by request, of the round that is judged.
+
+    again, control, matched: of all rounds; control also has the arms that were sent more. earlier, earlier_matched: of
+    the rounds of this scenario before. now_matched: of this round. repeats: of suspects of this round.
+    """
+
+    treated: Mapping[int, float]
+    again: Sequence[float] = ()
+    control: Sequence[float] = ()
+    matched: Sequence[float] = ()
+    now_matched: Sequence[float] = ()
+    earlier: Sequence[float] = ()
+    earlier_matched: Sequence[float] = ()
+    repeats: Mapping[int, Repeats] = field(default_factory=dict)
+
+    @property
+    def controls(self) -> tuple[float, ...]:
+        """All controls of the run, and the fresh copies of suspects."""
+        fresh = (value for repeats in self.repeats.values() for value in repeats.fresh)
+        return (*self.again, *self.control, *self.matched, *fresh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A deviation that is told. p: of its test; None where it needs none. is_finding: False: unsteady."""
+
+    request: int
+    nats: float
+    ground: Ground | None
+    p: float | None = None
+    is_finding: bool = True
+
+
+def is_wide(value: float, controls: Sequence[float]) -> bool:
+    """Whether no noise that was seen comes near it."""
+    return value > LEAST_NATS and value > WIDE * max(controls, default=0.0)
+
+
+def least_found(treated: int, controls: Sequence[float]) -> float:
+    """Nats from which on one of so many requests would have been told, with all further controls alike."""
+    most = max(controls, default=0.0)
+    count = max(1, len(controls) + MORE_CONTROLS * treated)
+    distance = math.sqrt(MARGIN * treated / ALPHA / count)
+    return max(LEAST_NATS, WIDE * most, distance * max(most, LEAST_NATS / WIDE))
+
+
+def needs_more(told: Sequence[Told], measured: Measured) -> bool:
+    """Whether one request is to be accused, and there are too few controls for its distance from them."""
+    controls = measured.controls
+    noise = max(LEAST_NATS / WIDE, max(controls, default=0.0))
+    enough = MARGIN * len(measured.treated) / ALPHA
+    return any(is_of_one(each) and len(controls) * (each.nats / noise) ** 2 < enough for each in told)
+
+
+def is_of_one(told: Told) -> bool:
+    """Whether it accuses one request by itself."""
+    return told.ground in (Ground.AGAIN, Ground.EXACT)
+
+
+def as_unsteady(told: Told) -> Told:
+    """What is left of an accusation of one request whose further controls were not sent."""
+    return replace(told, is_finding=False) if is_of_one(told) else told
+
+
+def leading(treated: Sequence[float], controls: Sequence[float]) -> int:
+    """How many treated values lie above each control."""
+    most = max(controls, default=math.inf)
+    return sum(value > most for value in treated)
+
+
+def leading_p(k: int, treated: int, controls: int) -> float:
+    """The probability that at least k treated values lie above each control, where all orders are equally likely."""
+    if k == 0 or not controls:
+        return 1.0
+    return math.comb(treated + controls - k, controls) / math.comb(treated + controls, controls)
+
+
+def judge(measured: Measured, level: Level) -> list[Told]:
+    """What the deviations of a round say; nothing where they lie within the noise. Findings come first."""
+    controls = measured.controls
+    is_exact = len(controls) >= len(measured.treated) and bool(controls) and max(controls) == 0.0
+    told = []
+    for request, value in sorted(measured.treated.items(), key=lambda row: (-row[1], row[0])):
+        repeats = measured.repeats.get(request)
+        if is_wide(value, controls):
+            if repeats is not None and repeats.p <= level.again:
+                told.append(Told(request=request, nats=value, ground=Ground.AGAIN, p=repeats.p))
+            elif is_exact:
+                told.append(Told(request=request, nats=value, ground=Ground.EXACT))
+            else:
+                p = None if repeats is None else repeats.p
+                told.append(Told(request=request, nats=value, ground=None, p=p, is_finding=False))
+        elif is_exact and value > 0.0:
+            told.append(Told(request=request, nats=value, ground=None, is_finding=False))
+    if not any(each.is_finding for each in told):
+        told += _many(measured, level)
+    return sorted(told, key=lambda each: not each.is_finding)
+
+
+def _many(measured: Measured, level: Level) -> list[Told]:
+    """The request with the largest deviation, where too many treated ones lie above each matched one."""
+    treated = [*measured.earlier, *measured.treated.values()]
+    matched = [*measured.earlier_matched, *measured.now_matched]
+    if not measured.treated:
+        return []
+    p = leading_p(leading(treated, matched), len(treated), len(matched))
+    if p > level.many:
+        return []
+    request, value = max(measured.treated.items(), key=lambda row: (row[1], -row[0]))
+    return [Told(request=request, nats=value, ground=Ground.MANY, p=p)]

@@ -1,0 +1,137 @@
+"""Places of a model with windows: layers that a walk does not read, and windows and sinks that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rigs.examples import examples
+from rigs.gpt_oss_forward import GptOssForward
+from rigs.known_answers import forward, marks, small, walk
+from rigs.live_answers import exchange
+from rigs.llama_forward import Cache
+
+from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.judge import Sent, Setting, Wrong, judge_round
+from kvcheck.core.live.judge.steps import steps
+from kvcheck.core.live.model.alphabet import TOO_MUCH, Alphabet
+from kvcheck.core.live.model.answers import answers, reads
+
+MODEL = small(family="gpt-oss", length=2048)
+ALPHABET = Alphabet(MODEL)
+PAGE = 16
+SETTING = Setting(alphabet=ALPHABET, page=PAGE, retracts=False, began_empty=True)
+WINDOWED, FULL = (0, 2), (1, 3)
+
+
+def question(ids: tuple[int, ...], number: int = 1) -> Question:
+    return Question(number=number, ids=ids, expected=answers(ALPHABET, ids, 62))
+
+
+WALK = question(walk(MODEL, count=61))
+MARKS = question(marks(MODEL, count=90))
+
+
+def judged(asked: Question, tokens: tuple[int, ...], *others: Question) -> Wrong:
+    """The one finding of an answer, in a round with others that are right."""
+    exchanges = (exchange(asked, tokens=tokens), *map(exchange, others))
+    (wrong,) = judge_round(SETTING, exchanges, Sent().plus(ALPHABET, ())).wrong
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def model() -> GptOssForward:
+    with torch.inference_mode():
+        made = forward(MODEL)
+    assert isinstance(made, GptOssForward)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _no_faults(model: GptOssForward) -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+    for faults in (model.window_off, model.sink_times):
+        faults.clear()
+
+
+def said(model: GptOssForward, ids: tuple[int, ...], damage: Callable[[Cache], None]) -> tuple[int, ...]:
+    """What a server answers whose cache is damaged after the prompt was read."""
+    cache, tokens = Cache(), []
+    logits = model.step(ids, cache)
+    damage(cache)
+    for _ in range(62):
+        tokens.append(int(logits.argmax()))
+        logits = model.step(tokens[-1:], cache)
+    return tuple(tokens)
+
+
+@given(seed=st.integers(0, 1 << 30), length=st.integers(1, 60), is_walk=st.booleans())
+@examples(30)
+def test_steps_of_a_right_answer_are_what_it_reads(seed: int, length: int, is_walk: bool) -> None:
+    ids = walk(MODEL, count=61, seed=seed) if is_walk else marks(MODEL, count=70, seed=seed)
+    right = answers(ALPHABET, ids, length)
+    taken = list(steps(ALPHABET, ids, right))
+    assert [step.positions for step in taken] == [read.positions for read in reads(ALPHABET, ids, length)]
+    assert [step.expected for step in taken] == list(right) and all(step.is_right for step in taken)
+    unread = {layer for step in taken for layer, position in enumerate(step.positions) if position is None}
+    assert unread == (set(WINDOWED) if is_walk else set())
+
+
+@pytest.mark.parametrize("off", [1, -1])
+@pytest.mark.parametrize("layer", WINDOWED)
+def test_a_window_that_is_wrong_by_one_names_the_layer_and_its_first_position(
+    model: GptOssForward, layer: int, off: int
+) -> None:
+    model.window_off[layer] = off
+    wrong = judged(MARKS, said(model, MARKS.ids, lambda _: None))
+    place = wrong.places[0]
+    first = len(MARKS.ids) - MODEL.window
+    assert (place.layer, place.page) == (layer, first // PAGE)
+    assert "the first one of its window, or something before it" in place.why
+    assert {each.layer for each in wrong.places} == {layer}
+
+
+@pytest.mark.parametrize("layer", FULL)
+@pytest.mark.parametrize("page", [1, 3])
+def test_a_page_of_a_full_layer_is_named_by_the_walk(model: GptOssForward, layer: int, page: int) -> None:
+    def zero(cache: Cache) -> None:
+        rows = slice(page * PAGE, (page + 1) * PAGE)
+        cache.keys[layer][rows] = cache.values[layer][rows] = 0
+
+    wrong = judged(WALK, said(model, WALK.ids, zero), question(walk(MODEL, count=61, seed=2), 2))
+    assert (wrong.places[0].layer, wrong.places[0].page) == (layer, page)
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_a_page_that_a_layer_reads_is_named_by_the_marks(model: GptOssForward, layer: int) -> None:
+    at = reads(ALPHABET, MARKS.ids, 5)[4].positions[layer]
+    assert at is not None
+
+    def zero(cache: Cache) -> None:
+        rows = slice(at // PAGE * PAGE, (at // PAGE + 1) * PAGE)
+        cache.keys[layer][rows] = cache.values[layer][rows] = 0
+
+    wrong = judged(MARKS, said(model, MARKS.ids, zero))
+    assert (wrong.places[0].layer, wrong.places[0].page) == (layer, at // PAGE)
+
+
+def test_values_that_are_too_strong_are_those_of_a_windowed_layer() -> None:
+    tokens = (*MARKS.expected[:5], TOO_MUCH, *[ALPHABET.lost(0, None)] * 56)
+    places = judged(MARKS, tokens).places
+    assert {(place.layer, place.page) for place in places} == {
+        (layer, reads(ALPHABET, MARKS.ids, 6)[5].positions[layer] // PAGE)  # type: ignore[operator]
+        for layer in WINDOWED
+    }
+
+
+@pytest.mark.parametrize("layer", WINDOWED)
+def test_a_sink_that_is_lost_in_a_walk_is_no_page(model: GptOssForward, layer: int) -> None:
+    """The answer names the layer. The walk reads no position there, so no page can be wrong."""
+    model.sink_times[layer] = torch.inf
+    tokens = said(model, WALK.ids, lambda _: None)
+    assert ALPHABET.lost_at(tokens[0]) == (layer, None)
+    assert judged(WALK, tokens).places == ()

@@ -1,0 +1,103 @@
+"""What own models add to calls of engines: salts, and lists of likely tokens; and each scenario over their prompts.
+
+Invariants:
+- A list that is not the engine's format makes an answer unreadable, never a deviation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes.server import Fake
+from rigs.own_engine import OwnEngine
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.live.clients import CLIENTS
+from kvcheck.core.live.clients.client import Reach
+from kvcheck.core.live.clients.completions import take_completion
+from kvcheck.core.live.clients.reading import Reply, Unreadable
+from kvcheck.core.live.clients.sglang import take
+from kvcheck.core.live.clients.vllm import _config
+from kvcheck.core.live.exchange import End, Question, Sending
+from kvcheck.core.live.http import Http, parse_address
+from kvcheck.core.live.own.prompts import OwnQuestions, ids_of
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Sizes
+
+QUESTION = Question(number=0, ids=tuple(range(300, 340)), expected=(0,) * 6)
+
+
+@pytest.mark.parametrize(
+    ("engine", "salt", "top"), [("sglang", "extra_key", "top_logprobs_num"), ("vllm", "cache_salt", "logprobs")]
+)
+def test_a_salt_and_likely_tokens_are_asked_for(engine: str, salt: str, top: str) -> None:
+    with Fake(None, engine, model=OwnEngine()) as server:
+        client = CLIENTS.load(engine).make(Reach(server=Http(parse_address(server.url)), token_of=lambda word: None))
+        plain = client.ask(Sending(question=QUESTION, rid="a"))
+        salted = client.ask(Sending(question=QUESTION, rid="b", salt="s", top=5))
+        again = client.ask(Sending(question=QUESTION, rid="c", salt="s", top=5))
+    assert client.has_salts and plain.end is End.DONE
+    assert salt not in server.bodies[0] and (server.bodies[1][salt], server.bodies[1][top]) == ("s", 5)
+    assert (salted.cached, again.cached) == (0, 32), "the same salt shares, another one does not"
+    assert salted.top is not None and salted.logprobs is not None and len(salted.top) == len(salted.tokens) == 6
+    for token, logprob, step in zip(salted.tokens, salted.logprobs, salted.top, strict=True):
+        assert len(step) == 3 and step[token] == logprob
+
+
+@pytest.mark.parametrize("top", [[1], [[1]], [[[0.5]]], [[["x", 5, None]]], [[[-0.5, "x", None]]], "x", [[]] * 3])
+def test_a_list_of_sglang_that_is_none_is_unreadable(top: object) -> None:
+    meta: dict[str, Any] = {"output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]], "output_top_logprobs": top}
+    with pytest.raises(Unreadable):
+        take({"output_ids": [5, 6], "meta_info": meta}, Reply())
+
+
+@pytest.mark.parametrize("top", [[1], [{"token_id:5": "x"}], "x", [{}] * 3])
+def test_a_list_of_completions_that_is_none_is_unreadable(top: object) -> None:
+    logprobs = {"token_logprobs": [-0.5, -0.25], "top_logprobs": top}
+    choice = {"token_ids": [5, 6], "finish_reason": "length", "logprobs": logprobs}
+    with pytest.raises(Unreadable):
+        take_completion({"choices": [choice]}, Reply(), lambda word: None)
+
+
+def test_words_without_an_id_and_numbers_without_an_end_are_left_out() -> None:
+    reply = Reply()
+    steps = [{"token_id:5": -0.5, "token_id:7": float("-inf")}, {"token_id:6": -0.25}]
+    logprobs = {"token_logprobs": [-0.5, -0.25], "top_logprobs": steps}
+    take_completion({"choices": [{"token_ids": [5, 6], "logprobs": logprobs}]}, reply, lambda word: None)
+    assert reply.known_top() == ({5: -0.5}, {6: -0.25})
+    other = Reply()
+    logprobs["top_logprobs"] = [{" the": -0.5}, {"token_id:6": -0.25}]
+    take_completion({"choices": [{"token_ids": [5, 6], "logprobs": logprobs}]}, other, lambda word: None)
+    assert other.known_top() is None
+
+
+def test_what_vllm_says_of_its_configuration_is_read_or_left_out() -> None:
+    info = {
+        "vllm_config": {
+            "model_config": {"dtype": "bfloat16", "quantization": None},
+            "parallel_config": {"tensor_parallel_size": 8},
+        }
+    }
+    assert _config(info) == {"dtype": "bfloat16", "tensor_parallel_size": 8}
+    for strange in ({}, {"vllm_config": None}, {"vllm_config": {"model_config": [1]}}):
+        assert _config(strange) == {}
+
+
+@pytest.mark.parametrize("name", LIVE_SCENARIOS.names())
+@pytest.mark.parametrize("longest", [256, 2048])
+def test_each_scenario_is_drawn_over_prompts_of_own_models(name: str, longest: int) -> None:
+    sizes = Sizes(requests=20, concurrency=4, longest=longest, pool=4096)
+    draw = LIVE_SCENARIOS.load(name).draw
+
+    def drawn(answers: dict[int, tuple[int, ...]] | None = None) -> tuple[OwnQuestions, list[Question]]:
+        source = OwnQuestions(ids_of(1000), longest=longest, names=5, answers=answers)
+        return source, [order.question for order in draw(source, Rng(1), sizes).orders]
+
+    source, questions = drawn()
+    assert len(questions) >= 10
+    for question in questions:
+        assert len(question.ids) + len(question.expected) <= longest
+        assert source.drawn(question.number) and len(source.code_asked(question)) == 8
+    known, again = drawn({number: (number + 1,) for number in source.wanted})
+    assert not known.wanted and [each.number for each in again] == [each.number for each in questions]

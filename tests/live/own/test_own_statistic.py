@@ -1,0 +1,197 @@
+"""The statistic over deviations: literal arms that have to accuse, and legal ones that must not.
+
+Invariants:
+- Each literal history says what was changed in a run without a fault, and nothing else differs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import combinations
+
+import pytest
+from live.own_noise_table import NOISES, Noise, one_run, row
+
+from kvcheck.core.live.own.statistic import (
+    ALPHA,
+    MOST_SUSPECTS,
+    REPEATS,
+    Ground,
+    Level,
+    Measured,
+    Repeats,
+    as_unsteady,
+    is_wide,
+    judge,
+    leading,
+    leading_p,
+    least_found,
+    needs_more,
+)
+
+LEVEL = Level(rounds=1)
+RUNS = 100
+ZEROS = (0.0,) * 50
+NOISY = tuple(0.01 + 0.0001 * i for i in range(50))
+SHOWN = Repeats((3.0,) * REPEATS, (0.0,) * REPEATS)
+
+
+def treated(**changes: float) -> dict[int, float]:
+    """Fifty deviations of an exact server, with some of them changed: r7=1.0."""
+    return dict.fromkeys(range(50), 0.0) | {int(name[1:]): value for name, value in changes.items()}
+
+
+def noisy(**changes: float) -> Measured:
+    """A server with noise in all arms."""
+    values = dict(enumerate(NOISY)) | {int(name[1:]): value for name, value in changes.items()}
+    return Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY)
+
+
+def test_arms_that_are_equal_bit_for_bit_accuse_nobody() -> None:
+    assert judge(Measured(treated=treated(), again=ZEROS, control=ZEROS), LEVEL) == []
+
+
+def test_ties_and_noise_of_one_kind_accuse_nobody() -> None:
+    assert judge(noisy(), LEVEL) == []
+    same = (0.0625,) * 50
+    tied = Measured(treated=dict(enumerate(same)), again=same, control=same, matched=same, now_matched=same)
+    assert judge(tied, LEVEL) == []
+
+
+def test_one_wide_request_of_an_exact_server_is_a_finding_also_where_it_does_not_come_again() -> None:
+    (told,) = judge(Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS), LEVEL)
+    assert told.is_finding and told.request == 7 and told.ground is Ground.EXACT
+
+
+def test_a_small_difference_of_an_exact_server_is_unsteady() -> None:
+    (told,) = judge(Measured(treated=treated(r7=0.01), again=ZEROS, control=ZEROS, matched=ZEROS), LEVEL)
+    assert not told.is_finding and told.request == 7
+
+
+def test_one_wide_request_among_noise_needs_to_come_again() -> None:
+    (told,) = judge(noisy(r7=3.0), LEVEL)
+    assert not told.is_finding, "it diverged once"
+    arms = noisy(r7=3.0)
+    again = Measured(
+        treated=arms.treated, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY, repeats={7: SHOWN}
+    )
+    (told,) = judge(again, LEVEL)
+    assert told.is_finding and told.ground is Ground.AGAIN and told.p is not None and told.p < 1e-6
+
+
+def test_fresh_copies_that_deviate_as_well_take_the_accusation_back() -> None:
+    both = Repeats((3.0,) * REPEATS, (3.1,) * REPEATS)
+    exact = Measured(treated=treated(r7=3.0), again=ZEROS, control=ZEROS, matched=ZEROS, repeats={7: both})
+    assert judge(exact, LEVEL) == [], "no control of this server is exact any more, and 3 nats are its noise"
+
+
+def test_one_request_that_noise_comes_near_to_is_no_finding() -> None:
+    arms = Measured(
+        treated={**dict(enumerate(NOISY)), 7: 3.0},
+        again=NOISY,
+        control=(*NOISY[:-1], 0.7),
+        matched=NOISY,
+        now_matched=NOISY,
+        repeats={7: SHOWN},
+    )
+    assert judge(arms, LEVEL) == []
+
+
+def test_many_small_shifts_are_a_finding_and_few_are_not() -> None:
+    def shifted(count: int) -> list[object]:
+        values = {i: value + (0.05 if i < count else 0.0) for i, value in enumerate(NOISY)}
+        return [*judge(Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY), LEVEL)]
+
+    assert shifted(5) == []
+    (told,) = shifted(20)
+    assert told.ground is Ground.MANY and told.is_finding and told.p <= LEVEL.many  # type: ignore[attr-defined]
+
+
+def test_shifts_of_several_rounds_add_up() -> None:
+    values = {i: value + (0.05 if i < 6 else 0.0) for i, value in enumerate(NOISY)}
+    first = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY)
+    level = Level(rounds=4)
+    assert judge(first, level) == []
+    third = Measured(
+        treated=values,
+        again=NOISY,
+        control=NOISY,
+        matched=NOISY * 3,
+        now_matched=NOISY,
+        earlier=[*values.values()] * 2,
+        earlier_matched=NOISY * 2,
+    )
+    (told,) = judge(third, level)
+    assert told.ground is Ground.MANY
+
+
+def test_a_treated_arm_without_matched_controls_is_never_accused_of_many() -> None:
+    values = dict.fromkeys(range(50), 0.1)
+    assert not [each for each in judge(Measured(treated=values, again=NOISY, control=NOISY), LEVEL) if each.is_finding]
+
+
+def test_the_levels_of_a_run_add_up_to_alpha() -> None:
+    for rounds in (1, 6, 24):
+        level = Level(rounds=rounds)
+        assert rounds * level.many + rounds * MOST_SUSPECTS * level.again == pytest.approx(ALPHA)
+    assert Repeats((1.0,) * REPEATS, (0.0,) * REPEATS).p < Level(rounds=24).again, "a suspect of a long run can be told"
+    assert Repeats((1.0,) * 4, (0.0,) * 4).p > LEVEL.again, "four repeats show nothing"
+
+
+def test_the_probability_of_leading_values_is_that_of_all_orders() -> None:
+    n, m = 4, 3
+    for k in range(n + 1):
+        orders = [*combinations(range(n + m), m)]  # places of the controls, from the largest value down
+        leads = sum(min(places) >= k for places in orders)
+        assert leading_p(k, n, m) == pytest.approx(leads / len(orders))
+    assert leading((1.0, 2.0, 2.0), (2.0, 0.0)) == 0, "a tie counts against a finding"
+    assert leading((1.0,), ()) == 0 and leading_p(0, 1, 0) == 1.0
+
+
+def test_wide_is_beyond_all_controls_by_a_factor_and_beyond_rounding() -> None:
+    assert is_wide(0.6, ZEROS) and not is_wide(0.4, ZEROS)
+    assert is_wide(1.1, (0.2,)) and not is_wide(0.9, (0.2,))
+    assert not is_wide(math.nan, (0.2,))
+
+
+def test_what_a_run_would_have_found_is_what_it_says() -> None:
+    for noise in (0.0, 0.05, 0.4):
+        arms = (noise,) * 50
+        least = least_found(50, arms * 3)
+        for nats, is_found in ((least * 1.01, True), (least * 0.97, False)):
+            end = Measured(
+                treated=dict.fromkeys(range(50), noise) | {7: nats},
+                again=arms,
+                control=arms * 7,
+                matched=arms,
+                now_matched=arms,
+                repeats={7: Repeats((nats,) * REPEATS, (noise,) * REPEATS)},
+            )
+            told = judge(end, LEVEL)
+            assert (any(each.is_finding for each in told) and not needs_more(told, end)) == is_found
+
+
+def test_an_accusation_of_one_request_waits_for_more_controls() -> None:
+    few = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS, matched=ZEROS)
+    told = judge(few, LEVEL)
+    assert needs_more(told, few) and not any(as_unsteady(each).is_finding for each in told), "150 x 6^2 < 3 x 50 x 200"
+    enough = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS * 16, matched=ZEROS)
+    assert not needs_more(judge(enough, LEVEL), enough)
+    far = Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS)
+    assert not needs_more(judge(far, LEVEL), far), "150 x 20^2"
+    shifted = {i: v + 0.1 for i, v in enumerate(NOISY)}
+    all_of_them = Measured(treated=shifted, again=NOISY, matched=NOISY, now_matched=NOISY)
+    many = judge(all_of_them, LEVEL)
+    assert not needs_more(many, all_of_them) and all(as_unsteady(each).is_finding for each in many)
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)
+def test_equal_servers_are_seldom_accused_whatever_their_noise(noise: Noise) -> None:
+    found = row(noise, RUNS)
+    assert int(str(found["false alarms"])) <= 2, "the table of 4,000 runs has the rates"
+
+
+def test_a_stale_page_among_small_noise_is_found() -> None:
+    ends = [one_run(NOISES[1], random.Random(n), planted=2.0) for n in range(40)]
+    assert ends.count("fail") >= 38

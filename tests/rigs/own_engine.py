@@ -1,0 +1,147 @@
+"""An engine with a model whose answers nobody knows beforehand: it completes repeated sequences, and it has noise.
+
+The model goes on with what followed the last token when it was said before, as trained models do. Each log-probability
+depends on all tokens that the cache holds, so a page that holds others moves it.
+
+Invariants:
+- What a page holds decides what is read. A fault changes pages, never answers.
+- Salts are honoured unless the engine is told to ignore them.
+- Noise of a batch is written into pages, and comes again with them; noise from run to run is drawn anew.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from array import array
+from dataclasses import dataclass, field
+
+from rigs.model_engine import Job, ModelEngine
+
+STALE, FOREIGN, SLIGHT, FOREIGN_ANSWER, NO_LOGPROBS, NO_SALTS = (
+    *("stale", "foreign", "slight", "foreign-answer", "no-logprobs", "no-salts"),
+)
+FAULTS = (STALE, FOREIGN, SLIGHT, FOREIGN_ANSWER, NO_LOGPROBS, NO_SALTS)
+PRIVATE_FROM = 12
+"""The request without a salt, from 0, that a page is planted for: others have been answered before it."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Tokens that it holds, and the noise that was written with them."""
+
+    tokens: tuple[int, ...]
+    noise: float
+
+
+@dataclass(kw_only=True)
+class OwnEngine(ModelEngine):
+    """run, batch, warm: nats of noise from run to run, of the batch that wrote a page, and of prompts that are computed
+    in part. planted: requests whose page was damaged. length: tokens of a request and its answer."""
+
+    run: float = 0.0
+    batch: float = 0.0
+    warm: float = 0.0
+    recites: bool = True
+    length: int = 1024
+    seed: int = 0
+    planted: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._held: dict[int, Page] = {}
+        self._draws = random.Random(self.seed)
+        self._plain: list[list[int]] = []
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request and its answer."""
+        return self.length
+
+    def admit(self, rid: str, ids: list[int], count: int, salt: str | None = None) -> Job:
+        """A request that runs from now on."""
+        with self.lock:
+            keys = [*self._salted(ids, salt)]
+            hit = []
+            for key in keys[: (len(ids) - 1) // self.page]:
+                if key not in self._pages:
+                    break
+                hit.append(key)
+            pages = [self._held[key] for key in hit] + self._computed(rid, ids, len(hit), salt)
+            tokens, top = self._say([*pages], ids, count, hits=len(hit))
+            if salt is None:
+                if self.fault == FOREIGN_ANSWER and len(self._plain) == PRIVATE_FROM:
+                    tokens, top = self._say([], self._plain[0], count, hits=0)
+                    self.planted.append(rid)
+                self._plain.append(ids)
+            self._held |= dict(zip(keys, pages, strict=True))
+            self._pages |= dict.fromkeys(keys)
+            self._count["hits"] += len(hit) * self.page
+            job = Job(ids=ids, tokens=tuple(tokens), cached=len(hit) * self.page)
+            job.top = None if self.fault == NO_LOGPROBS else top
+            self.running[rid] = job
+            self._evict()
+            return job
+
+    def _keys(self, ids: list[int]) -> list[int]:  # type: ignore[override]
+        """Pages of an answer stay out of this cache."""
+        return []
+
+    def _salted(self, ids: list[int], salt: str | None) -> list[int]:
+        key = 0 if salt is None or self.fault == NO_SALTS else hash(salt)
+        keys = []
+        for end in range(self.page, len(ids) + 1, self.page):
+            key = hash((key, *ids[end - self.page : end]))
+            keys.append(key)
+        return keys
+
+    def _computed(self, rid: str, ids: list[int], first: int, salt: str | None) -> list[Page]:
+        """Pages that this request writes; one of them damaged where the fault has its turn."""
+        noise = self.batch * self._draws.gauss(0.0, 1.0) if len(self.running) else 0.0
+        pages = [
+            Page(tuple(ids[at : at + self.page]), noise)
+            for at in range(first * self.page, len(ids) // self.page * self.page, self.page)
+        ]
+        is_due = salt is None and not self.planted and len(self._plain) >= PRIVATE_FROM and len(pages) > 2
+        if is_due and self.fault in (STALE, FOREIGN):
+            other = next((each for each in self._plain if each[:1] == ids[:1] and each[2:8] != ids[2:8]), None)
+            at = 1 + first
+            if other is not None and len(other) >= (at + 1) * self.page:
+                held = tuple(other[at * self.page : (at + 1) * self.page])
+                pages[1] = Page(held if self.fault == FOREIGN else (7,) * self.page, noise)
+                self.planted.append(rid)
+        return pages
+
+    def _say(
+        self, pages: list[Page], ids: list[int], count: int, *, hits: int
+    ) -> tuple[list[int], list[dict[int, float]]]:
+        seen = [token for page in pages for token in page.tokens]
+        seen += ids[len(seen) :]
+        moved = sum(page.noise for page in pages)
+        if hits and self.warm:
+            moved += self.warm * random.Random(f"{hits}/{ids}").gauss(0.0, 1.0)
+        if hits and self.fault == SLIGHT:
+            moved += 0.2
+        said, top = [], []
+        for _ in range(count):
+            step = self._likely(seen, moved + self.run * self._draws.gauss(0.0, 1.0))
+            token = max(step, key=lambda each: step[each])
+            said.append(token)
+            top.append(step)
+            seen.append(token)
+        return said, top
+
+    def _likely(self, seen: list[int], moved: float) -> dict[int, float]:
+        """The likely tokens of the next step."""
+        last, held = seen[-1], zlib.crc32(array("I", seen).tobytes())
+        before = next((at for at in range(len(seen) - 2, -1, -1) if seen[at] == last), None)
+        first = seen[before + 1] if self.recites and before is not None else 2 + held % 97
+        value = -0.2 - (held >> 8) % 1000 / 500.0
+        return {first: value + moved, 100 + held % 89: value - 3.0, 200 + held % 83: value - 4.0}
+
+    def _evict(self) -> None:
+        while len(self._pages) * self.page > self.pool:
+            key = next(iter(self._pages))
+            del self._pages[key]
+            self._held.pop(key, None)
+            self._count["evicted"] += self.page
