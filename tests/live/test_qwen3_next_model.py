@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.answers import answers
 from kvcheck.core.live.model.delta_net import KEY_DIM, block, key_heads
+from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.live.model.qwen3_next import tensors
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
@@ -32,6 +34,12 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
+@lru_cache(maxsize=3)
+def shared(parameters: Parameters, dtype: torch.dtype) -> LlamaForward:
+    """One model for the tests that share its sizes."""
+    return forward(parameters, dtype)
+
+
 @pytest.mark.parametrize(
     ("dtype", "fp8", "fp8_queries"),
     [
@@ -42,10 +50,14 @@ def _no_gradients() -> Iterator[None]:
         (torch.bfloat16, True, True),
     ],
 )
-def test_every_token_is_the_known_one_in_every_dtype(dtype: torch.dtype, fp8: bool, fp8_queries: bool) -> None:
+def test_every_token_is_the_known_one_in_every_dtype(
+    dtype: torch.dtype, fp8: bool, fp8_queries: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parameters = small(**FAMILY)
-    model = forward(parameters, dtype, as_fp8 if fp8 else None)
-    model.rounds_queries = fp8_queries
+    model = shared(parameters, dtype)
+    if fp8:
+        monkeypatch.setattr(model, "rounded", as_fp8)
+    monkeypatch.setattr(model, "rounds_queries", fp8_queries)
     for request in questions(parameters):
         assert least_margin(parameters, model, request, COUNT) > LEAST_MARGIN
 
@@ -64,7 +76,7 @@ def test_every_token_is_the_known_one_in_every_dtype(dtype: torch.dtype, fp8: bo
 )
 def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) -> None:
     parameters = small(**FAMILY, **changes)
-    model = forward(parameters, torch.bfloat16)
+    model = shared(parameters, torch.bfloat16)
     count = 37 if parameters.nodes > 37 else 13 + (13 % parameters.hops == 0)
     for request in (walk(parameters, count=count), marks(parameters, count=parameters.farthest + 1)):
         assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
@@ -74,7 +86,7 @@ def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) ->
 def test_the_first_marks_of_a_request_are_read_rightly(kv_heads: int) -> None:
     """Their states have no marks to read yet. What many heads then say must not reach their keys."""
     parameters = small(**FAMILY, kv_heads=kv_heads, nodes=1024, digits=6, distance=256, length=4096)
-    model = forward(parameters, torch.bfloat16)
+    model = shared(parameters, torch.bfloat16)
     for seed in range(4):
         request = marks(parameters, count=parameters.farthest + 1, seed=seed)
         assert least_margin(parameters, model, request, 8) > LEAST_MARGIN
@@ -82,7 +94,7 @@ def test_the_first_marks_of_a_request_are_read_rightly(kv_heads: int) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForward:
-    return forward(small(**FAMILY))
+    return shared(small(**FAMILY), torch.float32)
 
 
 @pytest.mark.parametrize("question", [walk, marks], ids=["walk", "marks"])

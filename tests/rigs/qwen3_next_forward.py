@@ -35,6 +35,13 @@ class Qwen3NextForward(LlamaForward):
     ) -> None:
         super().__init__(config, tensors, dtype, rounded)
         self.left_over: dict[int, torch.Tensor] = {}
+        self._wide_w: dict[str, torch.Tensor] = {}
+
+    def times(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """x through the weights of that name: added up in `wide` and rounded once, far faster than bf16 on a CPU."""
+        if name not in self._wide_w:
+            self._wide_w[name] = self.w[name].to(self.wide)
+        return (x.to(self.wide) @ self._wide_w[name].T).to(self.dtype)
 
     @property
     def turned(self) -> int:
@@ -68,7 +75,7 @@ class Qwen3NextForward(LlamaForward):
         """Normed queries without their gate, normed keys, and values, [tokens, heads, head_dim] each."""
         prefix, dim = f"model.layers.{layer}.self_attn", self.config["head_dim"]
         both, k, v = (
-            (self.norm(x) @ self.w[f"{prefix}.{name}_proj.weight"].T).unflatten(1, (-1, size))
+            self.times(self.norm(x), f"{prefix}.{name}_proj.weight").unflatten(1, (-1, size))
             for name, size in (("q", 2 * dim), ("k", dim), ("v", dim))
         )
         norms = [self.w[f"{prefix}.{name}_norm.weight"] for name in ("q", "k")]
@@ -81,7 +88,7 @@ class Qwen3NextForward(LlamaForward):
         if self.is_state(layer):
             return self._state_layer(layer, x, cache)
         prefix = f"model.layers.{layer}.self_attn"
-        gate = (self.norm(x) @ self.w[f"{prefix}.q_proj.weight"].T).unflatten(1, (-1, 2, self.config["head_dim"]))
+        gate = self.times(self.norm(x), f"{prefix}.q_proj.weight").unflatten(1, (-1, 2, self.config["head_dim"]))
         assert bool((gate[:, :, 1].sigmoid() == 1).all()), "an output gate is not open"
         return super().attended(layer, x, positions, cache, query_shift)
 
@@ -93,16 +100,14 @@ class Qwen3NextForward(LlamaForward):
         return torch.zeros(*sizes, dtype=self.wide)
 
     def _state_layer(self, layer: int, x: torch.Tensor, cache: Cache) -> torch.Tensor:
-        w = {
-            name: self.w[f"model.layers.{layer}.linear_attn.{name}"]
-            for name in ("in_proj_qkvz.weight", "in_proj_ba.weight", "conv1d.weight", "norm.weight", "out_proj.weight")
-        }
+        prefix = f"model.layers.{layer}.linear_attn"
+        convolution, weight = (self.w[f"{prefix}.{name}.weight"] for name in ("conv1d", "norm"))
         heads, dk, dv = (self.config[f"linear_{name}"] for name in ("num_key_heads", "key_head_dim", "value_head_dim"))
         group = self.config["linear_num_value_heads"] // heads
         y = self.norm(x)
-        into = (y @ w["in_proj_qkvz.weight"].T).unflatten(1, (heads, -1))
+        into = self.times(y, f"{prefix}.in_proj_qkvz.weight").unflatten(1, (heads, -1))
         q, k, v, z = into.split([dk, dk, group * dv, group * dv], -1)
-        strength, decay = (y @ w["in_proj_ba.weight"].T).unflatten(1, (heads, 2, group)).unbind(2)
+        strength, decay = self.times(y, f"{prefix}.in_proj_ba.weight").unflatten(1, (heads, 2, group)).unbind(2)
         channels = torch.cat([each.flatten(1) for each in (q, k, v)], 1)
         if len(cache.keys) == layer:
             cache.keys.append(channels.new_zeros(self.config["linear_conv_kernel_dim"] - 1, channels.shape[1]))
@@ -110,20 +115,20 @@ class Qwen3NextForward(LlamaForward):
         seen = torch.cat([cache.keys[layer], channels])
         cache.keys[layer] = seen[len(channels) :].clone()
         windows = seen.unfold(0, self.config["linear_conv_kernel_dim"], 1)
-        mixed = silu(torch.einsum("tck,ck->tc", windows, w["conv1d.weight"][:, 0]))
+        mixed = silu(torch.einsum("tck,ck->tc", windows, convolution[:, 0]))
         q, k, v = mixed.split([heads * dk, heads * dk, heads * group * dv], 1)
         q, k = (unit(each.unflatten(1, (heads, dk)).to(self.wide)).repeat_interleave(group, 1) for each in (q, k))
         q, v = q / dk**0.5, v.unflatten(1, (-1, dv)).to(self.wide)
         beta = strength.flatten(1).sigmoid().to(self.wide)
-        rate = self.w[f"model.layers.{layer}.linear_attn.A_log"].to(self.wide).exp()
-        bias = self.w[f"model.layers.{layer}.linear_attn.dt_bias"].to(self.wide)
+        rate = self.w[f"{prefix}.A_log"].to(self.wide).exp()
+        bias = self.w[f"{prefix}.dt_bias"].to(self.wide)
         log_decay = -rate * softplus(decay.flatten(1).to(self.wide) + bias)
         run = in_chunks if len(x) > 1 else one_by_one
         o, cache.values[layer] = run(q, k, v, log_decay, beta, cache.values[layer])
         o = o.to(self.dtype).to(self.wide)
         o = o * torch.rsqrt(o.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
-        gated = w["norm.weight"] * o.to(self.dtype) * silu(z.reshape(len(x), -1, dv).to(self.wide))
-        return gated.to(self.dtype).flatten(1) @ w["out_proj.weight"].T
+        gated = weight * o.to(self.dtype) * silu(z.reshape(len(x), -1, dv).to(self.wide))
+        return self.times(gated.to(self.dtype).flatten(1), f"{prefix}.out_proj.weight")
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
