@@ -50,15 +50,15 @@ def make(
     arch: Annotated[
         str,
         typer.Option(
-            help="llama (MHA, GQA and MQA), deepseek-v3 (MLA), deepseek-v32 (MLA with an indexer) or gpt-oss (windows "
-            "and sinks)."
+            help="llama (MHA, GQA and MQA), deepseek-v3 (MLA), deepseek-v32 (MLA with an indexer), gpt-oss (windows "
+            "and sinks) or qwen3-next (states)."
         ),
     ] = "llama",
     layers: Annotated[int, typer.Option(help="Layers; each without a window makes one hop of a walk.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="KV heads; each returns its own digits of a token.")] = 4,
     group: Annotated[int | None, typer.Option(help="Query heads of one KV head. Default: 2; 1 with MLA.")] = None,
     head_dim: Annotated[
-        int | None, typer.Option(help="Dimensions of a head; a multiple of 64. Default: 64; 128 with MLA.")
+        int | None, typer.Option(help="Dimensions of a head; a multiple of 64. Default: 64; MLA: 128; qwen3-next: 256.")
     ] = None,
     length: Annotated[int, typer.Option(help="Most tokens of a request and its answer together.")] = 4096,
     dtype: Annotated[
@@ -87,7 +87,7 @@ def make(
     if kv_scale > 1 and not family.has_scales:
         raise UsageError(f"--kv-scale: {arch} has no scales of keys and values; leave it out")
     check_sizes(layers=layers, kv_heads=kv_heads, group=group, head_dim=head_dim, length=length, dtype=dtype)
-    nodes = max(DEFAULT_NODES, length) if nodes is None else nodes
+    nodes = min(max(DEFAULT_NODES, length), family.most_nodes) if nodes is None else nodes
     digits, base = fit_digits(nodes=nodes, kv_heads=kv_heads, room=family.room(head_dim, length))
     parameters = Parameters(
         family=arch,

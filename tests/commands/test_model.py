@@ -65,6 +65,8 @@ def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
         (["--window", "64"], "llama has no layer with a window; got a window of 64"),
         (["--arch", "gpt-oss", "--window", "3"], "window is from 4 to length (4096); got 3"),
         (["--arch", "gpt-oss", "--group", "1"], "needs 2 query heads or more; got --group 1"),
+        (["--arch", "qwen3-next", "--layers", "3"], "ask for more --layers"),
+        (["--arch", "qwen3-next", "--nodes", "20000"], "ask for fewer --nodes"),
         (["--nodes", "3"], "nodes of a known-answer model are from 16"),
         (["--kv-heads", "64"], "need more dimensions of a head"),
         (["--distance", "4096"], "distance is from 0 to length - 1"),

@@ -46,13 +46,13 @@ class Table:
 
     def share(self, damage: str, test: str, layer: int, what: str) -> float | None:
         """Per cent of trials that were found, or of found ones that were named; None of nothing."""
-        own = self.counts[damage, test, layer]
+        own = self.counts.get((damage, test, layer), Counter())
         whole = own["trials" if what == "found" else "found"]
         return 100 * own[what] / whole if whole else None
 
     def sums(self, damage: str, test: str) -> Counter[str]:
         """Trials, found and named of a damage over all layers."""
-        return sum((self.counts[damage, test, layer] for layer in self.layers), Counter())
+        return sum((self.counts.get((damage, test, layer), Counter()) for layer in self.layers), Counter())
 
 
 def markdown(table: Table) -> list[str]:

@@ -8,7 +8,8 @@ Each trial damages one page (8 tokens) of one layer, in all heads or in one, aft
 token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
 drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
 the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves. With
---kv-scale the cache is in FP8 E4M3, with scales that differ by layer, and the wrong scale is damage too.
+--kv-scale the cache is in FP8 E4M3, with scales that differ by layer, and the wrong scale is damage too. Layers with a
+recurrent state have rows of state_damage.py; beside them pages of attention are damaged in all heads alone.
 
 Invariants:
 - Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
@@ -28,10 +29,12 @@ from typing import Any
 
 import torch
 from live.damage_summary import Table, markdown
+from live.state_damage import StateQuestion, state_rows
 from rigs.gpt_oss_forward import GptOssForward
 from rigs.indexed_forward import IndexedForward
 from rigs.known_answers import forward, small
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
+from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
@@ -45,7 +48,10 @@ PLACES = 61  # shares no factor with the hops of 4 layers
 FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
 REQUESTS = 4
 SIZES: dict[str, Any] = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
-SIZES_OF = {"gpt-oss": {"window": PLACES + 1}}  # so that a windowed layer reads as far back as another one
+SIZES_OF: dict[str, dict[str, int]] = {
+    "gpt-oss": {"window": PLACES + 1},  # so that a windowed layer reads as far back as another one
+    "qwen3-next": {"nodes": 1024, "digits": 6},  # a third of the heads of a state
+}
 WITH_A_LATENT = {"deepseek-v3", "deepseek-v32"}
 """Architectures whose cache has no heads: a key's rotary part and a latent."""
 
@@ -263,13 +269,19 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
     """A row for each damage, heads damaged, layer and test."""
     has_scales = kv_scale > 1
     of_cache = {"kv_scale": kv_scale, "dtype": "fp8-kv"} if has_scales else {}
-    p, rng = small(family=arch, **SIZES, **SIZES_OF.get(arch, {}), **of_cache), Rng(seed)
+    p, rng = small(family=arch, **(SIZES | SIZES_OF.get(arch, {}) | of_cache)), Rng(seed)
     model = forward(p, torch.bfloat16, as_fp8) if has_scales else forward(p)
     questions = _questions(p, model, rng, REQUESTS)
+    if isinstance(model, Qwen3NextForward):
+        kept = {
+            test: [StateQuestion(p, model, each.request, PLACES) for each in asked] for test, asked in questions.items()
+        }
+        yield from state_rows(kept, trials, rng)
     names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
+    layers = [layer for layer in range(p.layers) if not p.kind(layer).is_state]
     for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
-        for head in (None, *(() if arch in WITH_A_LATENT else range(p.kv_heads))):
-            for layer in range(p.layers):
+        for head in (None, *(() if arch in WITH_A_LATENT or p.has_state else range(p.kv_heads))):
+            for layer in layers:
                 for test, asked in questions.items():
                     name = names.get(damage.__name__, damage.__name__)
                     yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}

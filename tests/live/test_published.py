@@ -21,6 +21,9 @@ EQUAL_BITS = {"foreign": 90, "foreign_values": 90, "one_token_stale": 40}
 OF_WINDOWED_LAYERS = {"pages_swapped", "window_one_larger", "window_one_smaller"}
 OF_FULL_LAYERS = {"foreign_keys", "next_position_visible"}
 WITH_AN_INDEXER = Table(PUBLISHED / "damage-deepseek-v32.csv")
+WITH_STATES = Table(PUBLISHED / "damage-qwen3-next.csv")
+# What a walk reads is the same before and after them.
+UNSEEN_BY_WALKS = ("one_step_old", "one_step_old_with_window", "updated_twice")
 ORDER_ONLY = {"pages_swapped"}  # attention does not depend on the order of its keys
 NOT_READ = {"rotary_part_twice"}  # the indexer picks none of the marks that such a page would win
 BY_CHANCE = "index_row_of_one_token_stale"  # 5 of 61 places are picked beside the one that is looked up
@@ -30,7 +33,7 @@ SAME_EVERYWHERE = "foreign_rotary_part"  # it is that of its position
 def test_the_page_has_the_rows_of_all_tables() -> None:
     with (PUBLISHED / "margins.csv").open(newline="", encoding="utf-8") as stream:
         margins = summary(list(csv.DictReader(stream)))
-    tables = (DAMAGE, WITH_A_LATENT, WITH_WINDOWS, WITH_AN_INDEXER)
+    tables = (DAMAGE, WITH_A_LATENT, WITH_WINDOWS, WITH_AN_INDEXER, WITH_STATES)
     rows = [line for table in tables for line in markdown(table)]
     missing = [line for line in (*rows, *margins) if line not in PAGE.splitlines()]
     assert not missing
@@ -81,6 +84,15 @@ def test_a_window_or_a_sink_that_is_wrong_was_tried_in_twenty_requests_and_names
         assert own["trials"] in ((0, 20) if is_fault else (0, 100))
         if is_fault and not (damage == "sink_twice" and layer not in WINDOWED):
             assert own["named"] == own["found"]
+
+
+@pytest.mark.parametrize("damage", WITH_STATES.damage)
+def test_the_position_test_finds_all_damage_of_states_and_the_walk_what_it_reads(damage: str) -> None:
+    is_unseen = damage.removeprefix("state_") in UNSEEN_BY_WALKS or "state_window" in damage
+    for layer in WITH_STATES.layers:
+        assert WITH_STATES.counts[damage, "position", layer]["trials"] == 20
+        assert WITH_STATES.share(damage, "position", layer, "found") == 100
+        assert (WITH_STATES.share(damage, "walk", layer, "found") or 0) == (0 if is_unseen else 100)
 
 
 def test_no_margin_is_lost() -> None:

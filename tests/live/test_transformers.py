@@ -49,6 +49,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"family": "gpt-oss", "kv_heads": 2, "group": 8, "layers": 3, "window": 40},
     {"family": "deepseek-v32"},
     {"family": "deepseek-v32", "kv_heads": 16, "digits": 16, "base": 2, "layers": 3, "top_k": 32},
+    {"family": "qwen3-next"},
+    {"family": "qwen3-next", "kv_heads": 2, "group": 8, "digits": 6, "nodes": 1024, "layers": 9},
 )
 ATTENTION = {"gpt-oss": "eager"}
 """Where transformers has no other one that a CPU runs."""

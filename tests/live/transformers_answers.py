@@ -24,8 +24,8 @@ def main(folder: str, requests: str, dtype: str, attention: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention
     )
-    if hasattr(model.config, "num_local_experts"):
-        model.set_experts_implementation("eager")  # the default has no float64
+    if any(getattr(model.config, name, 0) for name in ("num_experts", "num_local_experts")):
+        model.set_experts_implementation("eager")  # the others take no float64
     alike = defaultdict(list)
     for prompt, expected in json.loads(Path(requests).read_text(encoding="utf-8")):
         alike[len(prompt), len(expected)].append((prompt, expected))

@@ -118,6 +118,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck model make --arch deepseek-v32": Runs((0,)),
         "kvcheck model make --arch gpt": Runs((0,)),
         "kvcheck model make --dtype": Runs((0,)),
+        "kvcheck model make --arch qwen3-next": Runs((0,)),
         "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
     },
     "docs/mutation.md": {

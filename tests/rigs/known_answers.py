@@ -13,6 +13,7 @@ from rigs.deepseek_forward import DeepseekForward
 from rigs.gpt_oss_forward import GptOssForward
 from rigs.indexed_forward import IndexedForward
 from rigs.llama_forward import Cache, LlamaForward, Rounding
+from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
@@ -39,6 +40,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"group": 1, "head_dim": 128},
     "deepseek-v32": {"group": 1, "head_dim": 128, "top_k": 8},
     "gpt-oss": {"window": 24},
+    "qwen3-next": {"head_dim": 256},
 }
 """What a small model of each family has instead."""
 FORWARDS = {
@@ -46,6 +48,7 @@ FORWARDS = {
     "deepseek-v3": DeepseekForward,
     "deepseek-v32": IndexedForward,
     "gpt-oss": GptOssForward,
+    "qwen3-next": Qwen3NextForward,
 }
 
 

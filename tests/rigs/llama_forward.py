@@ -122,27 +122,36 @@ class LlamaForward:
         chance = scores.masked_fill(future, -torch.inf).softmax(-1)
         return torch.einsum("hgts,shd->thgd", chance, v.to(wide)).to(self.dtype).flatten(1)
 
+    def past(self, cache: Cache) -> int:
+        """Tokens that a cache holds."""
+        return cache.keys[0].shape[0] if cache.keys else 0
+
+    def attended(
+        self, layer: int, x: torch.Tensor, positions: torch.Tensor, cache: Cache, query_shift: int
+    ) -> torch.Tensor:
+        """What a layer adds to the residual of the tokens at `positions`, which it appends to its cache."""
+        past = int(positions[0])
+        q, k, v = self.projected(layer, x)
+        q, k = self.turn(q, positions + query_shift), self.turn(k, positions)
+        k_scale, v_scale = self.scales(layer)
+        k, v = self.rounded(k / k_scale), self.rounded(v / v_scale)
+        q = self.rounded(q) if self.rounds_queries else q
+        if past:
+            k, v = torch.cat([cache.keys[layer], k]), torch.cat([cache.values[layer], v])
+            cache.keys[layer], cache.values[layer] = k, v
+        else:
+            cache.keys.append(k)
+            cache.values.append(v)
+        mixed = self.mixed(layer, x, q, k * k_scale, v * v_scale, cache)
+        return mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
+
     def step(self, ids: Sequence[int], cache: Cache, *, query_shift: int = 0, every: bool = False) -> torch.Tensor:
         """Logits [ids] of the last token, or [T, ids] where every is set. query_shift shifts the queries' positions."""
-        past = cache.keys[0].shape[0] if cache.keys else 0
-        count = len(ids)
-        positions = torch.arange(past, past + count)
+        past = self.past(cache)
+        positions = torch.arange(past, past + len(ids))
         x = self.embedded(ids)
         for layer in range(self.config["num_hidden_layers"]):
-            q, k, v = self.projected(layer, x)
-            q, k = self.turn(q, positions + query_shift), self.turn(k, positions)
-            k_scale, v_scale = self.scales(layer)
-            k, v = self.rounded(k / k_scale), self.rounded(v / v_scale)
-            q = self.rounded(q) if self.rounds_queries else q
-            if past:
-                k, v = torch.cat([cache.keys[layer], k]), torch.cat([cache.values[layer], v])
-                cache.keys[layer], cache.values[layer] = k, v
-            else:
-                cache.keys.append(k)
-                cache.values.append(v)
-            k, v = k * k_scale, v * v_scale
-            mixed = self.mixed(layer, x, q, k, v, cache)
-            x = x + mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
+            x = x + self.attended(layer, x, positions, cache, query_shift)
         if not every:
             x = x[-1:]
         logits = (self.norm(x) @ self.w["lm_head.weight"].T).to(torch.float64)

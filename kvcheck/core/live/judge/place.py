@@ -233,8 +233,10 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
     heads = frozenset() if named is None else frozenset({named})
     at = f"layer {layer}" if named is None else f"KV head {named} of layer {layer}"
     position = _read(step, layer)
-    why = f"{at} found nothing at position {position}"
-    if alphabet.parameters.kind(layer).is_windowed:
+    kind = alphabet.parameters.kind(layer)
+    what = "does not hold as it should in its state what was written" if kind.is_state else "found nothing"
+    why = f"{at} {what} at position {position}"
+    if kind.is_windowed:
         why += ", the first one of its window, or something before it"
     yield Hint(layer=layer, position=position, weight=SURE, why=why, heads=heads)
     if layer and step.path:

@@ -164,7 +164,9 @@ def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, places
     text = f"request {question.number} answered {said} at step {step} where {right} is right"
     lost = alphabet.lost_at(exchange.answer.tokens[step])
     if lost is not None:
-        text += f": layer {lost[0]} found nothing" + ("" if lost[1] is None else f" in KV head {lost[1]}")
+        is_ahead = alphabet.is_ahead(exchange.answer.tokens[step])
+        what = "something newer or stronger than it should" if is_ahead else "nothing"
+        text += f": layer {lost[0]} found {what}" + ("" if lost[1] is None else f" in KV head {lost[1]}")
     whose = ", ".join(map(str, kind.others))
     if kind.is_whole:
         text += f"; the whole answer is that of request {whose}"

@@ -17,6 +17,10 @@ FAMILIES: Registry[Family] = Registry(
     "architecture of known-answer models",
     {
         "llama": ("kvcheck.core.live.model.llama:LLAMA", "Llama: MHA, GQA and MQA"),
+        "qwen3-next": (
+            "kvcheck.core.live.model.qwen3_next:QWEN3_NEXT",
+            "Qwen3-Next: gated delta net, a recurrent state",
+        ),
         "deepseek-v3": ("kvcheck.core.live.model.deepseek_v3:DEEPSEEK_V3", "DeepSeek V3: MLA, a latent for all heads"),
         "deepseek-v32": (
             "kvcheck.core.live.model.deepseek_v32:DEEPSEEK_V32",

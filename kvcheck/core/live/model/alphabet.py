@@ -1,7 +1,7 @@
 """Tokens of a known-answer model: their ids, and what an id says.
 
-    0 pad | 1 begin | 2 end | 3 guard | 4 too little | 5 too much | lost at (layer, head) | lost at layer | places |
-    nodes | marks
+    0 pad | 1 begin | 2 end | 3 guard | 4 too little | 5 too much | lost at (layer, head) | lost at layer |
+    (with states: the same two, ahead) | places | nodes | marks
 
 A prompt lists *places*, the answer names *nodes*; place i and node i are two tokens of one node i. *Marks* belong to
 the position test: a phase, which says whose bits come next, and a value of a few bits.
@@ -36,7 +36,12 @@ class Alphabet:
     @property
     def places(self) -> int:
         """First id of the places."""
-        return self.lost_layers + self.parameters.layers
+        return _FIRST_LOST + self._lost_ids * (1 + self.parameters.has_state)
+
+    @property
+    def _lost_ids(self) -> int:
+        """Ids of "lost at layer", with a head and without."""
+        return self.parameters.layers * (self.parameters.kv_heads + 1)
 
     @property
     def nodes(self) -> int:
@@ -58,15 +63,23 @@ class Alphabet:
         """What is answered where a lookup in that layer and head found nothing. head: None where no head found it."""
         return self.lost_layers + layer if head is None else _FIRST_LOST + layer * self.parameters.kv_heads + head
 
+    def ahead(self, layer: int, head: int | None) -> int:
+        """What is answered where a state layer found more than it should: something newer, or of twice the strength."""
+        return self.lost(layer, head) + self._lost_ids
+
+    def is_ahead(self, token: int) -> bool:
+        """Whether a token is one of `ahead`."""
+        return _FIRST_LOST + self._lost_ids <= token < self.places
+
     def lost_at(self, token: int) -> tuple[int, int | None] | None:
-        """(layer, head) of a lost token, None of another one. head: None where no head of the layer found anything."""
-        heads = self.parameters.kv_heads
-        if _FIRST_LOST <= token < self.lost_layers:
-            return divmod(token - _FIRST_LOST, heads)
-        if self.lost_layers <= token < self.places:
-            layer = token - self.lost_layers
-            return (layer, 0) if heads == 1 else (layer, None)
-        return None
+        """(layer, head) of a lost token or one that is ahead, None of another one. head: None where none is named."""
+        heads, layers = self.parameters.kv_heads, self.parameters.layers
+        if not _FIRST_LOST <= token < self.places:
+            return None
+        number = (token - _FIRST_LOST) % self._lost_ids
+        if number < layers * heads:
+            return divmod(number, heads)
+        return (number - layers * heads, 0 if heads == 1 else None)
 
     def place(self, node: int) -> int:
         """The token that puts a node into a prompt."""
@@ -117,6 +130,7 @@ class Alphabet:
             ("place", self.as_place),
             ("node", self.as_node),
             ("mark", self.as_mark),
+            ("ahead", lambda token: token if self.is_ahead(token) else None),
             ("lost", self.lost_at),
         ):
             if known(token) is not None:

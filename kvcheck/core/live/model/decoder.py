@@ -20,9 +20,12 @@ Attention = Callable[[Registers, int], Iterator[tuple[str, Weights]]]
 """(name, weights) of one layer's tensors, by Hugging Face's names below the layer."""
 
 
-def tensors_around(parameters: Parameters, attention: Attention) -> Iterator[tuple[str, Weights]]:
+def tensors_around(
+    parameters: Parameters, attention: Attention, *, norm_weight: float = 1.0
+) -> Iterator[tuple[str, Weights]]:
     """(name, weights) of every tensor of a decoder whose MLPs are zero. attention gives those of one layer but for its
-    norms and, where its names have none of `mlp`, for its dense MLP. Raises UsageError where fp16 cannot hold the head.
+    norms and, where its names have none of `mlp`, for its dense MLP. norm_weight: what the architecture stores where a
+    norm multiplies by 1. Raises UsageError where fp16 cannot hold the head.
     """
     registers, alphabet = Registers(parameters), Alphabet(parameters)
     last = head(registers, alphabet)
@@ -35,8 +38,8 @@ def tensors_around(parameters: Parameters, attention: Attention) -> Iterator[tup
         if not has_mlp:
             yield from _empty_mlp(prefix, registers.width)
         for name in ("input", "post_attention"):
-            yield f"{prefix}{name}_layernorm.weight", np.ones(registers.width, np.float32)
-    yield "model.norm.weight", np.ones(registers.width, np.float32)
+            yield f"{prefix}{name}_layernorm.weight", np.full(registers.width, norm_weight, np.float32)
+    yield "model.norm.weight", np.full(registers.width, norm_weight, np.float32)
     yield "lm_head.weight", last
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.live.model.parameters import MOST_NODES, Parameters
 
 BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for a number of nodes, with base 2 as good
 
@@ -27,7 +27,7 @@ class Family:
     group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
     architecture has one value only. has_scales: whether its cache in FP8 can have scales.
     window, top_k: the most of --window and --top-k where none is given, besides a quarter of the length; 0 where no
-    layer has one.
+    layer has one. most_nodes: that its layers can tell apart.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -39,6 +39,7 @@ class Family:
     has_scales: bool = False
     window: int = 0
     top_k: int = 0
+    most_nodes: int = MOST_NODES
 
     def size(self, name: str, given: int | None) -> int:
         """The value of --group or --head-dim. Raises UsageError for one that the architecture does not have."""

@@ -25,22 +25,29 @@ BITS_A_TOKEN = 8  # of the position test: 256 values keep the vocabulary small a
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """What a layer can look up. hops: a place, by content, wherever it is. shows: a mark, by its position.
-    is_windowed: only the last positions are read.
+    is_windowed: only the last positions are read. is_state: a recurrent state is read instead of keys and values.
     """
 
     hops: bool = True
     shows: bool = True
     is_windowed: bool = False
+    is_state: bool = False
 
 
 FULL = LayerKind()
 WINDOWED = LayerKind(hops=False, is_windowed=True)
-KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {"gpt-oss": (WINDOWED, FULL)}
+STATE = LayerKind(is_state=True)
+KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {
+    "gpt-oss": (WINDOWED, FULL),
+    "qwen3-next": (STATE, STATE, STATE, FULL),
+}
 """Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
 INDEXED = frozenset({"deepseek-v32"})
 """Architectures with an indexer, which picks the positions that attention reads."""
 LEAST_TOP_K = 4  # BEGIN, GUARD, and a place that a prompt lists twice
 MOST_TOP_K = 2048  # that any engine's kernels take
+STATE_DISTANCE = 3  # that a state layer reads back in the position test: as far as its convolution reaches
+STATE_KEYS = STATE_DISTANCE + 1  # of the position test in a state: a mark replaces the one that nobody reads any more
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
@@ -50,8 +57,8 @@ class Parameters:
 
     group: query heads of one KV head. length: most positions of a request, prompt and answer together.
     nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
-    d % kv_heads. distance: how many positions back the position test reads, but in layers with a window; 0: a mark
-    reads itself.
+    d % kv_heads. distance: how many positions back the position test reads, but in layers with a window or a state; 0:
+    a mark reads itself.
     kv_scale: the largest scale of a cache in FP8, by which keys or values are divided when they are stored; 1: none.
     window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
     top_k: positions that an indexer picks for a token; 0 where the architecture has none.
@@ -131,7 +138,15 @@ class Parameters:
 
     def distance_of(self, layer: int) -> int:
         """How many positions back a layer reads in the position test. In a window: to its first position."""
-        return self.window - 1 if self.kind(layer).is_windowed else self.distance
+        kind = self.kind(layer)
+        if kind.is_state:
+            return STATE_DISTANCE
+        return self.window - 1 if kind.is_windowed else self.distance
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a layer reads a recurrent state."""
+        return any(self.kind(layer).is_state for layer in range(self.layers))
 
     def scales(self, layer: int) -> tuple[float, float]:
         """Scales of a layer's keys and values in FP8. They differ by layer, so that those of another one are wrong."""
@@ -142,8 +157,8 @@ class Parameters:
 
     @property
     def farthest(self) -> int:
-        """The largest distance of any layer."""
-        return max(map(self.distance_of, self.showing))
+        """The largest distance of any layer. A state layer needs the mark before the one that it reads, too."""
+        return max(self.distance_of(layer) + self.kind(layer).is_state for layer in self.showing)
 
     @property
     def pairs(self) -> int:
@@ -157,7 +172,14 @@ class Parameters:
 
     @property
     def phases(self) -> int:
-        """Groups of `bits` pairs; each token of the position test shows the bits of one group."""
+        """Each token of the position test has one of them and shows the bits of a group of pairs. A state's keys are
+        phases too: then their number is a multiple of the number of these keys.
+        """
+        return -(-self.groups // STATE_KEYS) * STATE_KEYS if self.has_state else self.groups
+
+    @property
+    def groups(self) -> int:
+        """Groups of `bits` pairs."""
         return math.ceil(self.pairs / self.bits)
 
     @property
@@ -226,5 +248,5 @@ def information_digits(parameters: Parameters) -> int:
 
 def shown_pair(parameters: Parameters, phase: int, bit: int) -> int:
     """The pair whose bit is shown after a mark of that phase; a short last group borrows from the one before."""
-    pair = phase * parameters.bits + bit
+    pair = phase % parameters.groups * parameters.bits + bit
     return pair if pair < parameters.pairs else pair - parameters.bits

@@ -34,6 +34,8 @@ CONSTANT_SHARE = 64
 # What a register that holds 1 is after the norm, in every token and layer.
 NORMED = math.sqrt(CONSTANT_SHARE) / HELD_CONSTANT
 NORM_EPS = 1e-6
+# What "lost" is in the register of a state layer. Many heads add up there, and the norm has to stay as it is.
+STATE_LOST = 1 / 64
 KINDS = ("begin", "guard", "place", "node", "mark")
 
 
@@ -70,8 +72,16 @@ class Registers:
     def lost(self, layer: int, head: int) -> int:
         return self.found(self.parameters.layers) + layer * self.parameters.kv_heads + head
 
+    def lost_unit(self, layer: int) -> float:
+        """What a lookup that found nothing adds to a lost register."""
+        return STATE_LOST if self.parameters.kind(layer).is_state else 1.0
+
     def shown(self, pair: int, value: int) -> int:
         return self.lost(self.parameters.layers, 0) + 2 * pair + value
+
+    def left_over(self, layer: int) -> int:
+        """What the state of a layer holds before anything was written into it."""
+        return self.shown(self.parameters.pairs, 0) + layer
 
     @property
     def last(self) -> int:
@@ -85,7 +95,7 @@ class Registers:
     @property
     def width(self) -> int:
         """Columns in all, a multiple of 128."""
-        own = self.shown(self.parameters.pairs, 0)
+        own = self.left_over(self.parameters.layers if self.parameters.has_state else 0)
         return -(-own * CONSTANT_SHARE // ((CONSTANT_SHARE - 1) * 128)) * 128
 
     @property
@@ -111,6 +121,11 @@ def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
     # What a lost model says is asked again as a node without digits, so that it stays lost.
     table[[TOO_LITTLE, TOO_MUCH], registers.kind("node")] = 1
     table[alphabet.lost(0, 0) : alphabet.places, registers.kind("node")] = 1
+    # In a state layer a node is lost by each value head of two until one takes it back that found something.
+    asking = np.flatnonzero(table[:, registers.kind("node")])
+    for layer in filter(lambda layer: p.kind(layer).is_state, range(p.layers)):
+        first = registers.lost(layer, 0)
+        table[asking, first : first + p.kv_heads] = 2 * registers.lost_unit(layer)
     windowed = [registers.lost(layer, head) for layer in p.windowed for head in range(p.kv_heads)]
     for phase in range(p.phases):
         for value in range(1 << p.bits):
@@ -161,10 +176,17 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
         named = [(alphabet.lost(layer, head), {head: 1.0}) for head in range(p.kv_heads)]
         if p.kv_heads > 1:
             named.append((alphabet.lost(layer, None), dict.fromkeys(range(p.kv_heads), 1.5 / p.kv_heads)))
+        if p.kind(layer).is_state:  # what is below 0 there speaks for later layers too, by all heads
+            ahead = [(token + alphabet.ahead(0, 0) - alphabet.lost(0, 0), shares) for token, shares in named]
+            named += [
+                (token, {head: -2 * p.kv_heads * share for head, share in shares.items()}) for token, shares in ahead
+            ]
         for token, shares in named:
             for head, share in shares.items():
-                table[token, registers.lost(layer, head)] = most * share
+                table[token, registers.lost(layer, head)] = most * share / registers.lost_unit(layer)
             for before in {max((each for each in layers if each < layer), default=layer) for layers in reading}:
                 if before != layer and not p.kind(before).is_windowed:
-                    table[token, [registers.lost(before, head) for head in range(p.kv_heads)]] = -most
+                    table[token, [registers.lost(before, head) for head in range(p.kv_heads)]] = (
+                        -most / registers.lost_unit(before)
+                    )
     return table
