@@ -115,7 +115,7 @@ class Qwen3NextForward(LlamaForward):
         seen = torch.cat([cache.keys[layer], channels])
         cache.keys[layer] = seen[len(channels) :].clone()
         windows = seen.unfold(0, self.config["linear_conv_kernel_dim"], 1)
-        mixed = silu(torch.einsum("tck,ck->tc", windows, convolution[:, 0]))
+        mixed = silu((windows.to(self.wide) * convolution[:, 0].to(self.wide)).sum(-1).to(self.dtype))
         q, k, v = mixed.split([heads * dk, heads * dk, heads * group * dv], 1)
         q, k = (unit(each.unflatten(1, (heads, dk)).to(self.wide)).repeat_interleave(group, 1) for each in (q, k))
         q, v = q / dk**0.5, v.unflatten(1, (-1, dv)).to(self.wide)
