@@ -281,6 +281,7 @@ def test_reports_gate_and_compare_take_its_runs(ask: Asked, tmp_path: Path, caps
             assert ask(server.url)[0] == 0
     first, second = sorted(ask.out.iterdir())
     page = (first / "report.html").read_text(encoding="utf-8")
+    assert "integrity/fresh" in page and "integrity/reuse" in page
     assert "The same requests went to both in turn" in page and 'class="dots"' in page and "A decode step" not in page
     with (first / "bench.csv").open(encoding="utf-8", newline="") as stream:
         assert [row["case"] for row in csv.DictReader(stream)] == list(SERVE_CASES)

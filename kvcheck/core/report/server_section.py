@@ -32,7 +32,7 @@ def server_section(record: RunRecord) -> dict[str, object] | None:
         "never": [_never(record, row) for row in record.scenarios if row.verdict is Verdict.UNKNOWN],
         "met": [_met(record, row) for row in record.scenarios if is_requirement(row) and row.verdict is Verdict.PASS],
         "kinds": [{"name": kind, "unit": OBSERVED[kind].unit if kind in OBSERVED else ""} for kind in kinds],
-        "rows": [_row(row, kinds) for row in ordered],
+        "rows": [_row(row, kinds, is_whole=bool(record.bench)) for row in ordered],
         "total": [_count(record.evidence.observed, kind) for kind in (TOKEN, *kinds)] if len(cells) > 1 else [],
         "requests": f"{record.evidence.requests:,}",
         "rounds": f"{record.evidence.schedules:,}",
@@ -64,10 +64,11 @@ def _met(record: RunRecord, row: ScenarioResult) -> str:
     return f"--require {kind}={least}: {NA if seen is None else amount(kind, seen)}"
 
 
-def _row(row: ScenarioResult, kinds: list[str]) -> dict[str, object]:
+def _row(row: ScenarioResult, kinds: list[str], *, is_whole: bool) -> dict[str, object]:
+    """is_whole: the id says which of two servers or loads it is about; otherwise the page is about one server."""
     return {
         "verdict": row.verdict.value,
-        "id": row.id.removesuffix(f"/{row.shape}"),  # the page is about one server
+        "id": row.id if is_whole else row.id.removesuffix(f"/{row.shape}"),
         "why": "" if row.verdict is Verdict.UNKNOWN else why_text(row),  # the page begins with those reasons
         "rounds": f"{row.schedules:,}" + ("" if row.coverage is None else f" of {row.coverage.wanted:,}"),
         "requests": f"{row.evidence.requests:,}",
