@@ -340,14 +340,14 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV810",
             "diverged beyond noise",
-            "A treated answer lies further from the server's own cold answer than its noise explains.",
+            "An answer lies further from the server's own cold answer than its noise explains.",
             "A page that is stale, foreign or lost in part; a scale or a position that is wrong after a restore.",
             "SGLang #34683: cold and warm answers of one server flip without a fault; a control of equal shapes tells.",
         ),
         _code(
             "KV811",
             "unlike the kept reference",
-            "A build answers cold otherwise than the build whose answers were kept, beyond the noise of both.",
+            "A build answers cold otherwise than the kept one did, beyond the noise of both.",
             "Another kernel or another rounding, which can be right; or an error of prefill or decode in one of both.",
             "SGLang #25790: decode and prefill in FP8 differ from one position on, with equal bytes.",
         ),
