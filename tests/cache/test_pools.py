@@ -57,6 +57,10 @@ TABLES: dict[str, Table] = {
     "gpt-oss-20b": {"full": (12, kv(1024)), "window": (12, kv(1024))},
     "gpt-oss-120b": {"full": (18, kv(1024)), "window": (18, kv(1024))},
     "qwen3-next-80b": {"full": (12, kv(1024)), "state": (36, {"conv": ("slot", 49152), "ssm": ("slot", 2097152)})},
+    "llama-answers": {"full": (2, kv(1024))},
+    "llama-fp8-answers": {"full": (2, kv(256, 16))},
+    "deepseek-answers": {"full": (2, {"latent": ("token", 2304)})},
+    "gpt-oss-answers": {"full": (2, kv(512)), "window": (2, kv(512))},
 }
 PAGES, WINDOW_PAGES, REQUESTS = 9, 5, 3
 

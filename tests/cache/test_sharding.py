@@ -44,11 +44,15 @@ def test_the_table_says_what_is_dealt_out(name: str) -> None:
     assert {buffer.name: buffer.shards for buffer in buffers_of(shape(name)).values()} == SHARDS[name]
 
 
+MOST_RANKS = {"llama-3-8b-fp8": 4, "llama-fp8-answers": 2}
+"""Where a rank of more would keep one head's scale of 4 bytes alone."""
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_the_rows_of_a_rank_are_its_shards_of_the_whole_row(name: str, size: int) -> None:
     whole = buffers_of(shape(name))
-    if name == "llama-3-8b-fp8" and size > 4:
+    if size > MOST_RANKS.get(name, size):
         with pytest.raises(LayoutMismatch, match="buffer k_scale: a row must be a multiple of 8 bytes, got 4"):
             buffers_of(rank_shape(shape(name), 0, size))
         return
