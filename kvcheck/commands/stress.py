@@ -170,8 +170,7 @@ def stress(
     check_jobs(base, jobs)
     wanted, bounded = _schedules(ctx, row)
     check_outputs(outputs)
-    place = find_place(base, bind)
-    if place is not None and place.rank:
+    if (place := find_place(base, bind)) is not None and place.rank:
         return serve_place(place)
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)

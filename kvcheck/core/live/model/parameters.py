@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 from kvcheck.core.base.errors import UsageError
@@ -118,23 +119,22 @@ class Parameters:
 
     def kind(self, layer: int) -> LayerKind:
         """What a layer can look up."""
-        kinds = KINDS_OF.get(self.family, (FULL,))
-        return kinds[layer % len(kinds)]
+        return _kind(self.family, layer)
 
     @property
     def hopping(self) -> tuple[int, ...]:
         """Layers that make a hop of a walk: those behind layer 0 that find by content."""
-        return tuple(layer for layer in range(1, self.layers) if self.kind(layer).hops)
+        return tuple(layer for layer in _layers_that(self.family, self.layers, "hops") if layer)
 
     @property
     def showing(self) -> tuple[int, ...]:
         """Layers that return bits in the position test."""
-        return tuple(layer for layer in range(self.layers) if self.kind(layer).shows)
+        return _layers_that(self.family, self.layers, "shows")
 
     @property
     def windowed(self) -> tuple[int, ...]:
         """Layers that read the last positions alone."""
-        return tuple(layer for layer in range(self.layers) if self.kind(layer).is_windowed)
+        return _layers_that(self.family, self.layers, "is_windowed")
 
     def distance_of(self, layer: int) -> int:
         """How many positions back a layer reads in the position test. In a window: to its first position."""
@@ -146,7 +146,7 @@ class Parameters:
     @property
     def has_state(self) -> bool:
         """Whether a layer reads a recurrent state."""
-        return any(self.kind(layer).is_state for layer in range(self.layers))
+        return bool(_layers_that(self.family, self.layers, "is_state"))
 
     def scales(self, layer: int) -> tuple[float, float]:
         """Scales of a layer's keys and values in FP8. They differ by layer, so that those of another one are wrong."""
@@ -201,6 +201,17 @@ class Parameters:
             if name in data and type(data[name]) is not kind:
                 raise UsageError(f"parameter {name} of a known-answer model is {kind.__name__}; got {data[name]!r}")
         return cls(**data)
+
+
+def _kind(family: str, layer: int) -> LayerKind:
+    kinds = KINDS_OF.get(family, (FULL,))
+    return kinds[layer % len(kinds)]
+
+
+@cache  # asked for with every token that is judged
+def _layers_that(family: str, layers: int, what: str) -> tuple[int, ...]:
+    """Layers whose kind has that property."""
+    return tuple(layer for layer in range(layers) if getattr(_kind(family, layer), what))
 
 
 _OPTIONAL = {field.name: field.default for field in fields(Parameters) if field.default is not MISSING}
