@@ -53,7 +53,8 @@ class Cell:
     """One scenario with one shape, while it runs.
 
     plan: its first plan. wanted: schedules planned. floor: how many a pass needs. ran: numbers of the schedules that
-    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it.
+    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it. within: run all
+    schedules within so many answers, of `wanted` workloads. scope: of which schedules none was left out.
     """
 
     plan: Plan
@@ -67,6 +68,8 @@ class Cell:
     duration_s: float = 0.0
     reason: str | None = None
     is_done: bool = False
+    within: int | None = None
+    scope: str | None = None
     _coverage: tuple[int, Coverage] | None = None
 
     @property
@@ -82,7 +85,7 @@ class Cell:
 
     def take_over(self, row: ScenarioResult, findings: int) -> None:
         """Continue an interrupted run: a cell that it could not judge starts anew, a pass below the floor continues."""
-        if row.verdict is Verdict.UNKNOWN and row.reason != STOPPED:
+        if row.verdict is Verdict.UNKNOWN and (row.reason != STOPPED or self.within is not None):
             return
         self.evidence, self.duration_s = row.evidence, row.duration_s
         self.earlier = row.coverage.tried if row.coverage is not None else ()
@@ -96,7 +99,9 @@ class Cell:
         if self._coverage is None or self._coverage[0] != len(self.ran):
             found = coverage(self.plan, wanted=self.wanted, floor=self.floor, ran=self.ran, earlier=self.earlier)
             self._coverage = len(self.ran), found
-        return self._coverage[1]
+        if self.within is None:
+            return self._coverage[1]
+        return replace(self._coverage[1], wanted=max(self.wanted, self.evidence.schedules), scope=self.scope)
 
     def shortfall(self, cut: str | None) -> str | None:
         """Why it has run too little for a pass, and what ended it; None if it has run enough or has failed."""

@@ -17,6 +17,7 @@ import typer
 
 from kvcheck.commands import live, own, worker
 from kvcheck.commands.closing import close
+from kvcheck.commands.exploring import plan_exploring, strategy_of
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -38,6 +39,27 @@ from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, 
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.stories import tell_stories
+from kvcheck.commands.stress_options import (
+    DEFAULT_CPU_S,
+    DEFAULT_SCHEDULES,
+    MAX_TIME_HELP,
+    NUMBERS,
+    SCHEDULES_HELP,
+    AnswersWithin,
+    Backend,
+    Bind,
+    Decoder,
+    EngineEnv,
+    Jobs,
+    Names,
+    Ranks,
+    Requests,
+    Shapes,
+    Strategy,
+    Target,
+    Trace,
+    Transport,
+)
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, passing, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
@@ -61,61 +83,6 @@ if TYPE_CHECKING:
     from kvcheck.core.stress.runner import Runner
     from kvcheck.core.stress.runner_rows import RunnerRow
 
-DEFAULT_SCHEDULES = 24
-DEFAULT_CPU_S = 55.0
-"""CPU seconds of each process: on an idle machine, a run of everything takes a minute and a half. A busy one takes
-longer, and tries as much."""
-
-Names = Annotated[
-    list[str] | None, typer.Argument(help="See kvcheck list scenarios, or server-scenarios. Default: all of them.")
-]
-
-TRANSPORT_HELP = (
-    "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces. "
-    "Default: loopback, and for pd-transfer with llama-3-tiny also a cell over mooncake, where it can be used."
-)
-Transport = Annotated[str | None, typer.Option(help=TRANSPORT_HELP)]
-Ranks = Annotated[
-    str | None, typer.Option(metavar="PxD", help="Prefill and decode ranks, such as 2x2. Default: schedules alternate.")
-]
-
-Target = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME[:VENV]|MODULE:NAME|URL",
-        help="What to test: builtin, an installed engine (kvcheck list targets), MODULE:NAME of your own, or a running "
-        "server's address.",
-    ),
-]
-
-SCHEDULES_HELP = (
-    f"Schedules of each cell (scenario and shape). Default: {DEFAULT_SCHEDULES}; "
-    f"1 for a trace, and for ranks that are processes. The cell over mooncake that a run has by default: {MOST}."
-)
-MAX_TIME_HELP = (
-    "Seconds after which the whole run stops. Default: "
-    f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass."
-)
-
-Bind = Annotated[str, typer.Option(help="Under torchrun, this machine's address; auto: the one that reaches rank 0.")]
-EngineEnv = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="A variable of the installed engine, such as MC_LOG_LEVEL; repeatable."),
-]
-NUMBERS = ("schedules", "max_time", "requests", "jobs", "min_schedules")
-"""Options that are numbers from 1, for times above 0."""
-Shapes = Annotated[list[str] | None, typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones.")]
-Backend = Annotated[str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")]
-Strategy = Annotated[str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay or random.")]
-Decoder = Annotated[
-    str | None, typer.Option(help="See kvcheck list decoders. Default: words, or the one that shows the mutant.")
-]
-Trace = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged file.")
-]
-Requests = Annotated[int | None, typer.Option(help="Number of requests in a schedule, or to read from the trace.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes. Default: one for each core, at most one for each cell.")]
-
 
 def stress(
     ctx: typer.Context,
@@ -125,6 +92,7 @@ def stress(
     backend: Backend = None,
     strategy: Strategy = "portfolio",
     decoder: Decoder = None,
+    answers_within: AnswersWithin = None,
     schedules: Annotated[int | None, typer.Option(help=SCHEDULES_HELP)] = None,
     min_schedules: MinSchedules = None,
     max_time: Annotated[float | None, typer.Option(help=MAX_TIME_HELP)] = None,
@@ -163,7 +131,6 @@ def stress(
     _check_given(ctx)
     if is_address(target):
         return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
-    live.refuse_options_of_servers(ctx)
     outputs = parse_outputs(output, format_name)
     base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
@@ -178,8 +145,8 @@ def stress(
         session = _session(ctx, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
         workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
         limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
-        _plan_cells(session, plans, wanted, min_schedules, fails_on_conditional=fail_on_conditional)
-        _plan_cells(session, beside.plans, min(wanted, MOST), MOST, fails_on_conditional=fail_on_conditional)
+        _plan_cells(ctx, session, plans, wanted, min_schedules)
+        _plan_cells(ctx, session, beside.plans, min(wanted, MOST), MOST)
         tasks = _tasks(session, out if resume else None)
         session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
@@ -231,7 +198,8 @@ def _schedules(ctx: typer.Context, row: RunnerRow) -> tuple[int, bool]:
     given = ctx.params
     once = given["trace"] is not None or row.is_once
     wanted = _wanted(given["schedules"], given["min_schedules"], usual=1 if once else DEFAULT_SCHEDULES)
-    return wanted, given["schedules"] is None and not once and given["max_time"] is None
+    is_bounded = given["schedules"] is None and not once and given["max_time"] is None
+    return wanted, is_bounded and given["answers_within"] is None
 
 
 def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:
@@ -266,16 +234,19 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
     session.say()
 
 
-def _plan_cells(
-    session: Session, plans: Sequence[Plan], wanted: int, least: int | None, *, fails_on_conditional: bool
-) -> None:
+def _plan_cells(ctx: typer.Context, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
     from kvcheck.core.stress.coverage import floor_of
 
     for plan in plans:
-        floor = floor_of(plan, wanted=wanted, least=least)
-        session.cells[plan.cell] = Cell(
-            plan=plan, wanted=wanted, floor=floor, fails_on_conditional=fails_on_conditional
+        cell = Cell(
+            plan=plan,
+            wanted=wanted,
+            floor=floor_of(plan, wanted=wanted, least=least),
+            fails_on_conditional=ctx.params["fail_on_conditional"],
         )
+        if (within := ctx.params["answers_within"]) is not None:
+            plan_exploring(cell, within=within, workloads=ctx.params["schedules"])
+        session.cells[plan.cell] = cell
 
 
 def _tasks(session: Session, out: Path | None) -> list[CellTask]:
@@ -295,6 +266,7 @@ def _task(cell: Cell) -> CellTask:
         before=cell.evidence,
         confirms=row_of(cell.plan).confirms,
         fails_on_conditional=cell.fails_on_conditional,
+        within=cell.within,
     )
 
 
@@ -311,9 +283,10 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.targets.mutants import mutant
 
+    live.refuse_options_of_servers(ctx)
     passing("loading")
     given = ctx.params
-    device, strategy, target = given["device"], given["strategy"], given["target"]
+    device, strategy, target = given["device"], strategy_of(given["strategy"], given["answers_within"]), given["target"]
     transport, trace = given["transport"], given["trace"]
     is_apart = transport in PROCESS_TRANSPORTS
     default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
@@ -402,10 +375,11 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
         return
     if report.evidence is not None:
         cell.reason = cell.reason or report.reason
-        cell.ran.append(report.schedule)
+        if report.schedule not in cell.ran:
+            cell.ran.append(report.schedule)
         session.add(cell, report.findings, report.evidence, report.duration_s)
         return
-    cell.is_done = True
+    cell.is_done, cell.scope = True, report.scope
     cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
     session.save(complete=False)
     for line in cell_lines(cell.result()):

@@ -104,6 +104,8 @@ def cell_lines(row: ScenarioResult) -> list[str]:
         happened = {kind: count for kind, count in evidence.observed.items() if count}
         counts += [counted(evidence.requests, "request"), *observed_texts(happened)]
     else:
+        if evidence.traces is not None and evidence.traces < row.schedules:
+            counts.append(f"{evidence.traces:,} of them distinct")
         counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
         counts.append(counted(sum(evidence.words_verified.values()), "word"))
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []

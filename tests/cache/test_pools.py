@@ -23,7 +23,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
-from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
+from kvcheck.core.workload.shapes import MICRO_SHAPES, SHAPES, TINY_SHAPES, shape
 
 Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]
 
@@ -41,6 +41,13 @@ def nsa(layers: int, latent_bytes: int) -> Table:
 
 # shape: {space: (number of layers, {buffer: (what a row belongs to, bytes of a row)})}
 TABLES: dict[str, Table] = {
+    "glm-5.1-micro": {"full": (2, {"latent": ("token", 8), "index_k_with_scale": ("page", 24)})},
+    "deepseek-v3.2-micro": {"full": (2, {"latent": ("token", 16), "index_k_with_scale": ("page", 24)})},
+    "deepseek-v3-micro": {"full": (2, {"latent": ("token", 8)})},
+    "llama-3-micro": {"full": (2, kv(16))},
+    "llama-3-fp8-micro": {"full": (2, kv(32, 32))},
+    "gpt-oss-micro": {"full": (1, kv(16)), "window": (1, kv(16))},
+    "qwen3-next-micro": {"full": (1, kv(8)), "state": (1, {"conv": ("slot", 32), "ssm": ("slot", 16)})},
     "glm-5.1-tiny": nsa(2, 32),
     "deepseek-v3.2-tiny": nsa(2, 40),
     "deepseek-v3-tiny": {"full": (2, {"latent": ("token", 32)})},
@@ -123,13 +130,15 @@ def test_the_buffer_table_of_a_shape_is_exactly_this(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", POOLS.names())
-def test_every_family_has_a_tiny_and_a_real_shape_with_a_literal_table(family: str) -> None:
-    named = [name for name in TABLES if shape(name).family == family]
-    assert {name in TINY_SHAPES for name in named} == {True, False}
+def test_every_family_has_a_micro_a_tiny_and_a_real_shape_with_a_literal_table(family: str) -> None:
+    named = {name for name in TABLES if shape(name).family == family}
+    assert named & {*MICRO_SHAPES} and named & {*TINY_SHAPES} and named - {*MICRO_SHAPES, *TINY_SHAPES}
     assert set(TABLES) == set(SHAPES)
 
 
-@pytest.mark.parametrize("name", [name for name, preset in SHAPES.items() if preset.family == "nsa"])
+@pytest.mark.parametrize(
+    "name", [name for name, preset in SHAPES.items() if preset.family == "nsa" and name not in MICRO_SHAPES]
+)
 def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: str) -> None:
     (space,) = POOLS.load("nsa")(shape(name))
     index = space.buffers[1]
@@ -137,6 +146,13 @@ def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: 
     assert index.pieces == (Piece("key", 0, 128), Piece("scale", 8192, 4))
     spans = [(p.offset + o * p.size_bytes, p.size_bytes) for p in index.pieces for o in range(64)]
     assert [at for start, size in spans for at in range(start, start + size)] == list(range(8448))
+
+
+@pytest.mark.parametrize("name", ["glm-5.1-micro", "deepseek-v3.2-micro"])
+def test_a_micro_index_page_holds_2_keys_of_a_word_and_then_2_scales_of_half_a_word(name: str) -> None:
+    index = POOLS.load("nsa")(shape(name))[0].buffers[1]
+    assert index.pieces == (Piece("key", 0, 8), Piece("scale", 16, 4))
+    assert index.row_bytes == 2 * 8 + 2 * 4
 
 
 def test_a_packed_latent_row_of_deepseek_v32_is_656_plain_bytes() -> None:

@@ -24,7 +24,7 @@ from kvcheck.core.base.errors import (
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import POISON_BYTE
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
 from kvcheck.core.workload.shapes import TINY_SHAPES, shape
@@ -35,7 +35,7 @@ PAGES = 16
 class NothingUnasked:
     """Completes nothing before the host waits for it."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The first, where there is no way round it."""
         return None if may_pause else 0
 

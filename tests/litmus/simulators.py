@@ -15,7 +15,7 @@ from litmus.rig import Rig
 
 from kvcheck.core.base.errors import Hang
 from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, Signal
-from kvcheck.core.cache.backend.simulated import Choice, Pending, Record, SimulatedBackend, _Mark, _Wait
+from kvcheck.core.cache.backend.simulated import Choice, Goal, Pending, Record, SimulatedBackend, _Mark, _Wait
 
 
 class Explorer:
@@ -25,7 +25,7 @@ class Explorer:
         self.path = list(path)
         self.ways: list[int] = []
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The way to go; where pausing is allowed, it is the last one."""
         depth = len(self.ways)
         self.ways.append(len(enabled) + may_pause)

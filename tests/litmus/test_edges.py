@@ -17,13 +17,13 @@ from litmus.simulators import Explorer
 from kvcheck.core.cache.backend.backend import Backend, Place
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 
 
 class Lazy(Explorer):
     """Runs nothing before it must."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         return None if may_pause else 0
 
 

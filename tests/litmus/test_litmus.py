@@ -29,7 +29,7 @@ from kvcheck.core.cache.backend import BACKENDS
 from kvcheck.core.cache.backend.backend import POISON_BYTE, Backend, Place, Signal
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 
 SEMANTICS = Path(kvcheck.core.cache.backend.__file__).with_name("SEMANTICS.md")
 BY_NAME = {litmus.name: litmus for litmus in LITMUS}
@@ -226,7 +226,7 @@ def foreign_signal() -> Signal:
     """A pending record of a machine that nobody runs: the one wait that can never be satisfied."""
 
     class Idle(Explorer):
-        def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
             return None
 
     return Rig(SimulatedBackend(Idle()), lambda _actor: None).run("a", lambda: None)
@@ -264,7 +264,7 @@ def test_polling_for_ever_is_a_hang() -> None:
 
 def test_a_chooser_that_pauses_where_the_host_waits_is_our_own_fault() -> None:
     class Pausing(Explorer):
-        def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+        def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
             return None
 
     rig = Rig(SimulatedBackend(Pausing()), lambda _actor: None)

@@ -147,6 +147,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "docs/reading-a-report.md": {"kvcheck show": Runs((0, 0, 0))},
     "docs/schedules.md": {
         "kvcheck stress retract-resume --decoder": Runs((0,)),
+        "kvcheck stress retract-resume --shape llama-3-micro": Runs((0,)),
         "kvcheck stress retract-resume --trace": Parsed(DOWNLOAD),
     },
     "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},

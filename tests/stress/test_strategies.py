@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import Lane, Operation
-from kvcheck.core.cache.backend.simulated import Choice, Chooser, Pending, Record, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Chooser, Goal, Pending, Record, SimulatedBackend
 from kvcheck.core.stress.strategies import (
     DELAYS,
     LANE_GROUPS,
@@ -36,7 +37,7 @@ def offered(*heads: tuple[int, int]) -> list[Choice]:
     table: list[Choice] = []
     for index, (ordinal, chunks) in enumerate(heads):
         work = tuple([lambda: None] * chunks)
-        pending = Pending(ordinal, Operation("copy", work), Lane(index, f"lane{index}"), work, Record(ordinal))
+        pending = Pending(ordinal, Operation("copy", work), Lane(index, f"lane{index}"), work, Record(ordinal, deque()))
         table.extend((pending, chunk) for chunk in range(chunks))
     return table
 
@@ -84,7 +85,8 @@ def on_lanes(*names: str) -> list[Choice]:
     """Enabled chunks: one operation of two chunks at the head of each lane, submitted in this order."""
     work = (lambda: None, lambda: None)
     heads = [
-        Pending(at, Operation("copy", work), Lane(at, name), work, Record(at)) for at, name in enumerate(names, start=1)
+        Pending(at, Operation("copy", work), Lane(at, name), work, Record(at, deque()))
+        for at, name in enumerate(names, start=1)
     ]
     return [(head, chunk) for head in heads for chunk in range(2)]
 
@@ -199,7 +201,7 @@ class Scripted:
     def __init__(self, *answers: int | None) -> None:
         self._answers = list(answers)
 
-    def choose(self, enabled: object, *, may_pause: bool) -> int | None:
+    def choose(self, enabled: object, *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The next answer."""
         return self._answers.pop(0)
 

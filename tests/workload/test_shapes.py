@@ -10,7 +10,7 @@ import pytest
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.workload.shapes import SHAPES, TINY_SHAPES, shape
+from kvcheck.core.workload.shapes import MICRO_SHAPES, SHAPES, TINY_SHAPES, shape
 
 FAMILIES = {"mha", "mla", "nsa", "swa", "mamba"}
 
@@ -47,6 +47,13 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "row_bytes"),
     [
+        ("glm-5.1-micro", 8),
+        ("deepseek-v3.2-micro", 16),
+        ("deepseek-v3-micro", 8),
+        ("llama-3-micro", 16),
+        ("llama-3-fp8-micro", 32),
+        ("gpt-oss-micro", 16),
+        ("qwen3-next-micro", 8),
         ("glm-5.1-tiny", 32),
         ("deepseek-v3.2-tiny", 40),
         ("deepseek-v3-tiny", 32),
@@ -94,7 +101,19 @@ def test_tiny_rows_and_states_are_small_multiples_of_a_word(name: str) -> None:
     assert preset.hidden_size == 16
 
 
-@pytest.mark.parametrize("name", [name for name, preset in SHAPES.items() if preset.family == "nsa"])
+@pytest.mark.parametrize("name", MICRO_SHAPES)
+def test_micro_rows_are_a_few_words_in_pages_of_two_and_two_layers(name: str) -> None:
+    preset, tiny = shape(name), shape(name.replace("micro", "tiny"))
+    assert (preset.page_size, preset.num_layers) == (2, 2)
+    assert attention_row_bytes(preset) % 8 == 0
+    assert 8 <= attention_row_bytes(preset) <= 32
+    assert (preset.family, preset.kv_dtype) == (tiny.family, tiny.kv_dtype)
+    assert preset.window % 2 == bool(preset.window_layers)  # the window ends inside a page
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, preset in SHAPES.items() if preset.family == "nsa" and name not in MICRO_SHAPES]
+)
 def test_an_index_page_is_8448_bytes(name: str) -> None:
     preset = shape(name)
     scales = preset.index_head_dim // preset.index_quant_block

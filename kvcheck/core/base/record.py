@@ -68,10 +68,12 @@ class Evidence:
     observed: what a running server did under requests that were judged, by kind of evidence (`kvcheck list evidence`);
     "token" counts the tokens that were judged. situations: how often something happened to a subject in a state, by the
     key of the situation (`kvcheck list situations`). refusals: illegal calls that were made and refused as they have to
-    be, and calls at the edge of legal ones that were accepted.
+    be, and calls at the edge of legal ones that were accepted. traces: of the schedules, how many differ in what the
+    process did from all others of their workload in this run.
     """
 
     schedules: int = 0
+    traces: int | None = None
     events: int = 0
     requests: int = 0
     retractions: int | None = None
@@ -152,13 +154,15 @@ class Coverage:
     """How much of what was planned a cell has run.
 
     wanted: schedules planned. floor: how many schedules a pass needs. tried, not_tried: strategies such as "lazy" and
-    settings such as "ranks 2x1" that were planned and have run, or have not run.
+    settings such as "ranks 2x1" that were planned and have run, or have not run. scope: of which schedules none was
+    left out, in words; None where nothing can be said of all.
     """
 
     wanted: int
     floor: int
     tried: tuple[str, ...] = ()
     not_tried: tuple[str, ...] = ()
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

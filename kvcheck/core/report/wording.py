@@ -96,11 +96,15 @@ def seen_text(bug: Bug) -> str:
 
 
 def coverage_text(found: Coverage) -> str:
-    """What was tried and what was not, counted by kind: "tried eager, lazy, 1 of 9 delays; not tried: random"."""
+    """What was tried and what was not, counted by kind: "tried eager, lazy, 1 of 9 delays; not tried: random".
+
+    What was left out nowhere comes first.
+    """
     tried, left = _by_kind(sorted(found.tried, key=_is_setting)), _by_kind(sorted(found.not_tried, key=_is_setting))
     parts = [_kind_text(kind, names, len(names) + len(left.get(kind, ()))) for kind, names in tried.items()]
     never = [_kind_text(kind, names, 0) for kind, names in left.items() if kind not in tried]
-    return f"tried {', '.join(parts) or 'nothing'}" + (f"; not tried: {', '.join(never)}" if never else "")
+    whole = f"{found.scope}; " if found.scope else ""
+    return f"{whole}tried {', '.join(parts) or 'nothing'}" + (f"; not tried: {', '.join(never)}" if never else "")
 
 
 def _by_kind(names: Iterable[str]) -> dict[str, list[str]]:

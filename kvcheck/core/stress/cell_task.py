@@ -19,7 +19,7 @@ class CellTask:
 
     before: what an interrupted run has judged of the cell; this run continues after that. confirms: also run operations
     that the first failing schedule left unordered in the other order. fails_on_conditional: a conditional finding ends
-    the cell.
+    the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each.
     """
 
     plan: Plan
@@ -28,6 +28,7 @@ class CellTask:
     before: Evidence = field(default_factory=Evidence)
     confirms: bool = False
     fails_on_conditional: bool = False
+    within: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ class Report:
     """The outcome of one schedule, or the end of a cell (`evidence` is None). reason: why it cannot count as a pass.
 
     schedule: its number. divergence: how a replay differed from its recorded choices. cut: what the limit of wall time
-    ended. note: a text for the record; is_note_told: the terminal shows it too.
+    ended. scope: of which schedules none was left out. note: a text for the record; is_note_told: the terminal shows it
+    too.
     """
 
     cell: int = 0
@@ -58,6 +60,7 @@ class Report:
     reason: str | None = None
     divergence: str | None = None
     cut: str | None = None
+    scope: str | None = None
     note: str | None = None
     is_note_told: bool = False
     error: str | None = None

@@ -14,7 +14,7 @@ from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.schedule import Kind, Plan
 from kvcheck.core.workload import DECODERS, KNOWN_ANSWER, WORDS
 from kvcheck.core.workload.known_model import asked
-from kvcheck.core.workload.shapes import ANSWERING_SHAPES, TINY_SHAPES
+from kvcheck.core.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
 
 ANSWERING_SCENARIOS = ("retract-resume", "pd-transfer", "nvlink-aux")
 """Scenarios whose evidence known answers give. Those of the host tier also compare host pages with words."""
@@ -45,9 +45,11 @@ def check_decoded(plan: Plan) -> None:
             raise UsageError(f"--decoder {plan.decoder}: expected a {name} of {', '.join(known)}; got {got}")
 
 
-def usual_shapes(decoder: str) -> tuple[str, ...]:
-    """The shapes of a run that names none."""
-    return TINY_SHAPES if decoder == WORDS else ANSWERING_SHAPES
+def usual_shapes(plan: Plan) -> tuple[str, ...]:
+    """The shapes of a run that names none: the smallest where answers are chosen, of which there are fewer then."""
+    if plan.decoder != WORDS:
+        return ANSWERING_SHAPES
+    return MICRO_SHAPES if plan.strategy == "answers" else TINY_SHAPES
 
 
 def decodes(decoder: str, scenario: str) -> bool:

@@ -42,10 +42,12 @@ from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.stress.answers import AnswersStrategy, answers_text
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
+from kvcheck.core.stress.host_trace import HostTrace
 from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Noting, Oracle
@@ -85,8 +87,10 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 class Outcome:
     """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings.
 
-    delays: what came of those that a device was asked for. unknown: why it is no evidence, None where it is. is_lost:
-    the process that ran it did not answer. note: for the record.
+    asked: what strategy "answers" could have answered with "no", in order. refused: what was answered so; the answers
+    to questions, where another strategy ran. trace: the number
+    of its host trace; 0 where none was taken. delays: what came of those that a device was asked for. unknown: why it
+    is no evidence, None where it is. is_lost: the process that ran it did not answer. note: for the record.
     """
 
     plan: Plan
@@ -96,6 +100,9 @@ class Outcome:
     digest: int
     judged: Mapping[str, int] = field(default_factory=dict)
     divergence: str | None = None
+    asked: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    trace: int = 0
     delays: DelayReport | None = None
     unknown: str | None = None
     is_lost: bool = False
@@ -195,7 +202,8 @@ class ScheduleRunner:
         history = History()
         oracles = [ORACLES.load(name)() for name in ORACLES.names()]
         count = EvidenceCount()
-        history.listen(count.handlers())
+        trace = HostTrace()
+        history.listen((*count.handlers(), *trace.handlers()))
         history.listen(handlers)
         for oracle in oracles:
             history.listen(oracle.handlers())
@@ -208,6 +216,7 @@ class ScheduleRunner:
         evictions = self._driven(plan, scenario, load, audit or backend, history)
         delays = _settled(backend, history)
         broken = _finish(oracles)
+        answers = recorder.inner if recorder is not None and isinstance(recorder.inner, AnswersStrategy) else None
         final = _exact(plan, recorder)
         found = [finding for oracle in oracles for finding in oracle.findings]
         judged = {oracle.name: oracle.judged for oracle in oracles}
@@ -223,6 +232,9 @@ class ScheduleRunner:
             digest=_digest(history, recorder, findings),
             judged=judged,
             divergence=None if recorder is None else recorder.divergence(),
+            asked=() if answers is None else tuple(answers.asked),
+            refused=_refused(backend, answers),
+            trace=trace.number,
             delays=delays,
             note=_note(plan, load, oracles),
         )
@@ -334,10 +346,18 @@ def _code_of(error: Exception | SystemExit) -> str:
 
 def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
     """The plan with its choices written out, where they are short enough to be printed."""
+    if recorder is not None and isinstance(recorder.inner, AnswersStrategy):
+        return dataclasses.replace(plan, choices=answers_text(recorder.inner.refused))
     if recorder is None or not recorder.is_whole or plan.strategy in ("replay", "flip"):
         return plan
     text = encode_choices(bytes(recorder.choices))
     return dataclasses.replace(plan, strategy="replay", choices=text) if len(text) <= MAX_LINE_CHOICES else plan
+
+
+def _refused(backend: Backend, answers: AnswersStrategy | None) -> tuple[str, ...]:
+    if answers is not None:
+        return tuple(answers.refused)
+    return tuple(map(str, backend.refused)) if isinstance(backend, SimulatedBackend) else ()
 
 
 def complete(finding: Finding, plan: Plan) -> Finding:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.transfer.mooncake.library import require_library
+from kvcheck.core.stress.answers import parse_answers
 from kvcheck.core.stress.cost import schedule_cost
 from kvcheck.core.stress.delay_lines import parse_delays
 from kvcheck.core.stress.delayed import DelayRunner
@@ -84,11 +85,15 @@ def _check_names(plan: Plan) -> None:
 
 def _check_choices(plan: Plan) -> None:
     """Refuse choices that no strategy reads: the line would name another schedule than it seems to."""
-    readers = {"replay": decode_choices, "flip": parse_pair}
+    readers = {"replay": decode_choices, "flip": parse_pair, "answers": parse_answers}
+    if plan.strategy == "answers" and plan.backend != "simulated":
+        raise UsageError(f"--strategy answers: expected --backend simulated, which alone has it; got {plan.backend}")
+    if plan.strategy == "answers" and plan.choices is None:
+        return
     if plan.strategy not in readers:
         if plan.choices is not None:
             raise UsageError(
-                f"choices: expected strategy=replay or flip beside them, got strategy={plan.strategy}; "
+                f"choices: expected strategy=replay, flip or answers beside them, got strategy={plan.strategy}; "
                 "delay takes them on a device alone"
             )
         return
@@ -127,7 +132,7 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
     cells = [
         _for_scenario(dataclasses.replace(base, scenario=scenario, shape=name))
         for scenario in dict.fromkeys(scenarios or (each for each in SCENARIOS.names() if decodes(base.decoder, each)))
-        for name in dict.fromkeys(shapes or usual_shapes(base.decoder))
+        for name in dict.fromkeys(shapes or usual_shapes(base))
         if shape_named(name).family in SCENARIOS.load(scenario).families
     ]
     if not cells:
@@ -164,8 +169,9 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
     """Orders that a plan's strategy or backend does not try."""
     if plan.backend == "eager":
         return ("lazy", "delays", "random")
-    others = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}
+    others: dict[str, tuple[str, ...]] = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}
     others |= {"random": ("eager", "lazy", "delays"), "delay": ("eager", "lazy", "random")}
+    others["answers"] = ("eager", "lazy", "delays", "random")
     return others.get(plan.strategy, ()) if plan.backend == "simulated" else ()
 
 

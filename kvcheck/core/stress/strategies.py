@@ -11,12 +11,13 @@ import base64
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Lane
-from kvcheck.core.cache.backend.simulated import Choice, Chooser, Pending
+from kvcheck.core.cache.backend.simulated import Choice, Chooser, Goal, Pending
 from kvcheck.core.stress.pair import Pair, parse_pair
 
 
@@ -51,6 +52,11 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
             "kvcheck.core.stress.strategies:seeded_random",
             "Picks the next operation at random; seed and schedule number fix the picks.",
         ),
+        "answers": (
+            "kvcheck.core.stress.answers:answers",
+            "Runs what the process asks for or waits for, and nothing else; chance says which questions are answered "
+            "too early.",
+        ),
         "replay": ("kvcheck.core.stress.strategies:replay", "Follows the choices that a schedule line recorded."),
         "flip": (
             "kvcheck.core.stress.strategies:flip",
@@ -78,7 +84,7 @@ DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tup
 class EagerStrategy:
     """Everything runs as soon as it can, oldest first."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The part of the operation submitted first."""
         return min(range(len(enabled)), key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
 
@@ -86,7 +92,7 @@ class EagerStrategy:
 class LazyStrategy:
     """Nothing runs until the process waits for it; then the youngest lane goes first."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """Pause where that is allowed."""
         return None if may_pause else len(enabled) - 1
 
@@ -102,7 +108,7 @@ class DelayStrategy:
         self._delayed = tuple(start for group in self.groups for start in LANE_GROUPS[group])
         self._eager = EagerStrategy()
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The oldest part that is not delayed; then a pause; then the oldest of the delayed ones."""
         prompt = [at for at, (head, _) in enumerate(enabled) if not self._is_delayed(head.lane)]
         if prompt:
@@ -119,7 +125,7 @@ class RandomStrategy:
     def __init__(self, seed: int = 0) -> None:
         self._mix = Rng(seed)
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """One draw decides."""
         if not may_pause:
             return self._mix.below(len(enabled)) if len(enabled) > 1 else 0
@@ -136,7 +142,7 @@ class ReplayStrategy:
         self._bent = 0
         self._rest = EagerStrategy()
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The recorded choice, where it still fits what is offered."""
         self._asked += 1
         if self._asked > len(self._choices):
@@ -172,7 +178,7 @@ class FlipStrategy:
         self._names: dict[int, str] = {}
         self._eager = EagerStrategy()
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The oldest part that is not held; without one a pause, or the held part where the process cannot pause."""
         free = [at for at, (head, _) in enumerate(enabled) if not self._holds(head)]
         if not free and may_pause:
@@ -203,18 +209,26 @@ class FlipStrategy:
             self._is_holding = self._is_holding and not (head.ordinal == self._pair.until and len(head.chunks) == 1)
 
 
+@runtime_checkable
+class Following(Protocol):
+    """A strategy that follows what a schedule line names."""
+
+    def divergence(self) -> str | None:
+        """How the finished run was another one, or None."""
+
+
 class Recorder:
     """Wraps a strategy and keeps its choices: 0 for a pause, n + 1 for part n. Stops keeping at `limit`."""
 
     def __init__(self, inner: Chooser, limit: int = 200_000) -> None:
-        self._inner = inner
+        self.inner = inner
         self._limit = limit
         self.choices = bytearray()
         self.is_whole = True
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """Ask the strategy, keep the answer."""
-        chosen = self._inner.choose(enabled, may_pause=may_pause)
+        chosen = self.inner.choose(enabled, may_pause=may_pause, goal=goal)
         number = 0 if chosen is None else chosen + 1
         if number > 255 or len(self.choices) >= self._limit:
             self.is_whole = False
@@ -223,8 +237,8 @@ class Recorder:
         return chosen
 
     def divergence(self) -> str | None:
-        """How a replay or a flip left its recorded path; None for one that did not, and for other strategies."""
-        return self._inner.divergence() if isinstance(self._inner, (ReplayStrategy, FlipStrategy)) else None
+        """How a run left the path that its plan names; None for one that did not, and for other strategies."""
+        return self.inner.divergence() if isinstance(self.inner, Following) else None
 
 
 def encode_choices(choices: bytes) -> str:

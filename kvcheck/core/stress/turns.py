@@ -18,10 +18,11 @@ from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.exploring import Exploration
 from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.runner_rows import TargetOf, row_of
-from kvcheck.core.stress.schedule import Plan, further_workloads
+from kvcheck.core.stress.schedule import Plan, further_workloads, workload_seed
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
@@ -99,6 +100,10 @@ class Turns:
         self._total, self._ran = task.before, task.before.schedules
         self._judged = self._unknown = self._lost = 0
         self._more: Iterator[Plan] | None = None
+        self._exploration = (
+            None if task.within is None else Exploration(task.plan, workloads=task.schedules, within=task.within)
+        )
+        self._traces: set[tuple[int, int]] = set()
         self._cpu_s = self._wall_s = self.used_s = 0.0
         self._told: set[tuple[str, str | None, str | None]] = set()
         self._has_wrong_call = False
@@ -130,6 +135,7 @@ class Turns:
             return
         self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
         self.used_s += self._cpu_s
+        outcome = replace(outcome, evidence=replace(outcome.evidence, traces=self._new_traces(outcome)))
         self._count(outcome)
         findings = self._news(self._confirmed(outcome))
         yield Report(
@@ -154,11 +160,25 @@ class Turns:
         others = any(each.code != CALL for each in ending)
         return others or (self._has_wrong_call and not self.is_below_floor)
 
+    def _new_traces(self, outcome: Outcome) -> int | None:
+        """1 for a schedule whose host trace no other of its workload in this cell had, else 0. None: not known."""
+        if self._exploration is not None:
+            return int(self._exploration.took(outcome.refused, outcome.asked, outcome.trace))
+        if not outcome.trace:
+            return None
+        key = workload_seed(outcome.plan), outcome.trace
+        is_new = key not in self._traces
+        self._traces.add(key)
+        return int(is_new)
+
     def _next(self) -> Plan | None:
         """The plan to run now, or None."""
         task, at = self._task, self._ran
         if self._budget.is_over or self._gives_up:
             return None
+        if self._exploration is not None:
+            fits = at < task.floor or self._budget.fits(cpu_s=self._cpu_s, wall_s=self._wall_s)
+            return self._exploration.next() if fits else None
         behind = replace(task.plan, schedule=task.plan.schedule + at)
         if self._more is None:
             is_due = at < task.floor or self._budget.fits(cpu_s=self._cpu_s, wall_s=self._wall_s)
@@ -179,7 +199,8 @@ class Turns:
         self._lost += outcome.is_lost
 
     def _gap(self) -> str | None:
-        return self._runner.gap(self._task.plan, self._total)
+        left = None if self._exploration is None else self._exploration.gap
+        return left or self._runner.gap(self._task.plan, self._total)
 
     def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:
         """The findings of a schedule. They are confirmed first if that is possible and there is time."""
@@ -200,7 +221,8 @@ class Turns:
     def _end(self, reason: str | None, cut: str | None = None) -> Report:
         self.is_open = False
         note = self._runner.closing()
-        return Report(cell=self._number, reason=reason, cut=cut, note=note, is_note_told=note is not None)
+        scope = None if self._exploration is None else self._exploration.scope
+        return Report(cell=self._number, reason=reason, cut=cut, scope=scope, note=note, is_note_told=note is not None)
 
     def _cut(self, plan: Plan, after_s: float) -> str:
         return f"--max-time cut its schedule {plan.schedule} after {after_s:.1f} s ({self._row.cost(plan)})"

@@ -1,11 +1,14 @@
-"""Model presets: tiny shapes for the simulator and the public dimensions of real models for benchmarks.
+"""Model presets: micro and tiny shapes for the simulator, and the public dimensions of real models for benchmarks.
 
-A tiny shape keeps what its family's bugs depend on (page kinds, packed rows, layer patterns) and shrinks the rest. An
-NSA index page is never shrunk: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. A page size
-is chosen by the server, not by the model: 64 for the latent families, whose kernels require it, and 16 for the others.
+A tiny shape keeps what its family's bugs depend on (page kinds, packed rows, layer patterns) and shrinks the rest. It
+does not shrink an NSA index page: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. A page
+size is chosen by the server, not by the model: 64 for the latent families, whose kernels require it, and 16 for the
+others. A micro shape is smaller still: pages of two tokens, one or two words in each row, and two layers. So a request
+crosses many pages in few tokens, and a schedule costs a fraction of a tiny one's.
 
 Invariants:
-- Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the tiny shapes.
+- Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the micro and tiny shapes. The one
+  fp32 scale of an NSA index key is half of that, in all shapes.
 - A shape's key in the table is its name. Its `source` says where the numbers come from.
 """
 
@@ -122,6 +125,89 @@ _TINY: Final = (
         ssm_key_dim=4,
         ssm_value_dim=4,
         source="Qwen3-Next 80B with one group of four layers. conv_dim is 2 * 1 * 4 + 2 * 4.",
+    ),
+)
+
+_MICRO: Final = (
+    ModelShape(
+        name="glm-5.1-micro",
+        family="nsa",
+        page_size=2,
+        full_layers=_layers(2),
+        latent_dim=4,
+        index_head_dim=8,
+        index_quant_block=8,
+        source="glm-5.1-tiny with pages of 2, a latent of a word, and index keys of a word with half a one of scale.",
+    ),
+    ModelShape(
+        name="deepseek-v3.2-micro",
+        family="nsa",
+        page_size=2,
+        full_layers=_layers(2),
+        kv_dtype=_FP8,
+        latent_dim=6,
+        latent_row_bytes=16,
+        index_head_dim=8,
+        index_quant_block=8,
+        source="deepseek-v3.2-tiny with pages of 2 and a packed row of 16 bytes: 4 fp8, 2 fp32 scales, 2 bf16.",
+    ),
+    ModelShape(
+        name="deepseek-v3-micro",
+        family="mla",
+        page_size=2,
+        full_layers=_layers(2),
+        latent_dim=4,
+        source="deepseek-v3-tiny with pages of 2 and a latent of one word.",
+    ),
+    ModelShape(
+        name="llama-3-micro",
+        family="mha",
+        page_size=2,
+        full_layers=_layers(2),
+        num_kv_heads=2,
+        head_dim=4,
+        v_head_dim=4,
+        source="llama-3-tiny with pages of 2 and KV heads of one word.",
+    ),
+    ModelShape(
+        name="llama-3-fp8-micro",
+        family="mha",
+        page_size=2,
+        full_layers=_layers(2),
+        kv_dtype=_FP8,
+        num_kv_heads=4,
+        head_dim=8,
+        v_head_dim=8,
+        scale_block=4,
+        source="llama-3-fp8-tiny with pages of 2 and 4 KV heads of one word, one fp32 scale for 4 elements.",
+    ),
+    ModelShape(
+        name="gpt-oss-micro",
+        family="swa",
+        page_size=2,
+        full_layers=(1,),
+        window_layers=(0,),
+        num_kv_heads=2,
+        head_dim=4,
+        v_head_dim=4,
+        window=5,
+        source="gpt-oss-tiny with 2 layers and pages of 2; its window of 5 tokens ends inside a page.",
+    ),
+    ModelShape(
+        name="qwen3-next-micro",
+        family="mamba",
+        page_size=2,
+        full_layers=(1,),
+        state_layers=(0,),
+        num_kv_heads=1,
+        head_dim=4,
+        v_head_dim=4,
+        conv_dim=8,
+        conv_kernel=3,
+        ssm_heads=2,
+        ssm_key_dim=1,
+        ssm_value_dim=2,
+        source="qwen3-next-tiny with 2 layers and pages of 2; a state of 2 heads of 1 by 2.",
     ),
 )
 
@@ -296,7 +382,8 @@ _ANSWERING: Final = (
     ),
 )
 
-SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_TINY, *_REAL, *_ANSWERING)}
+SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_MICRO, *_TINY, *_REAL, *_ANSWERING)}
+MICRO_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _MICRO)
 TINY_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _TINY)
 ANSWERING_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _ANSWERING)
 """Shapes whose rows hold the weights' keys and values: those of decoder known-answer."""

@@ -14,7 +14,7 @@ import pytest
 from rigs.cache import BACKENDS, Rig, rig_of
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig, Lease
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.stress.history import History, OperationEvents
@@ -24,7 +24,7 @@ from kvcheck.core.workload.shapes import TINY_SHAPES
 class ForwardFirst:
     """Nothing runs until the host waits; then the forward lane runs as far as it may."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         return None if may_pause else 0
 
 

@@ -17,7 +17,7 @@ from rigs.cache import BACKENDS, REQUESTS, Rig, check_counts, check_values, rig_
 from rigs.examples import examples
 
 from kvcheck.core.base.errors import LengthMismatch
-from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, Lease
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
@@ -33,7 +33,7 @@ class HeldBack:
     def __init__(self, *lanes: str) -> None:
         self.lanes = set(lanes)
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         free = [at for at, (pending, _) in enumerate(enabled) if not self._is_held(pending.lane.name)]
         return free[0] if free else None if may_pause else 0
 

@@ -16,7 +16,7 @@ import torch
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LengthMismatch
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.backend.simulated import Choice, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
 
 # (name, width, dtype, offset) for a hidden size of 16
@@ -39,7 +39,7 @@ HIDDEN_SIZES = [1, 16, 17, 600]  # an odd one leaves a gap in the row; a large o
 class LastFirst:
     """Runs the last of what may run, so that lanes and parts go backwards; never pauses."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """The last."""
         return None if may_pause else len(enabled) - 1
 

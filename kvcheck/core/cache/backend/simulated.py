@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -33,18 +33,60 @@ from kvcheck.core.cache.backend.memory import HostMemory
 class Chooser(Protocol):
     """Decides what a simulated machine does next."""
 
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool) -> int | None:
-        """Index of the chunk to run, or None to let the process go on (only when `may_pause`)."""
+    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
+        """Index of the chunk to run, or None to let the process go on (only when `may_pause`).
+
+        goal: what the process lets time pass for; None where it has come to its end and drains.
+        """
 
 
 class Record:
-    """One recording of a signal. `done` turns True once. number: its number for observers."""
+    """One recording of a signal. `done` turns True once. number: its number for observers. queue: of its lane."""
 
-    __slots__ = ("done", "number")
+    __slots__ = ("done", "number", "queue")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, queue: Queue) -> None:
         self.number = number
+        self.queue = queue
         self.done = False
+
+
+class Goal:
+    """What the process lets time pass for. record: that it asks for or waits for; None where it does neither.
+
+    query: which question of the run this is, from 0; None where it asks nothing. A question without a record is about
+    nothing: the process gives others their turn.
+    """
+
+    __slots__ = ("_queues", "query", "record")
+
+    def __init__(self, record: Record | None, query: int | None, queues: Mapping[str, Queue]) -> None:
+        self.record = record
+        self.query = query
+        self._queues = queues
+
+    def next(self, record: Record | None = None) -> Pending | None:
+        """The operation that has to run next before the record is reached; without one, before the goal's is.
+
+        None where it is reached, or where nothing pending leads to it.
+        """
+        wanted, met = record or self.record, set[int]()
+        while wanted is not None and not wanted.done and wanted.number not in met:
+            met.add(wanted.number)
+            head = next((each for each in wanted.queue if not isinstance(each, _Mark)), None)
+            if isinstance(head, Pending):
+                return head
+            wanted = None if head is None else head.record
+        return None
+
+    def firsts(self, end: str) -> list[Pending]:
+        """The first operation of each lane with that end of its name, also of one that waits for another lane."""
+        firsts = (
+            next((each for each in queue if isinstance(each, Pending)), None)
+            for name, queue in self._queues.items()
+            if name.endswith(end)
+        )
+        return [each for each in firsts if each is not None]
 
 
 class Pending:
@@ -76,12 +118,17 @@ class _Mark:
         self.record = record
 
 
+Queue = deque["Pending | _Wait | _Mark"]
+
 Choice = tuple[Pending, int]
 """An enabled chunk: the pending operation at the head of its lane, and the index of one of its chunks."""
 
 
 class SimulatedBackend(HostMemory):
-    """Lanes as queues, one process, virtual steps. A run of more than `max_steps` steps is a Hang."""
+    """Lanes as queues, one process, virtual steps. A run of more than `max_steps` steps is a Hang.
+
+    refused: numbers of the queries that were answered with False.
+    """
 
     name = "simulated"
     device = torch.device("cpu")
@@ -95,17 +142,22 @@ class SimulatedBackend(HostMemory):
         self._lanes: dict[str, Lane] = {}
         self._captures = Captures()
         self.capture = self._captures.capture
-        self._queues: list[deque[Pending | _Wait | _Mark]] = []
+        self._queues: list[Queue] = []
+        self._queue_of: dict[str, Queue] = {}
+        self._queries = 0
+        self._no_goal = Goal(None, None, self._queue_of)
         self._submitted = 0
         self._records = 0
         self._max_steps = max_steps
         self.steps = 0
+        self.refused: list[int] = []
 
     def lane(self, name: str) -> Lane:
         """The lane of that name, made when first asked for."""
         if name not in self._lanes:
             self._lanes[name] = Lane(len(self._lanes), name)
-            self._queues.append(deque())
+            self._queue_of[name] = deque()
+            self._queues.append(self._queue_of[name])
         return self._lanes[name]
 
     def signal(self) -> Signal:
@@ -132,7 +184,7 @@ class SimulatedBackend(HostMemory):
         if not chunks:
             # An empty copy has one empty chunk. Without any chunk it would block its lane for ever.
             chunks = (_nothing,)
-        pending = Pending(self._submitted, operation, lane, chunks, self._new_record())
+        pending = Pending(self._submitted, operation, lane, chunks, self._new_record(lane))
         self._queues[lane.index].append(pending)
         if self._observer is not None:
             self._observer.submitted(pending.ordinal, operation, lane, reads, writes, pending.record.number)
@@ -146,7 +198,7 @@ class SimulatedBackend(HostMemory):
     def record(self, signal: Signal, *, lane: Lane) -> None:
         """Bind the signal to everything queued in the lane so far."""
         self._captures.refuse_record(lane)
-        record = self._new_record()
+        record = self._new_record(lane)
         signal.handle = record
         self._queues[lane.index].append(_Mark(record))
         if self._observer is not None:
@@ -171,13 +223,16 @@ class SimulatedBackend(HostMemory):
 
     def query(self, signal: Signal) -> bool:
         """Let the chooser run any chunks, then look at the record."""
-        self._yield()
+        handle = signal.handle
+        self._yield(Goal(handle if isinstance(handle, Record) else None, self._queries, self._queue_of))
+        self._queries += 1
         self._settle()
         if not isinstance(signal.handle, Record):
             return True
         if signal.handle.done:
             self._tell_joined(signal.handle)
             return True
+        self.refused.append(self._queries - 1)
         # A poll takes a step, so that a process that polls for ever is a Hang and not an endless run.
         self._spend_step()
         return False
@@ -206,9 +261,9 @@ class SimulatedBackend(HostMemory):
         if not signal.handle.done:
             self._queues[lane.index].append(_Wait(signal.handle))
 
-    def _new_record(self) -> Record:
+    def _new_record(self, lane: Lane) -> Record:
         self._records += 1
-        return Record(self._records)
+        return Record(self._records, self._queues[lane.index])
 
     def _tell_joined(self, record: Record) -> None:
         if self._observer is not None:
@@ -216,15 +271,17 @@ class SimulatedBackend(HostMemory):
 
     def _run_until(self, record: Record, what: str) -> None:
         self._settle()
+        goal = Goal(record, None, self._queue_of)
         while not record.done:
             enabled = self._enabled()
             if not enabled:
                 raise Hang(f"{what}: no pending operation can satisfy this wait")
-            self._step(enabled, may_pause=False)
+            self._step(enabled, may_pause=False, goal=goal)
             self._settle()
 
-    def _yield(self) -> None:
-        while (enabled := self._enabled()) and self._step(enabled, may_pause=True):
+    def _yield(self, goal: Goal | None = None) -> None:
+        goal = goal or self._no_goal
+        while (enabled := self._enabled()) and self._step(enabled, may_pause=True, goal=goal):
             pass
 
     def _settle(self) -> None:
@@ -251,8 +308,8 @@ class SimulatedBackend(HostMemory):
                 enabled.extend((head, i) for i in range(len(head.chunks)))
         return enabled
 
-    def _step(self, enabled: list[Choice], *, may_pause: bool) -> bool:
-        choice = self._chooser.choose(enabled, may_pause=may_pause)
+    def _step(self, enabled: list[Choice], *, may_pause: bool, goal: Goal | None = None) -> bool:
+        choice = self._chooser.choose(enabled, may_pause=may_pause, goal=goal)
         if choice is None:
             if not may_pause:
                 raise InternalError(

@@ -57,6 +57,11 @@ class Settings:
         return tuple(f"{kind}:{value}" for kind, values in self.kinds for value in values)
 
     @property
+    def variants(self) -> int:
+        """How many variants there are: so many schedules in a row have each once."""
+        return len(covering_array(tuple(len(values) for _, values in self.kinds)))
+
+    @property
     def pairs(self) -> int:
         """How many pairs of values of two settings there are."""
         return sum(len(one) * len(other) for (_, one), (_, other) in combinations(self.kinds, 2))

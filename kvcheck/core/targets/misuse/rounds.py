@@ -221,17 +221,18 @@ def _told_loading(scene: Scene) -> bool:
 def _whole_pages(scene: Scene) -> bool:
     """Of a prompt of two pages and a token, the last token is computed, and both pages are looked for."""
     cache = BareCache(scene.page)
-    _scheduler(scene, 2 * scene.page + 1, outputs=2, cache=cache, chunk_tokens=scene.page).step()
+    _scheduler(scene, 2 * scene.page + 1, outputs=1, cache=cache, chunk_tokens=scene.page).step()
     asked = [(FIRST, 2 * scene.page)]
     return cache.fetched == asked and cache.admitted == asked
 
 
 def _kept_prompt(scene: Scene) -> bool:
-    """A prompt of two pages is offered to the tree before its request ends."""
+    """A prompt of whole pages is offered to the tree before its request ends."""
     cache = BareCache(scene.page)
-    scheduler = _scheduler(scene, 2 * scene.page, outputs=3, cache=cache, chunk_tokens=2 * scene.page)
+    prompt = 2 * scene.page if scene.page > 2 else scene.page  # three more tokens have to fit into LONGEST pages
+    scheduler = _scheduler(scene, prompt, outputs=3, cache=cache, chunk_tokens=2 * scene.page)
     scheduler.step()
-    return not scheduler.is_idle and cache.kept == [2 * scene.page]
+    return not scheduler.is_idle and cache.kept == [prompt]
 
 
 ROUNDS: tuple[Misuse[Scene], ...] = (

@@ -1,0 +1,33 @@
+"""`kvcheck stress --answers-within K`: every schedule within K answers of the eager order, of each variant.
+
+Invariants:
+- A cell passes if all of them ran. Where the time was too short, it is UNKNOWN and says what is left.
+"""
+
+from __future__ import annotations
+
+from kvcheck.commands.session import Cell
+from kvcheck.core.base.errors import UsageError
+
+PORTFOLIO = "portfolio"
+ANSWERS = "answers"
+
+
+def strategy_of(strategy: str, within: int | None) -> str:
+    """The strategy of a run. Raises UsageError where another one is named than the bound needs."""
+    if within is None:
+        return strategy
+    if within < 0:
+        raise UsageError(f"--answers-within {within}: expected a number from 0 on")
+    if strategy not in (PORTFOLIO, ANSWERS):
+        raise UsageError(f"--answers-within {within}: expected --strategy answers, or none; got {strategy}")
+    return ANSWERS
+
+
+def plan_exploring(cell: Cell, *, within: int, workloads: int | None) -> None:
+    """Have a cell run all schedules within so many answers. workloads: None takes one for each variant."""
+    from kvcheck.core.stress.plan_scenario import scenario_of
+
+    cell.within = within
+    cell.wanted = 1 if cell.plan.trace is not None else workloads or scenario_of(cell.plan).table.variants
+    cell.floor = cell.wanted

@@ -1,0 +1,72 @@
+"""`kvcheck stress --answers-within K` runs all of them, says so, and says what is left where it could not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import RunRecord, Verdict, read_record
+
+CELL = ("stress", "retract-resume", "--shape", "llama-3-micro", "--seed", "1", "--jobs", "1", "--no-reports")
+
+
+def recorded(out: Path) -> RunRecord:
+    """The only run of a folder."""
+    (folder,) = out.iterdir()
+    return read_record(folder)
+
+
+@pytest.mark.schedules
+def test_a_whole_run_says_of_which_schedules_none_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*CELL, "--answers-within", "1", "--schedules", "1", "--requests", "3", "--out", str(tmp_path)]) == 0
+    (row,) = recorded(tmp_path).scenarios
+    assert row.coverage is not None
+    assert row.coverage.scope == "every schedule within 1 answer of the eager order, of 1 workload"
+    assert row.schedules == row.coverage.wanted == row.evidence.traces > 3
+    assert f"{row.coverage.scope}; tried answers" in capsys.readouterr().out
+
+
+@pytest.mark.schedules
+def test_a_run_whose_time_was_too_short_is_unknown_and_says_what_is_left(tmp_path: Path) -> None:
+    words = [*CELL, "--answers-within", "2", "--schedules", "3", "--max-time", "3", "--out", str(tmp_path)]
+    assert run(words) == 4
+    (row,) = recorded(tmp_path).scenarios
+    assert (row.verdict, row.code) == (Verdict.UNKNOWN, "KV990")
+    assert row.coverage is not None
+    assert row.coverage.scope is None
+    assert row.reason
+
+
+@pytest.mark.schedules
+def test_a_mutant_is_found_and_its_line_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CELL[:1], "--mutant", "load-without-pin", "--shape", "llama-3-micro", "--answers-within", "1"]
+    assert run([*words, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 1
+    finding = recorded(tmp_path).findings[0]
+    assert finding.code == "KV202"
+    assert finding.schedule is not None
+    assert "strategy=answers," in finding.schedule
+    assert "choices=none" in finding.schedule
+    assert len(finding.schedule) < 300
+    capsys.readouterr()
+    assert run(["replay", finding.schedule, "--out", str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--answers-within", "-1"], "--answers-within -1: expected a number from 0 on"),
+        (["--answers-within", "1", "--strategy", "random"], "expected --strategy answers, or none; got random"),
+        (["--strategy", "answers", "--backend", "eager"], "--strategy answers: expected --backend simulated"),
+        (["--answers-within", "1", "--device", "cuda"], "--strategy answers: expected --backend simulated"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert run([*CELL, *words, "--out", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
