@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from live.damage_naming import page_is_named
 from live.damage_summary import Table, markdown
 from live.state_damage import StateQuestion, state_rows
 from rigs.gpt_oss_forward import GptOssForward
@@ -38,9 +39,9 @@ from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import INDEXED, KV_SCALES, Parameters, shown_pair
+from kvcheck.core.live.model.parameters import INDEXED, KV_SCALES, Parameters
 
 PAGE = 8
 DRAWS = 20  # of a damage that changes something
@@ -249,22 +250,6 @@ class Question:
         return next(((i, a) for i, (a, b) in enumerate(zip(said, self.expected, strict=True)) if a != b), None)
 
 
-def named(question: Question, step: int, said: int, layer: int, head: int | None) -> bool:
-    """Whether the wrong answer names the damaged layer, and the head where it names one."""
-    p, alphabet = question.parameters, Alphabet(question.parameters)
-    if said in (TOO_LITTLE, TOO_MUCH):
-        return layer == p.hopping[-1]
-    if (lost := alphabet.lost_at(said)) is not None:
-        after = next((each for each in p.hopping if each > layer), None)
-        return lost[0] == after or (lost[0] == layer and (head is None or lost[1] in (None, head)))
-    mark, expected = alphabet.as_mark(said), alphabet.as_mark(question.expected[step])
-    if mark is None or expected is None or mark[0] != expected[0]:
-        return False
-    wrong = mark[1] ^ expected[1]
-    pairs = [shown_pair(p, (mark[0] - 1) % p.phases, bit) for bit in range(p.bits) if wrong >> bit & 1]
-    return all(p.showing[pair // p.kv_heads] == layer and head in (None, pair % p.kv_heads) for pair in pairs)
-
-
 def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str, object]]:
     """A row for each damage, heads damaged, layer and test."""
     has_scales = kv_scale > 1
@@ -319,7 +304,10 @@ def fault_row(model: GptOssForward, asked: list[Question], fault: Fault, layer: 
         "trials": len(asked),
         "found": len(found),
         "median_step": median(step for _, step, _ in found) if found else "",
-        "named": sum(named(question, step, said, layer, None) for question, step, said in found),
+        "named": sum(
+            page_is_named(question.parameters, said, question.expected[step], layer, None)
+            for question, step, said in found
+        ),
     }
 
 
@@ -346,8 +334,9 @@ def row(
             continue  # keys of marks, for one, are the same in every request
         tried += 1
         if (wrong := question.first_wrong(cache)) is not None:
-            steps.append(wrong[0])
-            right += named(question, *wrong, layer, head)
+            step, said = wrong
+            steps.append(step)
+            right += page_is_named(question.parameters, said, question.expected[step], layer, head)
     return {
         "heads": "all" if head is None else head,
         "layer": layer,

@@ -5,7 +5,8 @@ has nodes. Some damage happens while the prompt is read. A median step counts fr
 
 Invariants:
 - Damage that leaves the states as they were is not counted.
-- named: the answer's own layer is the damaged one, and the head where it names one and one was damaged.
+- named: the answer's own layer is the damaged one, and the head where it names one and one was damaged. Of a wrong
+  mark that is the layer and head of its wrong bits.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
+from live.damage_naming import state_is_named
 from rigs.llama_forward import Cache
 from rigs.qwen3_next_forward import Qwen3NextForward
 
@@ -56,6 +58,11 @@ class Trial:
         self.first = 2 + rng.below(MOST_FIRST - 1)
         self.head = rng.below(own.kept[0].values[layer].shape[0])
         self.cache = own.kept[self.first].copy()
+
+    @property
+    def kv_head(self) -> int:
+        """The KV head that `head` of the state belongs to."""
+        return self.head * self.own.parameters.kv_heads // self.own.kept[0].values[self.layer].shape[0]
 
     def _old(self, back: int = 1) -> Cache:
         return self.own.kept[self.first - back]
@@ -181,8 +188,10 @@ def _row(
         tried += 1
         wrong = own.first_wrong(trial.cache, trial.first)
         if wrong is not None:
-            steps.append(wrong[0])
-            right += _is_named(own.parameters, trial, wrong[1], damage in ONE_HEAD)
+            step, said = wrong
+            steps.append(step)
+            head = trial.kv_head if damage in ONE_HEAD else None
+            right += state_is_named(own.parameters, said, own.expected[trial.first + step], layer, head)
     return {
         "heads": "one" if damage in ONE_HEAD else "all",
         "layer": layer,
@@ -191,11 +200,3 @@ def _row(
         "median_step": median(steps) if steps else "",
         "named": right,
     }
-
-
-def _is_named(parameters: Parameters, trial: Trial, said: int, is_one_head: bool) -> bool:
-    lost = Alphabet(parameters).lost_at(said)
-    if lost is None or lost[0] != trial.layer:
-        return False
-    heads = trial.own.kept[0].values[trial.layer].shape[0]
-    return not is_one_head or lost[1] in (None, trial.head * parameters.kv_heads // heads)

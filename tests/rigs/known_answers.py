@@ -108,3 +108,11 @@ def first_wrong(
             return step, said
         logits = model.step([token], cache)
     return None
+
+
+def first_wrong_at_once(
+    model: LlamaForward, cache: Cache, logits: torch.Tensor, expected: tuple[int, ...]
+) -> tuple[int, int] | None:
+    """The same in one step: up to the first wrong answer, greedy decoding reads the expected ones too."""
+    said = [int(logits.argmax()), *model.step(expected[:-1], cache, every=True).argmax(-1).tolist()]
+    return next(((step, a) for step, (a, b) in enumerate(zip(said, expected, strict=True)) if a != b), None)

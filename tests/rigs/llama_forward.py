@@ -5,6 +5,7 @@ Invariants:
 - `rounded` is applied to what the cache stores, so that a narrower cache is tried without an engine. What is stored
   is divided by the layer's scales, where the model has some, and multiplied by them when it is read.
 - A prompt is read by torch's own attention in the model's dtype, as engines do it; tokens after it in float32 or wider.
+- Products with weights are added up in float32 or wider and rounded once, as kernels for bf16 and fp16 do it.
 - The MLP is not computed: the rig is for models whose MLP is zero, and refuses another.
 """
 
@@ -56,6 +57,7 @@ class LlamaForward:
         self.rounded = rounded or (lambda values: values)
         self.rounds_queries = False  # as some attention kernels do where the cache is narrower
         self.w = {}
+        self._wide_w: dict[str, torch.Tensor] = {}
         for name, array in tensors:
             if ".mlp." not in name:
                 self.w[name] = torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
@@ -69,13 +71,23 @@ class LlamaForward:
         """Dimensions of a head that turn."""
         return int(self.config["head_dim"])
 
+    @property
+    def wide(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def times(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """x through the weights of that name. In float32 a CPU is far faster than in bf16."""
+        if name not in self._wide_w:
+            self._wide_w[name] = self.w[name].to(self.wide)
+        return (x.to(self.wide) @ self._wide_w[name].T).to(self.dtype)
+
     def scales(self, layer: int) -> tuple[torch.Tensor | float, torch.Tensor | float]:
         """What the checkpoint says of a layer's keys and values in FP8; 1 where it says nothing."""
         prefix = f"model.layers.{layer}.self_attn"
         return self.w.get(f"{prefix}.k_scale", 1.0), self.w.get(f"{prefix}.v_scale", 1.0)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.double() if self.dtype == torch.float64 else x.float()
+        wide = x.to(self.wide)
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])).to(self.dtype)
 
     def turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -92,7 +104,7 @@ class LlamaForward:
         """Queries, keys and values before rotation, [tokens, heads, head_dim] each."""
         y = self.norm(x)
         return [
-            (y @ self.w[f"model.layers.{layer}.self_attn.{name}_proj.weight"].T).unflatten(
+            self.times(y, f"model.layers.{layer}.self_attn.{name}_proj.weight").unflatten(
                 1, (-1, self.config["head_dim"])
             )
             for name in ("q", "k", "v")
@@ -115,12 +127,11 @@ class LlamaForward:
     def _later(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        grouped = q.unflatten(1, (k.shape[1], -1)).to(wide)
-        scores = torch.einsum("thgd,shd->hgts", grouped, k.to(wide)) / q.shape[-1] ** 0.5
+        grouped = q.unflatten(1, (k.shape[1], -1)).to(self.wide)
+        scores = torch.einsum("thgd,shd->hgts", grouped, k.to(self.wide)) / q.shape[-1] ** 0.5
         future = torch.arange(len(k))[None] > positions[:, None]
         chance = scores.masked_fill(future, -torch.inf).softmax(-1)
-        return torch.einsum("hgts,shd->thgd", chance, v.to(wide)).to(self.dtype).flatten(1)
+        return torch.einsum("hgts,shd->thgd", chance, v.to(self.wide)).to(self.dtype).flatten(1)
 
     def past(self, cache: Cache) -> int:
         """Tokens that a cache holds."""
@@ -143,7 +154,7 @@ class LlamaForward:
             cache.keys.append(k)
             cache.values.append(v)
         mixed = self.mixed(layer, x, q, k * k_scale, v * v_scale, cache)
-        return mixed @ self.w[f"model.layers.{layer}.self_attn.o_proj.weight"].T
+        return self.times(mixed, f"model.layers.{layer}.self_attn.o_proj.weight")
 
     def step(self, ids: Sequence[int], cache: Cache, *, query_shift: int = 0, every: bool = False) -> torch.Tensor:
         """Logits [ids] of the last token, or [T, ids] where every is set. query_shift shifts the queries' positions."""
@@ -154,5 +165,5 @@ class LlamaForward:
             x = x + self.attended(layer, x, positions, cache, query_shift)
         if not every:
             x = x[-1:]
-        logits = (self.norm(x) @ self.w["lm_head.weight"].T).to(torch.float64)
+        logits = self.times(self.norm(x), "lm_head.weight").to(torch.float64)
         return logits if every else logits[0]

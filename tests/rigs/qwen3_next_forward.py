@@ -35,13 +35,6 @@ class Qwen3NextForward(LlamaForward):
     ) -> None:
         super().__init__(config, tensors, dtype, rounded)
         self.left_over: dict[int, torch.Tensor] = {}
-        self._wide_w: dict[str, torch.Tensor] = {}
-
-    def times(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """x through the weights of that name: added up in `wide` and rounded once, far faster than bf16 on a CPU."""
-        if name not in self._wide_w:
-            self._wide_w[name] = self.w[name].to(self.wide)
-        return (x.to(self.wide) @ self._wide_w[name].T).to(self.dtype)
 
     @property
     def turned(self) -> int:
@@ -53,10 +46,6 @@ class Qwen3NextForward(LlamaForward):
     def past(self, cache: Cache) -> int:
         """Tokens that a cache holds, by its first layer of attention."""
         return cache.keys[self.config["layer_types"].index("full_attention")].shape[0] if cache.keys else 0
-
-    @property
-    def wide(self) -> torch.dtype:
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         assert not self.w["model.norm.weight"].any(), "a norm is stored less 1"

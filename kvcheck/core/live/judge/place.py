@@ -13,7 +13,9 @@ Each wrong step names pages that it read, with a weight; the sum over the wrong 
 
 Two keys of one node: another request lists the node that a layer looks for, with another node after it. If the page
 there is that request's, both keys match and the layer returns half of each. Requests of the same round come first;
-the weight is divided by how many list it, and of more than three it says nothing: of many, one always does.
+the weight is divided by how many list it, and of more than three it says nothing: of many, one always does. A state
+has no pages and no second key: if it is that request's, it holds the other entry alone. So it adds 0.1 to the values of
+the layer before, which stay behind the lost layer: by chance some request of a round lists a node more often.
 
 A page that a right step of the same request read in that layer counts half: a wrong page is mostly wrong as a whole.
 It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one. The
@@ -48,6 +50,7 @@ IN_PREFILL = 0.3
 ONE_OF_SEVERAL = 0.5
 TWO_KEYS_LOST = 0.55
 TWO_KEYS_LITTLE = 1.1
+ENTRY_IN_ANOTHER_STATE = 0.1
 READ_RIGHT = 0.5
 MOST_LISTED = 16
 MOST_PLACES = 6
@@ -294,17 +297,23 @@ def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: List
 def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, listed: Lists) -> Iterator[Hint]:
     """Pages of which another request's would hold a second key for what a layer looked for."""
     node, right = step.path[layer : layer + 2]
-    found = [each for each in listed.get(node, ()) if each.after != right and each.position < len(question.ids)]
+    is_state = alphabet.parameters.kind(layer).is_state
+    found = [each for each in listed.get(node, ()) if each.after != right]
+    found = [each for each in found if is_state or each.position < len(question.ids)]
     found = [each for each in found if each.is_of_round] or found
     if len(found) > FEW:
         return
     weight = TWO_KEYS_LITTLE if layer == alphabet.parameters.hopping[-1] else TWO_KEYS_LOST
     for each in found:
+        own = f"request {each.request} lists node {node} too"
         yield Hint(
             layer=layer,
-            position=each.position,
-            weight=weight / len(found),
-            why=f"request {each.request} lists node {node} too; its page here would be a second key",
+            position=_read(step, layer) if is_state else each.position,
+            weight=(ENTRY_IN_ANOTHER_STATE if is_state else weight) / len(found),
+            why=f"{own}; its state would lead to node {each.after}"
+            if is_state
+            else f"{own}; its page here would be a second key",
+            is_values_before=is_state,
         )
 
 
