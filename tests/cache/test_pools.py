@@ -61,6 +61,8 @@ TABLES: dict[str, Table] = {
     "llama-fp8-answers": {"full": (2, kv(256, 16))},
     "deepseek-answers": {"full": (2, {"latent": ("token", 2304)})},
     "gpt-oss-answers": {"full": (2, kv(512)), "window": (2, kv(512))},
+    "deepseek-v3.2-answers": {"full": (2, {"latent": ("token", 2304), "index_k_with_scale": ("page", 1056)})},
+    "qwen3-next-answers": {"full": (1, kv(2048)), "state": (3, {"conv": ("slot", 12288), "ssm": ("slot", 262144)})},
 }
 PAGES, WINDOW_PAGES, REQUESTS = 9, 5, 3
 
@@ -129,7 +131,7 @@ def test_every_family_has_a_tiny_and_a_real_shape_with_a_literal_table(family: s
     assert set(TABLES) == set(SHAPES)
 
 
-@pytest.mark.parametrize("name", [name for name, preset in SHAPES.items() if preset.family == "nsa"])
+@pytest.mark.parametrize("name", ["glm-5.1-tiny", "deepseek-v3.2-tiny", "glm-5.1", "deepseek-v3.2"])
 def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: str) -> None:
     (space,) = POOLS.load("nsa")(shape(name))
     index = space.buffers[1]
@@ -137,6 +139,11 @@ def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: 
     assert index.pieces == (Piece("key", 0, 128), Piece("scale", 8192, 4))
     spans = [(p.offset + o * p.size_bytes, p.size_bytes) for p in index.pieces for o in range(64)]
     assert [at for start, size in spans for at in range(start, start + size)] == list(range(8448))
+
+
+def test_a_shorter_index_page_has_the_same_two_parts() -> None:
+    (space,) = POOLS.load("nsa")(shape("deepseek-v3.2-answers"))
+    assert space.buffers[1].pieces == (Piece("key", 0, 128), Piece("scale", 8 * 128, 4))
 
 
 def test_a_packed_latent_row_of_deepseek_v32_is_656_plain_bytes() -> None:

@@ -67,6 +67,8 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
         ("llama-fp8-answers", 256),
         ("deepseek-answers", 2304),
         ("gpt-oss-answers", 512),
+        ("deepseek-v3.2-answers", 2304),
+        ("qwen3-next-answers", 2048),
     ],
 )
 def test_attention_rows_have_their_exact_size(name: str, row_bytes: int) -> None:
@@ -94,7 +96,7 @@ def test_tiny_rows_and_states_are_small_multiples_of_a_word(name: str) -> None:
     assert preset.hidden_size == 16
 
 
-@pytest.mark.parametrize("name", [name for name, preset in SHAPES.items() if preset.family == "nsa"])
+@pytest.mark.parametrize("name", ["glm-5.1-tiny", "deepseek-v3.2-tiny", "glm-5.1", "deepseek-v3.2"])
 def test_an_index_page_is_8448_bytes(name: str) -> None:
     preset = shape(name)
     scales = preset.index_head_dim // preset.index_quant_block
