@@ -58,7 +58,8 @@ def job(request: int, prompt: int = PROMPT, output: int = OUTPUT, author: int | 
 class Server:
     """Requests on one pool, computed one after another."""
 
-    def __init__(self, name: str, *jobs: Job) -> None:
+    def __init__(self, name: str, *jobs: Job, from_host: range = range(0)) -> None:
+        """from_host: pages of each request that count as loaded."""
         self.shape = shape(name)
         backend = EagerBackend()
         sizes = PoolSizes(
@@ -67,7 +68,9 @@ class Server:
         self.pool = KVPool(self.shape, sizes, backend=backend)
         self.events: list[Event] = []
         self.jobs = {each.request: each for each in jobs}
-        self.decoder = KnownAnswerDecoder(self.pool, backend, jobs, self.events.append, FIELDS, {})
+        self.decoder = KnownAnswerDecoder(
+            self.pool, backend, jobs, self.events.append, FIELDS, {}, host_pages=lambda request, first: from_host
+        )
         self.holdings: dict[int, Holding] = {}
 
     def passed(self, stops: dict[int, int]) -> dict[int, int]:
@@ -208,6 +211,31 @@ def test_a_query_that_is_turned_back_asks_as_weights_for_that_distance_do(name: 
         wanted = other.added(layer, Asking(x, positions, hidden), rows)[2 + back :]
         assert wanted.abs().max() > 0.5
         assert torch.allclose(got, wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("page", range(PROMPT // 8 + 1))
+def test_rows_of_the_host_are_counted_where_an_answer_reads_them(page: int) -> None:
+    """A request that reads 5 back with its first answer reads token 15, then 16 and so on; a page has 8.
+
+    A token has 132 bytes of an index page, which are 16 whole words.
+    """
+    server = Server("deepseek-v3.2-answers", job(FAR, output=5), from_host=range(page, page + 1))
+    server.decode(server.prefill(FAR))
+    counted = dict.fromkeys(("latent", "index_k_with_scale"), 0)
+    for event in server.events:
+        if isinstance(event, Verified) and event.buffer.startswith("host:"):
+            counted[event.buffer.removeprefix("host:")] += event.words
+    rows = {1: 1, 2: 4}.get(page, 0) * 2
+    assert counted == {"latent": rows * 576 * 4 // 8, "index_k_with_scale": rows * 16}
+
+
+@pytest.mark.parametrize(("prompt", "rows"), [(PROMPT, 0), (9, 3)])
+def test_a_state_of_the_host_counts_while_tokens_before_it_are_read(prompt: int, rows: int) -> None:
+    """Of a prompt of 9 tokens behind a page, token 8 reads token 5, and the two tokens after it read 6 and 7."""
+    server = Server(STATES, job(FAR, prompt=prompt), from_host=range(1))
+    server.decode(server.prefill(FAR))
+    words = [each.words for each in server.events if isinstance(each, Verified) and each.buffer == "host:ssm"]
+    assert words == [3 * 4 * 128 * 128 * 4 // 8] * rows
 
 
 def test_rows_of_eight_bits_come_back_as_they_were_with_their_scales() -> None:
