@@ -43,7 +43,8 @@ class _Pass:
     add to it. positions: [T] of their rows; turned: [T] by which they are turned. counts: tokens of each chunk.
 
     written: entries of the request table where they lie, on the device; read: by space, what each chunk reads. slots:
-    entries of the table of states, on the device. states: of all chunks by buffer, once a layer has read its own.
+    entries of the table of states, on the device. index: rows of index pages, by piece, that the layer at hand has
+    read. states: of all chunks by buffer, once a layer has read its own.
     """
 
     chunks: tuple[Chunk, ...]
@@ -54,6 +55,7 @@ class _Pass:
     written: torch.Tensor
     read: Mapping[str, Places]
     slots: torch.Tensor
+    index: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -218,19 +220,34 @@ class KnownAnswerDecoder:
         )
 
     def _submit_read(self, now: _Pass, touch: SpaceTouch, layer: int, local: int, is_replayed: bool) -> None:
-        """Its waits are those of the guarded read. A replayed graph makes none: it relies on the wait before it."""
-        owner, waits = self._pool.sets[touch.space], () if is_replayed else (local,)
-        sources: dict[str, torch.Tensor] = {}
-        for buffer in owner.spec.buffers:
-            for piece in INDEX_READERS[self._passes % len(INDEX_READERS)] if buffer.pieces else ("",):
-                view = owner.read_view(buffer.name, waits, self._pool.forward, piece=piece)[local]
-                sources |= self._by_piece(buffer, view, piece)
+        """Index pages first, as an indexer reads them before attention does."""
+        buffers = self._pool.sets[touch.space].spec.buffers
+        waits = () if is_replayed else (local,)
+        packed = tuple(buffer for buffer in buffers if buffer.pieces)
+        for piece in INDEX_READERS[self._passes % len(INDEX_READERS)] if packed else ():
+            name = f"decode.read_index{piece and '_'}{piece}"
+            self._submit_reader(name, partial(self._read_index, now), touch, packed, local, waits, piece)
         work = self._read_states if touch.space == "state" else partial(self._read, touch.space)
-        self._backend.submit(
-            Operation("decode.read", (partial(work, layer, now, sources),)),
-            lane=self._pool.forward,
-            reads=touch.reads(owner.spec.buffers, local),
-        )
+        others = tuple(buffer for buffer in buffers if not buffer.pieces)
+        self._submit_reader("decode.read", partial(work, layer, now), touch, others, local, waits)
+
+    def _submit_reader(
+        self,
+        name: str,
+        work: Callable[[Mapping[str, torch.Tensor]], None],
+        touch: SpaceTouch,
+        buffers: Sequence[BufferSpec],
+        local: int,
+        waits: tuple[int, ...],
+        piece: str = "",
+    ) -> None:
+        """waits: layers that the guarded read waits for. A replayed graph makes none: it relies on the wait before."""
+        owner, sources = self._pool.sets[touch.space], dict[str, torch.Tensor]()
+        for buffer in buffers:
+            view = owner.read_view(buffer.name, waits, self._pool.forward, piece=piece)[local]
+            sources |= self._by_piece(buffer, view, piece)
+        operation = Operation(name, (partial(work, sources),))
+        self._backend.submit(operation, lane=self._pool.forward, reads=touch.reads(buffers, local))
 
     def _by_piece(self, buffer: BufferSpec, words: torch.Tensor, piece: str = "") -> dict[str, torch.Tensor]:
         """Rows of a buffer in one layer, [R, W]; of a packed one the tokens of that piece or of all, [pages, P, W]."""
@@ -249,14 +266,22 @@ class KnownAnswerDecoder:
                 else:
                     rows.index_copy_(0, locs, stored[name])
 
-    def _read(self, space: str, layer: int, now: _Pass, sources: Mapping[str, torch.Tensor]) -> None:
-        places, size = now.read[space], self._pool.page_size
-        locs = locs_of_places(self._pool, space, self._backend.index(places.entries))
-        lengths = np.bincount(places.chunk, minlength=len(now.chunks)).tolist()
-        rows = {
+    def _read_index(self, now: _Pass, sources: Mapping[str, torch.Tensor]) -> None:
+        now.index |= self._rows("full", now, sources)
+
+    def _rows(self, space: str, now: _Pass, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Rows of what the chunks read, one chunk after another, [n, W]."""
+        size = self._pool.page_size
+        locs = locs_of_places(self._pool, space, self._backend.index(now.read[space].entries))
+        return {
             name: words[locs // size, locs % size] if words.dim() == 3 else words.index_select(0, locs)
             for name, words in sources.items()
         }
+
+    def _read(self, space: str, layer: int, now: _Pass, sources: Mapping[str, torch.Tensor]) -> None:
+        places = now.read[space]
+        lengths = np.bincount(places.chunk, minlength=len(now.chunks)).tolist()
+        rows = now.index | self._rows(space, now, sources)
         by_name = {name: torch.split(each, lengths) for name, each in rows.items()}
         by_chunk = zip(
             now.chunks,
