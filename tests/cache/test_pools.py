@@ -68,6 +68,8 @@ TABLES: dict[str, Table] = {
     "llama-fp8-answers": {"full": (2, kv(256, 16))},
     "deepseek-answers": {"full": (2, {"latent": ("token", 2304)})},
     "gpt-oss-answers": {"full": (2, kv(512)), "window": (2, kv(512))},
+    "deepseek-v3.2-answers": {"full": (2, {"latent": ("token", 2304), "index_k_with_scale": ("page", 1056)})},
+    "qwen3-next-answers": {"full": (1, kv(2048)), "state": (3, {"conv": ("slot", 12288), "ssm": ("slot", 262144)})},
 }
 PAGES, WINDOW_PAGES, REQUESTS = 9, 5, 3
 
@@ -136,9 +138,7 @@ def test_every_family_has_a_micro_a_tiny_and_a_real_shape_with_a_literal_table(f
     assert set(TABLES) == set(SHAPES)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, preset in SHAPES.items() if preset.family == "nsa" and name not in MICRO_SHAPES]
-)
+@pytest.mark.parametrize("name", ["glm-5.1-tiny", "deepseek-v3.2-tiny", "glm-5.1", "deepseek-v3.2"])
 def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: str) -> None:
     (space,) = POOLS.load("nsa")(shape(name))
     index = space.buffers[1]
@@ -153,6 +153,11 @@ def test_a_micro_index_page_holds_2_keys_of_a_word_and_then_2_scales_of_half_a_w
     index = POOLS.load("nsa")(shape(name))[0].buffers[1]
     assert index.pieces == (Piece("key", 0, 8), Piece("scale", 16, 4))
     assert index.row_bytes == 2 * 8 + 2 * 4
+
+
+def test_a_shorter_index_page_has_the_same_two_parts() -> None:
+    (space,) = POOLS.load("nsa")(shape("deepseek-v3.2-answers"))
+    assert space.buffers[1].pieces == (Piece("key", 0, 128), Piece("scale", 8 * 128, 4))
 
 
 def test_a_packed_latent_row_of_deepseek_v32_is_656_plain_bytes() -> None:

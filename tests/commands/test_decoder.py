@@ -27,6 +27,18 @@ def test_known_answers_pass_and_the_record_says_what_was_asked(
 
 
 @pytest.mark.schedules
+def test_answers_that_depend_on_loaded_pages_are_the_evidence_of_the_host_tier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "hicache", "--decoder", "known-answer", "--shape", "llama-answers", "--seed", "1"]
+    assert run([*command, "--schedules", "3", "--no-reports", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    (path,) = tmp_path.glob("*/run.json")
+    words = json.loads(path.read_text(encoding="utf-8"))["scenarios"][0]["evidence"]["words_verified"]
+    assert 0 < words["host:k"] == words["host:v"] < words["k"]
+
+
+@pytest.mark.schedules
 def test_a_mutant_is_shown_by_the_decoder_of_its_card_and_its_line_replays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,7 +57,7 @@ def test_a_mutant_is_shown_by_the_decoder_of_its_card_and_its_line_replays(
     [
         (["--decoder", "wods"], "did you mean 'words'"),
         (["--decoder", "known-answer", "--shape", "llama-3-tiny"], "expected a shape of llama-answers"),
-        (["hicache", "--decoder", "known-answer"], "expected a scenario of retract-resume"),
+        (["hicache", "--decoder", "known-answer", "--shape", "glm-5.1-tiny"], "expected a shape of llama-answers"),
         (["pd-transfer", "--decoder", "known-answer", "--ranks", "2x2"], "expected --ranks 1x1"),
         (["--decoder", "known-answer", "--transport", "tcp"], "in one process"),
         (["--mutant", "window-one-short", "--shape", "gpt-oss-tiny"], "expected a shape of llama-answers"),

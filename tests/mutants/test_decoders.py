@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from mutants.decoder_table import COLUMNS, SCHEDULES, SHAPES, cells, found_by, markdown
+from mutants.decoder_table import COLUMNS, SCHEDULES, SEED, SHAPES, cells, found_by, markdown
 
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads, schedules
 from kvcheck.core.stress.schedule import Plan
@@ -60,3 +60,21 @@ def test_the_table_is_what_this_build_does(name: str, first: Plan, workloads: Wo
     for number, plan in enumerate(schedules(first, tried), start=1):
         assert found_by(broken.run(plan)) == (row["found"] if number == int(row["schedules"]) else "-")
         assert fixed.run(plan).findings == ()
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize(
+    ("name", "shape", "schedule", "found"),
+    [
+        ("key-forgets-rank", "llama-answers", 1, "output KV501"),
+        ("index-key-reader-without-wait", "deepseek-v3.2-answers", 1, "ordering KV201"),
+        ("index-scale-reader-without-wait", "deepseek-v3.2-answers", 1, "ordering KV201"),
+        ("index-pair-reader-without-wait", "deepseek-v3.2-answers", 1, "ordering KV201"),
+    ],
+)
+def test_mutants_of_the_host_tier_show_with_known_answers_too(
+    name: str, shape: str, schedule: int, found: str, workloads: Workloads
+) -> None:
+    plan = Plan(scenario="hicache", shape=shape, decoder="known-answer", seed=SEED, schedule=schedule)
+    assert found_by(ScheduleRunner(mutant_target(name), workloads=workloads).run(plan)) == found
+    assert ScheduleRunner(BuiltinTarget(), workloads=workloads).run(plan).findings == ()

@@ -358,7 +358,8 @@ class VariedTarget(BuiltinTarget):
 
         def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> Decoder:
             made = setup.decoder(pool, fields, first_words)
-            made.__class__ = self.variation.decoder  # the scenario keeps the one that it made
+            if self.variation.decoder is not ContentDecoder:
+                made.__class__ = self.variation.decoder  # the scenario keeps the one that it made
             return made
 
         host = self.variation.tier(setup.host)

@@ -7,10 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+import torch
 from rigs.variations import TAKEN, VARIATIONS, EarlyBackupCache, ScrubbingPool, Variation, VariedTarget
 
 from kvcheck.core.cache.backend.backend import Lane, Signal
@@ -18,10 +20,13 @@ from kvcheck.core.cache.hicache.cache import Lease
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.hicache.node import Transfer
+from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.pool import Given, Holding
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.workload.decoder import ContentDecoder
 
 SHAPES = (("hicache", "llama-3-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny"))
 REQUESTS = 24
@@ -60,6 +65,44 @@ def test_a_legal_variation_gives_no_finding(name: str) -> None:
         loads += outcome.evidence.loads or 0
         assert (outcome.evidence.orderings_checked or 0) > 500
     assert taken and loads, "the variation has to take place, beside loads"
+
+
+ANSWERING = (
+    ("hicache", "llama-answers"),
+    ("hicache", "deepseek-v3.2-answers"),
+    ("hicache-hybrid", "qwen3-next-answers"),
+    ("hicache-hybrid", "gpt-oss-answers"),
+)
+KEEPS_DECODER = [name for name, each in VARIATIONS.items() if each.decoder is ContentDecoder]
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize(("name", "cell"), [*zip(KEEPS_DECODER, itertools.cycle(ANSWERING), strict=False)])
+def test_known_answers_stay_right_under_a_legal_variation(name: str, cell: tuple[str, str]) -> None:
+    TARGET.variation = VARIATIONS[name]
+    scenario, shape = cell
+    plan = Plan(scenario=scenario, shape=shape, decoder="known-answer", seed=11, schedule=1, requests=REQUESTS)
+    outcome = ScheduleRunner(TARGET).run(plan)
+    assert [(found.code, found.oracle, found.message) for found in outcome.findings] == [], plan.line()
+    assert not outcome.broken_oracles and outcome.judged["output"] > REQUESTS // 2
+
+
+class OtherPicks(AttentionInputs):
+    """Legal: one position more than asked for, in the order of the request."""
+
+    def picked(self, scores: torch.Tensor, count: int) -> torch.Tensor:
+        return super().picked(scores, count + 1).sort(-1).values
+
+
+@pytest.mark.schedules
+def test_what_an_indexer_picks_beside_the_right_row_does_not_matter() -> None:
+    runner = ScheduleRunner(BuiltinTarget(replace(FIXED, attention=OtherPicks)))
+    for schedule in range(2):
+        plan = Plan(
+            scenario="retract-resume", shape="deepseek-v3.2-answers", decoder="known-answer", seed=1, schedule=schedule
+        )
+        outcome = runner.run(plan)
+        assert (outcome.findings, outcome.judged["output"] > 0) == ((), True)
 
 
 class NobodyWaits(LayerGate):

@@ -1,4 +1,4 @@
-"""The decoder of a plan: which shapes and scenarios it is for, and the workload as it takes it.
+"""The decoder of a plan: which shapes it is for, and the workload as it takes it.
 
 Invariants:
 - What a decoder cannot run is refused before anything runs. It is no finding.
@@ -16,8 +16,6 @@ from kvcheck.core.workload import DECODERS, KNOWN_ANSWER, WORDS
 from kvcheck.core.workload.known_model import asked
 from kvcheck.core.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
 
-ANSWERING_SCENARIOS = ("retract-resume", "pd-transfer", "nvlink-aux")
-"""Scenarios whose evidence known answers give. Those of the host tier also compare host pages with words."""
 ONE_RANK = "1x1"
 
 
@@ -38,11 +36,10 @@ def check_decoder(plan: Plan) -> None:
 def check_decoded(plan: Plan) -> None:
     """Raise UsageError for a cell that the plan's decoder cannot decode."""
     check_decoder(plan)
-    if plan.decoder == WORDS:
-        return
-    for name, known in (("scenario", ANSWERING_SCENARIOS), ("shape", ANSWERING_SHAPES)):
-        if (got := getattr(plan, name)) not in known:
-            raise UsageError(f"--decoder {plan.decoder}: expected a {name} of {', '.join(known)}; got {got}")
+    if plan.decoder != WORDS and plan.shape not in ANSWERING_SHAPES:
+        raise UsageError(
+            f"--decoder {plan.decoder}: expected a shape of {', '.join(ANSWERING_SHAPES)}; got {plan.shape}"
+        )
 
 
 def usual_shapes(plan: Plan) -> tuple[str, ...]:
@@ -50,11 +47,6 @@ def usual_shapes(plan: Plan) -> tuple[str, ...]:
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
     return MICRO_SHAPES if plan.strategy == "answers" else TINY_SHAPES
-
-
-def decodes(decoder: str, scenario: str) -> bool:
-    """Whether a run that names no scenario has this one."""
-    return decoder == WORDS or scenario in ANSWERING_SCENARIOS
 
 
 def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:

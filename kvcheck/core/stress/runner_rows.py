@@ -19,7 +19,7 @@ from kvcheck.core.stress.delay_lines import parse_delays
 from kvcheck.core.stress.delayed import DelayRunner
 from kvcheck.core.stress.orders import order_of
 from kvcheck.core.stress.pair import parse_pair
-from kvcheck.core.stress.plan_decoder import ONE_RANK, check_decoded, decodes, usual_shapes
+from kvcheck.core.stress.plan_decoder import ONE_RANK, check_decoded, usual_shapes
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.probe_runner import ProbeRunner, check_probe_plan, probe_cells, probe_of, untried_by_probes
 from kvcheck.core.stress.ranks.runner import RankRunner
@@ -131,7 +131,7 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
         shape_named(name)
     cells = [
         _for_scenario(dataclasses.replace(base, scenario=scenario, shape=name))
-        for scenario in dict.fromkeys(scenarios or (each for each in SCENARIOS.names() if decodes(base.decoder, each)))
+        for scenario in dict.fromkeys(scenarios or SCENARIOS.names())
         for name in dict.fromkeys(shapes or usual_shapes(base))
         if shape_named(name).family in SCENARIOS.load(scenario).families
     ]

@@ -18,7 +18,7 @@ import torch
 from kvcheck.core.base import content
 from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Lane, Operation, Signal
-from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
@@ -28,7 +28,7 @@ from kvcheck.core.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.workload.jobs import Job, token_authors
 from kvcheck.core.workload.mismatch import Mismatch
 from kvcheck.core.workload.observation import Observation
-from kvcheck.core.workload.passes import PassPlan, locs_of_places, plan_pass
+from kvcheck.core.workload.passes import PassPlan, locs_of_places, piece_of_tokens, plan_pass
 from kvcheck.core.workload.readers import INDEX_READERS, Readers
 from kvcheck.kernels.content import as_signed, mix64_int, rows_torch
 from kvcheck.kernels.content_rows import differing
@@ -244,7 +244,7 @@ class ContentDecoder:
             words.index_copy_(0, locs, self._rule(plan.write.codes, space, buffer, layer, words.shape[-1]))
             return
         for piece in buffer.pieces:
-            view = self._tokens_of(words[:, self._span(piece)], piece)
+            view = piece_of_tokens(words, piece, self._pool.page_size)
             site = self.site(space, buffer, layer, piece.name)
             rows = rows_torch(plan.write.codes, self._mask(site, view.shape[-1]), view.dtype)
             view[locs // self._pool.page_size, locs % self._pool.page_size] = rows
@@ -275,7 +275,7 @@ class ContentDecoder:
             starts = plan.page_number * size
             for each in (each for each in buffer.pieces if piece in ("", each.name)):
                 site = self.site(space, buffer, layer, each.name)
-                view = self._tokens_of(words[local][:, self._span(each)].index_select(0, pages), each)
+                view = piece_of_tokens(words[local], each, size).index_select(0, pages)
                 bad = differing(view, plan.page_codes, self._mask(site, view.shape[-1])) & plan.page_valid
                 self._observe(plan, site, bad, view, pages, False, plan.page_chunk, starts, tokens=size)
 
@@ -309,16 +309,6 @@ class ContentDecoder:
 
     def _state_slots(self, plan: PassPlan) -> torch.Tensor:
         return self._pool.tables["req_to_state"].read_view().view(-1).index_select(0, plan.rows)
-
-    def _span(self, piece: Piece) -> slice:
-        """The words of a page row that a piece of its tokens takes."""
-        return slice(piece.offset // 8, (piece.offset + self._pool.page_size * piece.size_bytes) // 8)
-
-    def _tokens_of(self, block: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """Token-addressed words of a piece: [pages, P, W]."""
-        if piece.size_bytes % 8:
-            block = block.view(torch.int32)
-        return block.view(len(block), self._pool.page_size, -1)
 
     def _rule(self, codes: torch.Tensor, space: str, buffer: BufferSpec, layer: int, words: int) -> torch.Tensor:
         return rows_torch(codes, self._mask(self.site(space, buffer, layer), words), torch.int64)

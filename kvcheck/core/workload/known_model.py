@@ -1,17 +1,18 @@
 """KnownModel: the written weights of a known-answer model for a shape, what its requests say, and what it answers.
 
 Every job is a position test. A token of a job is a mark whose value follows from its author and position, so requests
-that share a prefix share marks. Requests of even numbers read `far` positions back, which in a window is its oldest
-token; those of odd numbers read their own last token.
+that share a prefix share marks. A request reads what others brought, from some position of it on. Where they brought
+nothing, requests of odd numbers read their own last token, and the others FAR positions back. Layers with a window read
+its oldest token at the most, and those with a state three positions back.
 
 Invariants:
 - Answers are worked out from tokens alone. No weight and nothing that a pool holds is used for them.
-- Both kinds of requests have equal keys and values, so a shared prefix serves both.
+- All requests have equal weights, so a shared prefix serves all of them. They differ in how far back a query is turned.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -25,19 +26,37 @@ from kvcheck.core.live.model import FAMILIES
 from kvcheck.core.live.model.alphabet import HEADER, Alphabet
 from kvcheck.core.live.model.answers import answers
 from kvcheck.core.live.model.family import fit_digits
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.live.model.parameters import STATE_DISTANCE, Parameters
 from kvcheck.core.workload.jobs import Job, token_authors
 
-ARCHITECTURES = {"mha": "llama", "swa": "llama", "mla": "deepseek-v3"}
-"""Pool families that there is attention for, by the architecture whose weights are used."""
+ARCHITECTURES = {
+    "mha": "llama",
+    "swa": "llama",
+    "mla": "deepseek-v3",
+    "nsa": "deepseek-v32",
+    "mamba": "qwen3-next",
+}
+"""The architecture whose weights are used, by pool family."""
 LENGTH = 1024
 """Most tokens of a request and its answer."""
 NODES = 16
 """The walk is not asked for, so its alphabet is the smallest."""
 LATENT_HEADS = 4
 """Heads that read one latent."""
+TOP_K = 4
+"""Positions that an indexer picks: the header, the one that is asked for, and one more. All prompts are longer."""
 FAR = 5
-"""How far back a request reads where every layer sees all."""
+"""How far back a request of an even number reads where every layer sees all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Parameters):
+    """Parameters of one request. distances: how many positions back it reads, by layer."""
+
+    distances: tuple[int, ...]
+
+    def distance_of(self, layer: int) -> int:
+        return self.distances[layer]
 
 
 class KnownModel:
@@ -45,58 +64,82 @@ class KnownModel:
 
     def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
-        far = shape.window - 1 if shape.window_layers else FAR
-        parameters = _parameters(shape, far)
-        self.readers = (parameters, replace(parameters, distance=0))
-        family = FAMILIES.load(parameters.family)
-        self.family = parameters.family
-        self._config = family.config(parameters)
-        self.tensors, own = (
-            {
-                name: torch.from_numpy(np.ascontiguousarray(each))
-                for name, each in family.tensors(row)
-                if ".mlp." not in name
-            }
-            for row in self.readers
-        )
-        self._own_queries = {name: each for name, each in own.items() if ".q_proj." in name}
+        self.parameters = _parameters(shape)
+        self.family = self.parameters.family
+        family = FAMILIES.load(self.family)
+        self._config = family.config(self.parameters)
+        self._check_rows()
+        self.tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(each))
+            for name, each in family.tensors(self.parameters)
+            if ".mlp." not in name
+        }
+        self._alphabet = Alphabet(self.parameters)
+
+    def _check_rows(self) -> None:
+        """Raise UsageError where the pool's rows are not those of the architecture."""
+        shape = self.shape
+        latent: dict[str, tuple[str, ...]] = {"latent_dim": ("kv_lora_rank", "qk_rope_head_dim")}
+        indexed = latent | {"index_head_dim": ("index_head_dim",)}
+        state: dict[str, tuple[str, ...]] = {
+            "conv_kernel": ("linear_conv_kernel_dim",),
+            "ssm_heads": ("linear_num_value_heads",),
+            "ssm_key_dim": ("linear_key_head_dim",),
+            "ssm_value_dim": ("linear_value_head_dim",),
+        }
+        sizes = {"mla": latent, "nsa": indexed, "mamba": state}
+        for field, names in sizes.get(shape.family, {}).items():
+            wanted, got = int(sum(self.number(name) for name in names)), getattr(shape, field)
+            if got != wanted:
+                raise UsageError(
+                    f"decoder known-answer: {shape.name} cannot hold the rows of {self.family}; expected {field} "
+                    f"{wanted}, got {got}"
+                )
 
     def number(self, name: str) -> float:
         """A size or constant of the architecture, by its name in config.json."""
         return float(str(self._config[name]))
 
-    def weights(self, layer: int, name: str, *, reads_itself: bool = False) -> torch.Tensor:
-        """[out, in] of a layer's attention. reads_itself: those of requests that do, which differ in their queries."""
-        full = f"model.layers.{layer}.self_attn.{name}.weight"
-        return (self._own_queries if reads_itself else self.tensors)[full]
+    def tensor(self, layer: int, name: str) -> torch.Tensor:
+        """A tensor of a layer, by its name below the layer."""
+        return self.tensors[f"model.layers.{layer}.{name}"]
+
+    def weights(self, layer: int, name: str) -> torch.Tensor:
+        """[out, in] of a layer's attention; of k_norm.bias and other vectors, [dims]."""
+        full = f"self_attn.{name}"
+        return self.tensor(layer, full if name.endswith((".weight", ".bias")) else f"{full}.weight")
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """The norm in front of a layer, of a latent and of the head: their weights are one."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.number("rms_norm_eps"))
 
-    def reads_itself(self, request: int) -> bool:
-        """The request's tokens read themselves, and no other."""
-        return bool(request % 2)
+    def distances(self, job: Job) -> tuple[int, ...]:
+        """How many positions back a request reads, by layer."""
+        back = _to_shared(job)
+        if back is None:
+            far = self.shape.window - 1 if self.shape.window_layers else FAR
+            back = 0 if job.request % 2 else far
+        farthest = dict.fromkeys(self.shape.window_layers, self.shape.window - 1)
+        kinds = enumerate(map(self.parameters.kind, range(self.parameters.layers)))
+        return tuple(STATE_DISTANCE if kind.is_state else min(back, farthest.get(at, back)) for at, kind in kinds)
 
     def prompt(self, job: Job) -> IndexArray:
         """Token ids of a prompt, [prompt_tokens]. Raises UsageError for one that is too short to ask anything."""
         if job.prompt_tokens < least_prompt(self.shape):
             raise UsageError(
-                f"request {job.request}: a position test over {self.readers[0].distance} positions has at least "
+                f"request {job.request}: a position test of {self.shape.name} has at least "
                 f"{least_prompt(self.shape)} tokens; got a prompt of {job.prompt_tokens}"
             )
-        alphabet = Alphabet(self.readers[0])
         authors = token_authors(job)[: job.prompt_tokens]
         codes = content.codes(authors, np.arange(job.prompt_tokens, dtype=np.int64)).tolist()
-        marks = (
-            alphabet.mark(at, code % (1 << self.readers[0].bits)) for at, code in enumerate(codes) if at >= len(HEADER)
-        )
+        values = 1 << self.parameters.bits
+        marks = (self._alphabet.mark(at, code % values) for at, code in enumerate(codes) if at >= len(HEADER))
         return np.array([*HEADER, *marks], dtype=np.int64)
 
     def answers(self, job: Job) -> tuple[int, ...]:
         """The tokens that a right model samples."""
-        asked = self.readers[self.reads_itself(job.request)]
-        return answers(Alphabet(asked), self.prompt(job).tolist(), job.output_tokens)
+        reading = Reading(**asdict(self.parameters), distances=self.distances(job))
+        return answers(Alphabet(reading), self.prompt(job).tolist(), job.output_tokens)
 
 
 @cache
@@ -128,12 +171,15 @@ def asked(job: Job, shape: ModelShape) -> Job:
     )
 
 
-def _parameters(shape: ModelShape, far: int) -> Parameters:
-    if shape.family not in ARCHITECTURES:
-        raise UsageError(
-            f"decoder known-answer: no attention for {shape.name}, of family {shape.family}; there is for "
-            f"{', '.join(ARCHITECTURES)}"
-        )
+def _to_shared(job: Job) -> int | None:
+    """How far the last token of a prompt is behind some mark that an earlier request brought, if there is one."""
+    marks = np.flatnonzero(token_authors(job)[: job.prompt_tokens] != job.request)
+    marks = marks[marks >= len(HEADER)]
+    drawn = content.codes_of(job.request) % len(marks) if len(marks) else 0
+    return job.prompt_tokens - 1 - int(marks[drawn]) if len(marks) else None
+
+
+def _parameters(shape: ModelShape) -> Parameters:
     architecture = ARCHITECTURES[shape.family]
     family = FAMILIES.load(architecture)
     heads, head_dim = shape.num_kv_heads or LATENT_HEADS, shape.head_dim or family.head_dim
@@ -149,5 +195,6 @@ def _parameters(shape: ModelShape, far: int) -> Parameters:
         nodes=NODES,
         digits=digits,
         base=base,
-        distance=far,
+        distance=0,
+        top_k=TOP_K if family.top_k else 0,
     )

@@ -15,6 +15,7 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.cache.backend.backend import Memory
+from kvcheck.core.cache.pools.buffers import Piece
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
 
@@ -46,7 +47,8 @@ class PassPlan:
     """write, read, window: token positions. pages: page starts, with codes [pages, P] and valid [pages, P].
 
     rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet,
-    so that the slot must be zero. numbers: [B] which chunks of the pass these are. tokens: sum of their lengths.
+    so that the slot must be zero. numbers: [B] which chunks of the pass these are. tokens: in all pages, as far as they
+    are valid.
     """
 
     chunks: tuple[Chunk, ...]
@@ -83,10 +85,11 @@ def plan_pass(
     size = pool.page_size
     mine = [codes[chunk.request_id] for chunk in chunks]
     lengths = [pool.attention.length(chunk.start, chunk.stop) for chunk in chunks]
-    counts = [pages_for(length, size) for length in lengths]
+    ranked = [pool.attention.ranked(length) for length in lengths]
+    counts = [pages_for(length, size) for length in ranked]
     page_chunk = np.repeat(np.arange(len(chunks)), counts)
     page_number = ragged(np.zeros(len(chunks), dtype=np.int64), np.array(counts))
-    valid = page_number[:, None] * size + np.arange(size) < np.array(lengths)[page_chunk][:, None]
+    valid = page_number[:, None] * size + np.arange(size) < np.array(ranked)[page_chunk][:, None]
     before = [
         row[max(0, chunk.start - 1) : max(0, chunk.start - 1) + 1] for row, chunk in zip(mine, chunks, strict=True)
     ]
@@ -114,7 +117,7 @@ def plan_pass(
         state_write=_joined(after, backend),
         fresh=torch.tensor([chunk.start == 0 for chunk in chunks], device=backend.device),
         numbers=np.array(range(len(chunks)) if numbers is None else numbers, dtype=np.int64),
-        tokens=sum(lengths),
+        tokens=sum(ranked),
     )
 
 
@@ -135,6 +138,15 @@ def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Ten
     size = pool.page_size
     peers = pool.tables["full_to_window"].read_view().view(-1).index_select(0, locs // size)
     return peers * size + locs % size
+
+
+def piece_of_tokens(words: torch.Tensor, piece: Piece, page_size: int) -> torch.Tensor:
+    """A piece of the tokens of packed pages: a view [pages, P, w] of words [pages, W], with words of 32 bits where a
+    token's bytes are no multiple of 8."""
+    block = words[:, piece.offset // 8 : (piece.offset + page_size * piece.size_bytes) // 8]
+    if piece.size_bytes % 8:
+        block = block.view(torch.int32)
+    return block.view(len(block), page_size, -1)
 
 
 def _rows(

@@ -4,7 +4,8 @@ A tiny shape keeps what its family's bugs depend on (page kinds, packed rows, la
 does not shrink an NSA index page: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. A page
 size is chosen by the server, not by the model: 64 for the latent families, whose kernels require it, and 16 for the
 others. A micro shape is smaller still: pages of two tokens, one or two words in each row, and two layers. So a request
-crosses many pages in few tokens, and a schedule costs a fraction of a tiny one's.
+crosses many pages in few tokens, and a schedule costs a fraction of a tiny one's. An answering shape keeps the width of
+rows and states instead, which its model needs, and has pages of 4 or 8 tokens.
 
 Invariants:
 - Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the micro and tiny shapes. The one
@@ -379,6 +380,36 @@ _ANSWERING: Final = (
         v_head_dim=64,
         window=10,
         source="The layers and the window of gpt-oss-tiny, with 2 KV heads of 64 in float32.",
+    ),
+    ModelShape(
+        name="deepseek-v3.2-answers",
+        family="nsa",
+        page_size=8,
+        full_layers=_layers(2),
+        kv_dtype=torch.float32,
+        latent_dim=512 + 64,
+        index_head_dim=128,
+        source="DeepSeek-V3.2 with 2 layers, its own latent in float32 and its own index keys of 128, in pages of 8 "
+        "tokens: requests over several pages are short then.",
+    ),
+    ModelShape(
+        name="qwen3-next-answers",
+        family="mamba",
+        page_size=8,
+        full_layers=_every_fourth(4),
+        state_layers=_but_every_fourth(4),
+        kv_dtype=torch.float32,
+        num_kv_heads=2,
+        head_dim=256,
+        v_head_dim=256,
+        conv_dim=2 * 2 * 128 + 4 * 128,
+        conv_kernel=4,
+        conv_dtype=torch.float32,
+        ssm_heads=4,
+        ssm_key_dim=128,
+        ssm_value_dim=128,
+        source="Qwen3-Next 80B with one group of four layers in float32 and 2 KV heads of 256; linear layers have 2 "
+        "key heads and 4 value heads of 128.",
     ),
 )
 

@@ -51,6 +51,27 @@ class AttentionInputs:
         """
         return max(0, position + 1 - self._window)
 
+    def ranked(self, length: int) -> int:
+        """Of `length` tokens that are read, those whose index keys an indexer ranks: all.
+
+        (mutant: index-skips-open-page)
+        """
+        return length
+
+    def picked(self, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """Positions that the tokens of one request read, [T, count]. scores: [T, n], of an indexer.
+
+        (mutant: picks-of-other-request)
+        """
+        return scores.topk(min(count, scores.shape[1]), -1).indices
+
+    def times(self, holding: Held) -> int:
+        """How often the first token of a chunk is taken into the recurrent state.
+
+        (mutant: resume-takes-token-twice)
+        """
+        return 1
+
     def scaled(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Values of rows that are stored in 8 bits. rows: [n, heads, dim]; scales: [n, heads, 1].
 

@@ -43,6 +43,7 @@ from kvcheck.core.workload.events import (
     Returned,
     SitesKnown,
 )
+from kvcheck.core.workload.host_hits import HostHits
 from kvcheck.core.workload.host_inspector import HostInspector
 from kvcheck.core.workload.jobs import Job
 from kvcheck.core.workload.known_answers import KnownAnswerDecoder
@@ -336,11 +337,14 @@ def make_setup(
     made: list[ContentDecoder] = []
     knows_answers = load.decoder == KNOWN_ANSWER
     first_tokens: dict[int, int] = {}
+    hits = HostHits(emit)
     emit(SitesKnown(row_sites(shape)))
 
     def decoder(pool: KVPool, fields: tuple[MetadataField, ...], first_words: FirstWords) -> Decoder:
         if knows_answers:
-            return KnownAnswerDecoder(pool, pool.backend, load.jobs, emit, fields, first_tokens)
+            return KnownAnswerDecoder(
+                pool, pool.backend, load.jobs, emit, fields, first_tokens, readers, host_pages=hits.pages
+            )
         made.append(ContentDecoder(pool, pool.backend, load.jobs, emit, fields, readers, first_words))
         return made[-1]
 
@@ -360,7 +364,7 @@ def make_setup(
         metadata_slots=max(3, load.max_running // 4) | 1,
         share_prefixes=share_prefixes,
         backend=backend,
-        emit=emit,
+        emit=hits if knows_answers else emit,
         decoder=decoder,
         pair=pair,
         host=host,

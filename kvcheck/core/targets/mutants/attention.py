@@ -1,4 +1,4 @@
-"""Right bytes, read wrongly: scales, positions, windows, lengths and states of the attention itself.
+"""Right bytes, read wrongly: scales, positions, windows, lengths, picks and states of the attention itself.
 
 Invariants:
 - Each subclass removes one line of the fix and restates nothing else.
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from kvcheck.core.base.paging import floor_to_page
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.attention import AttentionInputs, Held
 from kvcheck.core.cache.pools.pool import Holding
@@ -54,6 +55,49 @@ class LengthWithoutOwn(AttentionInputs):
     def length(self, start: int, stop: int) -> int:
         """The length before the step's own token was written."""
         return start if start and stop == start + 1 else super().length(start, stop)
+
+
+class IndexWithoutOpenPage(AttentionInputs):
+    """The last page of a request is ranked once it is full."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._page_size = shape.page_size
+
+    def ranked(self, length: int) -> int:
+        """Whole pages, and the first one as far as it is filled."""
+        return max(floor_to_page(length, self._page_size), min(length, self._page_size))
+
+
+class OthersPicks(AttentionInputs):
+    """A request reads the positions that were picked for the request before it in the batch."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._before: torch.Tensor | None = None
+
+    def picked(self, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """As in a table of picks whose rows are one off: the first request reads what the last call left there.
+
+        Positions behind the own end are the last one.
+        """
+        own = super().picked(scores, count)
+        before, self._before = self._before, own
+        return own if before is None or before.shape != own.shape else before.clamp(max=scores.shape[1] - 1)
+
+
+class TokenTwice(AttentionInputs):
+    """The first token after a resume is taken into the state twice."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._last: dict[int, Held] = {}
+
+    def times(self, holding: Held) -> int:
+        """Twice where the request has got another holding since its last chunk here."""
+        before = self._last.setdefault(holding.request, holding)
+        self._last[holding.request] = holding
+        return 1 + (before is not holding)
 
 
 class OlderState(Offload):
@@ -133,5 +177,44 @@ ATTENTION: tuple[Mutant, ...] = (
         shows="A decode step reads the request as it was before the step: its own token is left out.",
         matters="Every token of every answer is computed without the one before it.",
         example="SGLang #30433: lengths of a decode batch that were one behind.",
+    ),
+    Mutant(
+        name="index-skips-open-page",
+        bug="a",
+        parts=replace(FIXED, attention=IndexWithoutOpenPage),
+        scenario="retract-resume",
+        shape="deepseek-v3.2-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="An indexer ranks whole pages alone: the tokens of a request's last page are never picked.",
+        matters="What stands nearest is lost until its page is full. Long answers are read as vague, not as wrong.",
+        example="A kernel that divides the length by the page size and rounds down.",
+    ),
+    Mutant(
+        name="picks-of-other-request",
+        bug="a",
+        parts=replace(FIXED, attention=OthersPicks),
+        scenario="retract-resume",
+        shape="deepseek-v3.2-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="Sparse attention reads the positions that an indexer picked for another request of the batch.",
+        matters="All rows that are read are the request's own, at their places: they are the wrong ones to read.",
+        example="A table of top-k positions whose rows are those of the batch before a request left it.",
+    ),
+    Mutant(
+        name="resume-takes-token-twice",
+        bug="a",
+        parts=replace(FIXED, attention=TokenTwice),
+        scenario="retract-resume",
+        shape="qwen3-next-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="The first token after a resume is taken into the recurrent state twice.",
+        matters="The state decays once more: everything before that token weighs less than it should from then on.",
+        example="A step that is run once to warm up, on the slot of a live request.",
     ),
 )
