@@ -131,8 +131,10 @@ def _answers(sent: Delivery, questions: Sequence[Question]) -> dict[int, Answer]
     return found
 
 
-def compare_with(session: Session, kept: Reference, client: Client, plan: OwnPlan, until: float | None) -> bool:
-    """Ask this build what the reference asked, and add a row; True when interrupted."""
+def compare_with(
+    session: Session, kept: Reference, client: Client, plan: OwnPlan, *, rounds: int, until: float | None
+) -> bool:
+    """Ask this build what the reference asked, and add a row; True when interrupted. rounds: as in compare_builds."""
     began = time.monotonic()
     cell = f"{OWN_MODEL}/reference/{plan.engine}"
     questions = [each.question for each in kept.kept]
@@ -148,7 +150,7 @@ def compare_with(session: Session, kept: Reference, client: Client, plan: OwnPla
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         interrupted, is_whole = True, False
-    compared = compare_builds(kept, cold, again, is_whole=is_whole)
+    compared = compare_builds(kept, cold, again, is_whole=is_whole, rounds=rounds)
     _add(session, cell, compared, cold, duration_s=time.monotonic() - began)
     return interrupted
 
