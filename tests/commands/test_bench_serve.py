@@ -98,6 +98,8 @@ def test_one_server_is_compared_with_and_without_reuse(engine: str, ask: Asked) 
     seen = {row.id: row.evidence.observed for row in record.scenarios}
     assert seen["integrity/reuse"]["hit"] > 0 == seen["integrity/fresh"]["hit"]
     assert all(row.device == engine and row.shape == "llama-4x4x64" and row.size == "8x96+6@2" for row in record.bench)
+    rows = [line.split() for line in said.splitlines() if line.startswith(" PASS  serve-")]
+    assert [row[1:] for row in rows] == [[case, "6", "rounds"] for case in SERVE_CASES], "no words and no seconds"
     assert "cached of the prompts: reuse" in said and "tokens/s" in said and "integrity/reuse" in said
     facts = record.environment["server"]
     assert isinstance(facts, dict) and facts["engine"] == engine
