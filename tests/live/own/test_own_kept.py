@@ -62,6 +62,8 @@ def write(folder: Path, reference: Reference, **changes: Any) -> Path:
 
 def test_a_line_round_trips_and_leads_to_its_cell() -> None:
     assert parse_own_line(PLAN.line()) == PLAN
+    below = dataclasses.replace(PLAN, seed=-3)
+    assert parse_own_line(below.line()) == below, "every command takes such a seed"
     assert is_own_line(PLAN.line()) and is_of_server(PLAN.line())
     assert cell_of(PLAN.line(), ()) == PLAN.cell == "own-model/prefix-cache/vllm"
     assert not set(PLAN.line()) & set(" '\"$`\\&;|<>()*?!#~")
@@ -72,7 +74,8 @@ def test_a_line_round_trips_and_leads_to_its_cell() -> None:
     [
         ("own-model/nothing:target=x", "nothing"),
         ("own-model/aborts:target=x,strange=1", "unknown key 'strange'"),
-        ("own-model/aborts:target=x,seed=-1", "whole number"),
+        ("own-model/aborts:target=x,seed=--1", "whole number"),
+        ("own-model/aborts:target=x,round=-1", "whole number"),
         ("own-model/aborts:seed=1", "expected target="),
         ("own-model/aborts:target=x,requests=0", "--requests"),
     ],
