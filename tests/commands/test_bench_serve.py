@@ -221,7 +221,10 @@ def test_a_load_that_the_server_cannot_take_is_refused(arguments: tuple[str, ...
 def test_another_model_is_refused(engine: str, ask: Asked) -> None:
     with fake(engine, "other-model") as server:
         code, said = ask(server.url)
+        with fake(engine) as right:
+            _, of_two = ask(right.url, "--versus", server.url)
     assert code == 2 and "does not serve this model" in said and not ask.out.exists()
+    assert "--versus: the server does not serve this model" in of_two, "which of the two"
 
 
 def test_a_key_is_sent_and_recorded_nowhere(engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,6 +295,22 @@ def test_a_reference_is_kept_and_compared(engine: str, ask: Asked, tmp_path: Pat
     assert "key" not in json.dumps(data["facts"])
 
 
+def test_a_reference_that_cannot_be_written_is_refused_before_its_requests_are_sent(ask: Asked, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with served("vllm") as server:
+        for folder in (tmp_path / "file", tmp_path / "file" / "kept"):
+            code, said = ask.said("reference", "record", str(folder), "--target", server.url)
+            assert code == 2 and f"cannot write {folder}" in said and "name another DIR" in said, said
+        assert len(server.bodies) == 2, "one cold request each"
+
+
+def test_a_reference_with_holes_leaves_no_folder(ask: Asked, tmp_path: Path) -> None:
+    with Fake(None, "vllm", model=OwnEngine(pool=8192), fault="some-500") as server:
+        code, said = ask.said("reference", "record", str(tmp_path / "kept"), "--target", server.url)
+    assert code == 4 and "was not answered" in said, said
+    assert not (tmp_path / "kept").exists()
+
+
 def test_another_build_with_other_numbers_is_a_finding(ask: Asked, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with served("vllm") as server:
