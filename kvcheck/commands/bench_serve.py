@@ -144,6 +144,11 @@ def bench_serve(ctx: typer.Context) -> int:
     run, asked = read_options(RunOptions, ctx), read_options(ServeOptions, ctx)
     outputs = parse_outputs(run.output, run.format_name)
     _check(run, asked)
+    if asked.known_answers is None:
+        raise UsageError(
+            f"bench {SERVE}: expected --known-answers DIR, the folder that the servers serve; make one with kvcheck "
+            "model make --out DIR and start them with it"
+        )
     known = known_answers(asked.known_answers)
     drawn = draw_seed() if run.seed is None else run.seed
     load = _load(asked, seed=drawn, pool=None)

@@ -49,10 +49,11 @@ def stress_own_model(ctx: typer.Context) -> int:
     progress, untried = plan_scenarios(
         run, lambda name: dataclasses.replace(base, situation=name), client, served, rounds=DEFAULT_ROUNDS
     )
+    rounds = sum(each.wanted for each in progress) + (kept is not None)
     runner = OwnRunner(
         client,
         vocabulary=base.vocabulary,
-        rounds=sum(each.wanted for each in progress) + (kept is not None),
+        rounds=rounds,
         requests=base.requests,
         timeout_s=server.timeout_s,
     )
@@ -68,7 +69,7 @@ def stress_own_model(ctx: typer.Context) -> int:
     if untold:
         session.warnings.append(f"neither the reference nor this server says: {', '.join(untold)}")
     until = None if run.max_time is None else began + run.max_time
-    interrupted = kept is not None and compare_with(session, kept, client, base, until)
+    interrupted = kept is not None and compare_with(session, kept, client, base, rounds=rounds, until=until)
     if not interrupted:
         interrupted = run_rounds(session, runner, progress, until)
     for each in progress:

@@ -7,8 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -79,22 +81,45 @@ def record(
     client, served, plan = connected(target, server, requests=requests, seed=seed)
     runner = OwnRunner(client, vocabulary=plan.vocabulary, rounds=1, requests=plan.requests, timeout_s=server.timeout_s)
     runner.begin(served, names=plan.names)
-    kept, again, control = _record(client, plan)
-    made = Reference(
-        engine=served.engine,
-        version=served.version,
-        model=served.model,
-        facts=served.facts,
-        kept=kept,
-        again=tuple(again.largest),
-        control=tuple(control.largest),
-    )
-    write_text(folder / FILE, made.to_json())
+    with _writable(folder):
+        kept, again, control = _record(client, plan)
+        made = Reference(
+            engine=served.engine,
+            version=served.version,
+            model=served.model,
+            facts=served.facts,
+            kept=kept,
+            again=tuple(again.largest),
+            control=tuple(control.largest),
+        )
+        write_text(folder / FILE, made.to_json())
     tokens = sum(len(each.answer.tokens) for each in kept)
     noise = max([*again.largest, *control.largest], default=0.0)
     say(f"kept {counted(len(kept), 'request')}, {counted(tokens, 'token')}, of {served.engine} {served.version or ''}")
     say(f"noise  {'none: equal bit for bit' if noise == 0.0 else f'at most {noise:.3g} nats'}")
     say(f"folder {folder}  digest {made.digest}")
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Make the folder before anything is asked for it; one that was made here goes again where nothing is kept.
+
+    Raises UsageError.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}; name another DIR") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {folder}: it is read-only; name another DIR")
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # somebody else has put something there
+                folder.rmdir()
+        raise
 
 
 def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], Arm, Arm]:
@@ -131,8 +156,10 @@ def _answers(sent: Delivery, questions: Sequence[Question]) -> dict[int, Answer]
     return found
 
 
-def compare_with(session: Session, kept: Reference, client: Client, plan: OwnPlan, until: float | None) -> bool:
-    """Ask this build what the reference asked, and add a row; True when interrupted."""
+def compare_with(
+    session: Session, kept: Reference, client: Client, plan: OwnPlan, *, rounds: int, until: float | None
+) -> bool:
+    """Ask this build what the reference asked, and add a row; True when interrupted. rounds: as in compare_builds."""
     began = time.monotonic()
     cell = f"{OWN_MODEL}/reference/{plan.engine}"
     questions = [each.question for each in kept.kept]
@@ -148,7 +175,7 @@ def compare_with(session: Session, kept: Reference, client: Client, plan: OwnPla
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         interrupted, is_whole = True, False
-    compared = compare_builds(kept, cold, again, is_whole=is_whole)
+    compared = compare_builds(kept, cold, again, is_whole=is_whole, rounds=rounds)
     _add(session, cell, compared, cold, duration_s=time.monotonic() - began)
     return interrupted
 

@@ -20,7 +20,7 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.base.server_facts import is_requirement, server_of
+from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.replay_line import proof_line, replay_line, whole_proof_line
@@ -100,6 +100,8 @@ def cell_lines(row: ScenarioResult) -> list[str]:
     ]
     if is_requirement(row):
         counts = []  # it has no evidence of its own
+    elif row.id in SERVE_CASES:
+        counts = [counted(row.schedules, "round")]  # what was answered is judged in rows of its own
     elif evidence.observed:
         happened = {kind: count for kind, count in evidence.observed.items() if count}
         counts += [counted(evidence.requests, "request"), *observed_texts(happened)]
@@ -109,7 +111,8 @@ def cell_lines(row: ScenarioResult) -> list[str]:
         counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
         counts.append(counted(sum(evidence.words_verified.values()), "word"))
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
-    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join(counts)}  {row.duration_s:.1f}s"
+    seconds = [] if row.id in SERVE_CASES else [f"{row.duration_s:.1f}s"]
+    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join([*counts, *seconds])}"
     why = [f"       {': '.join(part for part in (row.code, row.reason) if part)}"] if row.reason else []
     tried = [f"       {coverage_text(found)}"] if found is not None and (found.tried or found.not_tried) else []
     return [line, *why, *tried]

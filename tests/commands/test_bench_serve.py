@@ -98,6 +98,8 @@ def test_one_server_is_compared_with_and_without_reuse(engine: str, ask: Asked) 
     seen = {row.id: row.evidence.observed for row in record.scenarios}
     assert seen["integrity/reuse"]["hit"] > 0 == seen["integrity/fresh"]["hit"]
     assert all(row.device == engine and row.shape == "llama-4x4x64" and row.size == "8x96+6@2" for row in record.bench)
+    rows = [line.split() for line in said.splitlines() if line.startswith(" PASS  serve-")]
+    assert [row[1:] for row in rows] == [[case, "6", "rounds"] for case in SERVE_CASES], "no words and no seconds"
     assert "cached of the prompts: reuse" in said and "tokens/s" in said and "integrity/reuse" in said
     facts = record.environment["server"]
     assert isinstance(facts, dict) and facts["engine"] == engine
@@ -219,7 +221,10 @@ def test_a_load_that_the_server_cannot_take_is_refused(arguments: tuple[str, ...
 def test_another_model_is_refused(engine: str, ask: Asked) -> None:
     with fake(engine, "other-model") as server:
         code, said = ask(server.url)
+        with fake(engine) as right:
+            _, of_two = ask(right.url, "--versus", server.url)
     assert code == 2 and "does not serve this model" in said and not ask.out.exists()
+    assert "--versus: the server does not serve this model" in of_two, "which of the two"
 
 
 def test_a_key_is_sent_and_recorded_nowhere(engine: str, ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

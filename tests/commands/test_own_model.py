@@ -119,6 +119,51 @@ def test_a_server_without_a_fault_passes_whatever_its_noise(noise: dict[str, flo
         assert rows["matched"]["cached"] == rows["treated"]["cached"], "the hits of the treated requests"
 
 
+def test_pages_that_an_answer_wrote_round_otherwise_and_are_no_finding(engine: str, ask: Asked) -> None:
+    """The next turn of a conversation hits them. A control that computed them as part of a prompt would be nearer."""
+    with served(engine, decoded=0.2) as server:
+        code, said = ask(server.url)
+    assert code == 0, said
+    facts = ask.record().environment["server"]
+    assert isinstance(facts, dict)
+    (arms,) = facts["own_model"].values()
+    rows = {arm["arm"]: arm for arm in arms["arms"]}
+    assert rows["treated"]["other"] and rows["matched"]["other"] >= rows["treated"]["other"] * 0.8
+    assert rows["matched"]["cached"] == rows["treated"]["cached"], "hits inside answers are the same"
+
+
+def test_a_server_that_does_not_say_its_hits_is_not_accused_for_them(ask: Asked) -> None:
+    with served("vllm", says_hits=False, warm=0.1) as server:
+        code, said = ask(server.url)
+    assert code == 4 and "hit: the server does not say" in said, said
+    assert "answers that hit fresh pages are" in said, "controls hit what treated requests may have hit"
+
+
+def test_a_server_that_does_not_say_its_hits_is_accused_for_garbage(ask: Asked) -> None:
+    with served("vllm", "stale", says_hits=False) as server:
+        code, said = ask(server.url)
+    assert code == 1 and "KV810" in said, said
+
+
+def test_batches_of_other_sizes_round_otherwise_and_are_no_finding(ask: Asked) -> None:
+    """`priority` sends twice as many at a time as others: so do its controls, where they fit."""
+    with served("sglang", crowd=0.05) as server:
+        code, said = ask(server.url, scenarios=("priority",))
+    assert code != 1 and "unsteady" not in said, said
+    facts = ask.record().environment["server"]
+    assert isinstance(facts, dict)
+    (arms,) = facts["own_model"].values()
+    rows = {arm["arm"]: arm for arm in arms["arms"]}
+    assert rows["treated"]["other"] > 12 and rows["control"]["other"] > 12
+
+
+def test_batches_of_a_size_that_controls_do_not_fit_into_are_no_finding(ask: Asked) -> None:
+    with served("sglang", crowd=0.05, few=3, pool=1200) as server:
+        code, said = ask(server.url, scenarios=("retract-resume",))
+    assert code == 4 and "controls at a time and the scenario has 4" in said, said
+    assert "unsteady: request" in said and "so were many others" in said, said
+
+
 def test_a_model_that_recites_nothing_is_told(ask: Asked) -> None:
     with served("vllm", recites=False) as server:
         code, said = ask(server.url)
@@ -248,6 +293,22 @@ def test_a_reference_is_kept_and_compared(engine: str, ask: Asked, tmp_path: Pat
         assert code in (0, 1) and "own-model/reference" in said, "a noisy build is told by its own noise"
     data = json.loads((kept / FILE).read_text())
     assert "key" not in json.dumps(data["facts"])
+
+
+def test_a_reference_that_cannot_be_written_is_refused_before_its_requests_are_sent(ask: Asked, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with served("vllm") as server:
+        for folder in (tmp_path / "file", tmp_path / "file" / "kept"):
+            code, said = ask.said("reference", "record", str(folder), "--target", server.url)
+            assert code == 2 and f"cannot write {folder}" in said and "name another DIR" in said, said
+        assert len(server.bodies) == 2, "one cold request each"
+
+
+def test_a_reference_with_holes_leaves_no_folder(ask: Asked, tmp_path: Path) -> None:
+    with Fake(None, "vllm", model=OwnEngine(pool=8192), fault="some-500") as server:
+        code, said = ask.said("reference", "record", str(tmp_path / "kept"), "--target", server.url)
+    assert code == 4 and "was not answered" in said, said
+    assert not (tmp_path / "kept").exists()
 
 
 def test_another_build_with_other_numbers_is_a_finding(ask: Asked, tmp_path: Path) -> None:

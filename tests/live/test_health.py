@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from rigs.asked import http
 from rigs.live_client import ScriptedClient, exchange
+from rigs.raw_server import RawServer, whole
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.live.clients.asking import is_well
 from kvcheck.core.live.exchange import End, Exchange, Question
 from kvcheck.core.live.health import judge_health
 
@@ -64,3 +68,12 @@ def test_a_request_given_up_while_another_runs_on_to_its_answer_is_no_finding() 
     found, reasons = health([at(0, 1, 2 * LIMIT_S), at(9, 0, LIMIT_S, End.SILENT)])
     assert found == ()
     assert reasons
+
+
+@pytest.mark.parametrize(
+    ("status", "alive"), [("200 OK", True), ("404 X", True), ("405 X", True), ("401 X", True), ("503 X", False)]
+)
+def test_a_server_without_a_health_call_is_up_and_one_that_says_it_is_broken_is_not(status: str, alive: bool) -> None:
+    with RawServer(whole({}, status=status)) as server:
+        assert is_well(http(server.url), "/health") is alive
+    assert not is_well(http(server.url), "/health"), "nothing listens any more"

@@ -236,6 +236,25 @@ def test_events_come_one_by_one_however_they_are_cut() -> None:
             assert not events.is_ended
 
 
+def test_an_answer_that_is_not_streamed_is_one_event() -> None:
+    with RawServer(whole({"a": [1] * 9})) as server, to(server).stream("/s", {}) as events:
+        assert list(events) == [{"a": [1] * 9}]
+
+
+@pytest.mark.parametrize("kind", ["Text/Event-Stream", "text/event-stream; charset=UTF-8", "TEXT/EVENT-STREAM ;x=y"])
+def test_the_type_of_a_stream_is_read_as_http_says(kind: str) -> None:
+    answer = stream([1])
+    head = answer[0].replace(b"text/event-stream", kind.encode())
+    with RawServer([head, *answer[1:]]) as server, to(server).stream("/s", {}) as events:
+        assert list(events) == [[1]]
+
+
+def test_an_empty_event_is_none_and_space_behind_the_end_is_no_data() -> None:
+    answer = stream([1], b"data:\n\ndata: \n\n", [2], b"data: [DONE] \r\n\r\n")
+    with RawServer(answer) as server, to(server).stream("/s", {}) as events:
+        assert list(events) == [[1], [2]] and events.is_ended
+
+
 def test_a_stream_that_only_sends_comments_is_silent() -> None:
     pings = [*stream([1], ends=False), *[b"8\r\n: ping\n\n\r\n"] * 3, HANG]
     with RawServer(pings) as server, to(server).stream("/s", {}) as events:
@@ -245,7 +264,9 @@ def test_a_stream_that_only_sends_comments_is_silent() -> None:
 @pytest.mark.parametrize(
     ("answer", "end"),
     [
-        (whole({"a": 1}), End.UNREADABLE),
+        (whole(b"<html>", kind="text/html"), End.UNREADABLE),
+        (whole(b"{half"), End.UNREADABLE),
+        (whole({"a": 1})[:-2], End.CUT),
         (stream(b"data: {half\n\n"), End.UNREADABLE),
         (stream(b'error: {"code": 500, "message": "no slot"}\n\n'), End.REFUSED),
         (whole({"error": "x"}, status="503 X"), End.REFUSED),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from rigs.known_answers import small
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from kvcheck.core.base.errors import UsageError
@@ -115,9 +116,16 @@ def test_nothing_is_overwritten_and_an_empty_folder_is_taken(tmp_path: Path) -> 
     assert write_model(TINY, tmp_path / "empty").parameters == TINY
 
 
-def test_a_disk_that_fills_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_disk_that_fills_leaves_no_folder(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr("kvcheck.core.live.model.folder.save_file", full)
     with pytest.raises(UsageError, match="No space left on device"):

@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from typing import Any
 
@@ -57,6 +58,15 @@ def test_the_first_and_the_last_event_with_tokens_are_noted() -> None:
 def test_an_answer_in_one_event_has_one_time() -> None:
     answer = by_clock(piece([5, 6], "length"))
     assert (answer.first_s, answer.last_s, answer.first_tokens) == (101.0, 101.0, 2)
+
+
+def test_events_that_were_kept_back_and_came_together_are_one() -> None:
+    """As a proxy that buffers sends them: no time lies between them, and none is made up."""
+    kept = b"".join(f"data: {json.dumps(piece(ids))}\n\n".encode() for ids in ([5], [6], [7]))
+    answer = by_clock(kept, piece([8]), piece([9], "length"))
+    assert (answer.first_s, answer.first_tokens, answer.last_s) == (101.0, 3, 103.0)
+    whole_answer = by_clock(kept + f"data: {json.dumps(piece([8], 'length'))}\n\n".encode())
+    assert (whole_answer.first_tokens, whole_answer.end) == (4, End.DONE), "it was not streamed"
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,17 @@ class Page:
 @dataclass(kw_only=True)
 class OwnEngine(ModelEngine):
     """run, batch, warm: nats of noise from run to run, of the batch that wrote a page, and of prompts that are computed
-    in part. planted: requests whose page was damaged. length: tokens of a request and its answer."""
+    in part. crowd: of batches of more than `few` requests. decoded: of pages that an answer wrote, which are kept then;
+    None: they are not. says_hits: whether answers say what was cached. planted: requests whose page was damaged.
+    length: tokens of a request and its answer."""
 
     run: float = 0.0
     batch: float = 0.0
     warm: float = 0.0
+    crowd: float = 0.0
+    few: int = 4
+    decoded: float | None = None
+    says_hits: bool = True
     recites: bool = True
     length: int = 1024
     seed: int = 0
@@ -77,15 +83,26 @@ class OwnEngine(ModelEngine):
             self._held |= dict(zip(keys, pages, strict=True))
             self._pages |= dict.fromkeys(keys)
             self._count["hits"] += len(hit) * self.page
-            job = Job(ids=ids, tokens=tuple(tokens), cached=len(hit) * self.page)
+            if self.decoded is not None:
+                self._keep_answer(ids, tokens, salt)
+            job = Job(ids=ids, tokens=tuple(tokens), cached=len(hit) * self.page if self.says_hits else None)
             job.top = None if self.fault == NO_LOGPROBS else top
             self.running[rid] = job
             self._evict()
             return job
 
     def _keys(self, ids: list[int]) -> list[int]:  # type: ignore[override]
-        """Pages of an answer stay out of this cache."""
+        """The cache of the engine below is not used."""
         return []
+
+    def _keep_answer(self, ids: list[int], tokens: list[int], salt: str | None) -> None:
+        """Pages that decode filled: it rounds in its own way, the same for the same tokens."""
+        whole = [*ids, *tokens[:-1]]
+        for number, key in enumerate(self._salted(whole, salt)):
+            held = tuple(whole[number * self.page : (number + 1) * self.page])
+            if key not in self._pages:
+                self._held[key] = Page(held, (self.decoded or 0.0) * random.Random(str(held)).gauss(0.0, 1.0))
+                self._pages[key] = None
 
     def _salted(self, ids: list[int], salt: str | None) -> list[int]:
         key = 0 if salt is None or self.fault == NO_SALTS else hash(salt)
@@ -98,6 +115,7 @@ class OwnEngine(ModelEngine):
     def _computed(self, rid: str, ids: list[int], first: int, salt: str | None) -> list[Page]:
         """Pages that this request writes; one of them damaged where the fault has its turn."""
         noise = self.batch * self._draws.gauss(0.0, 1.0) if len(self.running) else 0.0
+        noise += self.crowd * self._draws.gauss(0.0, 1.0) if len(self.running) >= self.few else 0.0
         pages = [
             Page(tuple(ids[at : at + self.page]), noise)
             for at in range(first * self.page, len(ids) // self.page * self.page, self.page)

@@ -2,7 +2,8 @@
 
 Invariants:
 - A server hung only where it was idle: a request that waits while others are answered is no finding.
-- A server died only where it answered before and takes no connection afterwards, asked several times.
+- A server died only where it answered before, and takes no connection or says that it is not well afterwards, asked
+  several times.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def judge_health(
     number = first.sending.question.number
     if not _is_alive(client, sleep):
         why = first.answer.reason or first.answer.end.value
-        text = f"the server takes no connection any more; request {number} was the first without an answer ({why})"
+        text = (
+            "the server takes no connection any more, or answers its health call with an error; request "
+            f"{number} was the first without an answer ({why})"
+        )
         return (_finding(number, text),), ()
     silent = [each for each in lost if each.answer.end is End.SILENT]
     hung = [each for each in silent if _idle_s(each, exchanges) >= timeout_s / 2]

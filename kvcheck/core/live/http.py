@@ -28,6 +28,7 @@ MOST_BYTES = 32 << 20  # of one answer, or of one event of a stream
 MOST_STREAM_BYTES = 1 << 30  # of all events of a stream, which some engines send with all tokens so far
 MOST_TEXT = 240  # characters of a server that are shown
 _READ = 1 << 16
+_STREAM, _WHOLE = "text/event-stream", "application/json"
 _PORTS = {"http": 80, "https": 443}
 _EXPECTED = "expected http://HOST:PORT or https://HOST:PORT, with a path if the server has one"
 
@@ -143,10 +144,11 @@ class Http:
         name = _name("POST", path)
         exchange = self._open("POST", path, body, self.silence_s)
         kind = exchange.response.getheader("Content-Type", "")
-        if not kind.startswith("text/event-stream"):
+        known = kind.partition(";")[0].strip().lower()
+        if known not in (_STREAM, _WHOLE):
             exchange.close()
-            raise CallFailed(End.UNREADABLE, f"{name}: expected text/event-stream, got {self.shown(kind)!r}")
-        return Events(self, exchange, name)
+            raise CallFailed(End.UNREADABLE, f"{name}: expected {_STREAM}, got {self.shown(kind)!r}")
+        return Events(self, exchange, name, is_whole=known == _WHOLE)
 
     def shown(self, text: str) -> str:
         """Text of the server as one line without the key."""
@@ -284,12 +286,15 @@ class Events:
     """Server-sent events of one answer: an iterator over their data, and a context manager that closes the connection.
 
     Only events count against the limit of silence: an engine that hangs may go on to send comments.
-    is_ended: whether the server sent the event that ends a stream, [DONE].
+    is_ended: whether the server sent the event that ends a stream, [DONE]. reads: pieces that have been read: events of
+    one piece have come together. is_whole: the server does not stream, and its answer is the one event.
     """
 
-    def __init__(self, server: Http, exchange: _Exchange, name: str) -> None:
+    def __init__(self, server: Http, exchange: _Exchange, name: str, *, is_whole: bool = False) -> None:
         self._server, self._exchange, self._name = server, exchange, name
+        self._is_whole = is_whole
         self.is_ended = False
+        self.reads = 0
 
     def __enter__(self) -> Events:
         return self
@@ -314,13 +319,16 @@ class Events:
             except (OSError, http.client.HTTPException) as error:
                 raise self._server._failure(self._name, error, limit_s) from error
             if piece is None:
+                if self._is_whole:
+                    yield self._server._json(self._name, bytes(buffer))
                 return
+            self.reads += 1
             total += len(piece)
             seen = len(buffer)
             buffer += piece
             if len(buffer) > MOST_BYTES or total > MOST_STREAM_BYTES:
                 raise CallFailed(End.UNREADABLE, f"{self._name}: an event or the stream is too long")
-            while (end := buffer.find(b"\n", seen)) >= 0:
+            while not self._is_whole and (end := buffer.find(b"\n", seen)) >= 0:
                 line, seen = bytes(buffer[:end]), 0
                 del buffer[: end + 1]
                 data = self._data(line)
@@ -329,14 +337,14 @@ class Events:
                     last_s = time.monotonic()
 
     def _data(self, line: bytes) -> bytes | None:
-        """The data of a line; None where it has none. Each engine puts an event's data on one line."""
+        """The data of a line; None where it has none, or empty data. Each engine puts an event's data on one line."""
         name, _, data = line.rstrip(b"\r").partition(b":")
-        data = data.removeprefix(b" ")
+        data = data.strip()
         if name == b"error":  # llama.cpp
             raise CallFailed(End.REFUSED, f"{self._name}: {self._server.shown(_said(data))}")
         if name == b"data" and data == b"[DONE]":
             self.is_ended = True
-        return data if name == b"data" and not self.is_ended else None
+        return data if name == b"data" and data and not self.is_ended else None
 
 
 def parse_json(text: bytes | str) -> object:

@@ -80,7 +80,7 @@ def parse_live_line(line: str) -> LivePlan:
         if key not in fields:
             raise UsageError(f"line of a running server: unknown key {key[:40]!r}; known: {', '.join(fields)}")
         if "int" in str(fields[key].type):
-            if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS:
+            if not is_number(key, text):
                 raise UsageError(f"line of a running server: {key} is a whole number from 0; got {text[:40]!r}")
             values[fields[key].name] = int(text)
         else:
@@ -91,6 +91,12 @@ def parse_live_line(line: str) -> LivePlan:
     plan = LivePlan(scenario=line.partition(":")[0], **values)  # type: ignore[arg-type]
     check_sizes(requests=plan.requests, concurrency=plan.concurrency)
     return plan
+
+
+def is_number(key: str, text: str) -> bool:
+    """Whether a text is a value of a key: a whole number from 0; a seed may be below it."""
+    digits = text.removeprefix("-") if key == "seed" else text
+    return digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
 
 
 def check_sizes(*, requests: int, concurrency: int) -> None:

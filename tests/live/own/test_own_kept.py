@@ -62,6 +62,8 @@ def write(folder: Path, reference: Reference, **changes: Any) -> Path:
 
 def test_a_line_round_trips_and_leads_to_its_cell() -> None:
     assert parse_own_line(PLAN.line()) == PLAN
+    below = dataclasses.replace(PLAN, seed=-3)
+    assert parse_own_line(below.line()) == below, "every command takes such a seed"
     assert is_own_line(PLAN.line()) and is_of_server(PLAN.line())
     assert cell_of(PLAN.line(), ()) == PLAN.cell == "own-model/prefix-cache/vllm"
     assert not set(PLAN.line()) & set(" '\"$`\\&;|<>()*?!#~")
@@ -72,7 +74,8 @@ def test_a_line_round_trips_and_leads_to_its_cell() -> None:
     [
         ("own-model/nothing:target=x", "nothing"),
         ("own-model/aborts:target=x,strange=1", "unknown key 'strange'"),
-        ("own-model/aborts:target=x,seed=-1", "whole number"),
+        ("own-model/aborts:target=x,seed=--1", "whole number"),
+        ("own-model/aborts:target=x,round=-1", "whole number"),
         ("own-model/aborts:seed=1", "expected target="),
         ("own-model/aborts:target=x,requests=0", "--requests"),
     ],
@@ -146,26 +149,36 @@ def arm(reference: Reference, moved: dict[int, float], *, cached: int = 0, most:
 
 def test_a_build_with_the_same_numbers_passes() -> None:
     same = arm(kept(), {})
-    compared = compare_builds(kept(), same, arm(kept(), {}), is_whole=True)
+    compared = compare_builds(kept(), same, arm(kept(), {}), is_whole=True, rounds=1)
     assert compared.message is None and compared.reason is None and compared.notes
 
 
 def test_a_build_that_answers_otherwise_is_a_finding() -> None:
     one = {7: 2.0}
-    compared = compare_builds(kept(), arm(kept(), one), arm(kept(), one), is_whole=True)
+    compared = compare_builds(kept(), arm(kept(), one), arm(kept(), one), is_whole=True, rounds=1)
     assert compared.message is not None and compared.request == 7
     finding = compared.finding(oracle="own-model", scenario="own-model/reference", shape="sglang")
     assert finding.code == "KV811" and finding.cell == "own-model/reference/sglang"
     slight = dict.fromkeys(range(20), 0.01)
-    assert compare_builds(kept(), arm(kept(), slight), arm(kept(), slight), is_whole=True).message is not None
+    assert compare_builds(kept(), arm(kept(), slight), arm(kept(), slight), is_whole=True, rounds=1).message is not None
 
 
 def test_what_does_not_come_again_or_is_within_noise_is_no_finding() -> None:
-    once = compare_builds(kept(), arm(kept(), {7: 2.0}), arm(kept(), {}), is_whole=True)
+    once = compare_builds(kept(), arm(kept(), {7: 2.0}), arm(kept(), {}), is_whole=True, rounds=1)
     assert once.message is None
     noisy = dataclasses.replace(kept(), control=(0.5,) * 20)
     slight = dict.fromkeys(range(20), 0.01)
-    assert compare_builds(noisy, arm(noisy, slight), arm(noisy, slight), is_whole=True).message is None
+    assert compare_builds(noisy, arm(noisy, slight), arm(noisy, slight), is_whole=True, rounds=1).message is None
+
+
+def test_a_few_that_lead_are_no_finding_however_many_controls_are_less_noisy_than_they() -> None:
+    """Five of twenty lie above twenty controls of their kind in 1 of 42 runs of one build, and above sixty in 1 of
+    1,550."""
+    noisy = dataclasses.replace(kept(), again=(0.015,) * 20)
+    five, nine = (dict.fromkeys(range(20), 0.01) | dict.fromkeys(range(count), 0.02) for count in (5, 9))
+    assert compare_builds(noisy, arm(noisy, five), arm(noisy, five), is_whole=True, rounds=1).message is None
+    assert compare_builds(noisy, arm(noisy, nine), arm(noisy, nine), is_whole=True, rounds=1).message is not None
+    assert compare_builds(noisy, arm(noisy, nine), arm(noisy, nine), is_whole=True, rounds=9).message is None
 
 
 def test_answers_that_lack_or_were_not_cold_are_unknown() -> None:
@@ -174,7 +187,7 @@ def test_answers_that_lack_or_were_not_cold_are_unknown() -> None:
         (arm(kept(), {}), False, "were not answered twice"),
         (arm(kept(), {}, cached=16), True, "not cold"),
     ):
-        compared = compare_builds(kept(), cold, arm(kept(), {}), is_whole=is_whole)
+        compared = compare_builds(kept(), cold, arm(kept(), {}), is_whole=is_whole, rounds=1)
         assert compared.message is None and compared.reason is not None and told in compared.reason
 
 

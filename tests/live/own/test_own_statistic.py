@@ -131,6 +131,19 @@ def test_a_treated_arm_without_matched_controls_is_never_accused_of_many() -> No
     assert not [each for each in judge(Measured(treated=values, again=NOISY, control=NOISY), LEVEL) if each.is_finding]
 
 
+def test_many_requests_of_other_shapes_than_their_controls_are_a_finding_where_they_are_wide_alone() -> None:
+    def shifted(nats: float) -> list[object]:
+        values = {i: value + (nats if i < 20 else 0.0) for i, value in enumerate(NOISY)}
+        arms = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY, is_alike=False)
+        return [each for each in judge(arms, LEVEL) if each.ground is Ground.MANY]
+
+    (told,) = shifted(0.05)
+    assert not told.is_finding, "kernels of another shape do this"  # type: ignore[attr-defined]
+    (told,) = shifted(2.0)
+    assert told.is_finding  # type: ignore[attr-defined]
+    assert shifted(0.0) == []
+
+
 def test_the_levels_of_a_run_add_up_to_alpha() -> None:
     for rounds in (1, 6, 24):
         level = Level(rounds=rounds)

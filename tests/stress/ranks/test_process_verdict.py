@@ -119,6 +119,16 @@ def test_a_lie_is_seen(lie: str) -> None:
     assert any(each.code == code and text in each.message for each in found), found
 
 
+def test_an_abort_that_one_rank_heard_of_behind_the_failure_is_no_disagreement() -> None:
+    """A rank whose engine died has failed request 4 already when its abort comes; the other rank aborts it."""
+    two = reports()
+    two["prefill-1"] = replace(two["prefill-0"], name="prefill-1", aborted={4}, failed={3: WHY, 4: "another rank"})
+    assert judge(two, SHAPE, LOAD, TOKENS).findings == ()
+    two["prefill-1"].failed = {3: WHY}
+    (found,) = judge(two, SHAPE, LOAD, TOKENS).findings
+    assert found.code == "KV601" and "2 and 1 failed, 0 and 1 were aborted" in found.message
+
+
 def test_trouble_excuses_failures_and_nothing_else() -> None:
     failed, _, _ = LIES["failed for nothing"]
     assert judge(reports(**failed), SHAPE, LOAD, TOKENS, troubled=("prefill-0",)).findings == ()

@@ -267,16 +267,17 @@ def plain(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.processes
 @pytest.mark.mooncake
-@pytest.mark.parametrize("ranks", ["1x1", "2x2"])
-def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str) -> None:
+@pytest.mark.parametrize(("ranks", "room"), [("1x1", 3), ("2x2", 3), ("2x2", 8)])
+def test_an_engine_that_dies_costs_its_room_and_no_other(ranks: str, room: int) -> None:
+    """Request 8 is aborted late: one prefill rank has lost it by then, and the other has sent it."""
     supervisor, judged = run(
-        plan_of(transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": 3}}, patience_s=20
+        plan_of(transport="mooncake", ranks=ranks), {"prefill-0": {"break_engine_at": room}}, patience_s=20
     )
     for name, report in supervisor.reports.items():
         assert report.summary is not None and not report.lost, name
         if name.startswith("decode"):
-            assert 3 in report.failed and {6, 7} <= report.finished.keys()
-    reasons = [report.failed[3] for report in supervisor.reports.values() if 3 in report.failed]
+            assert room in report.failed and {6, 7} <= report.finished.keys()
+    reasons = [report.failed[room] for report in supervisor.reports.values() if room in report.failed]
     assert any("ended by signal SIGKILL" in reason for reason in reasons)
     assert {found.code for found in judged.findings} == {"KV604"}  # failed, and nothing else: no byte, page or token
 

@@ -22,6 +22,7 @@ from kvcheck.core.live.prometheus import parse_samples
 GRACE_S = 10.0
 """Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had
 made a whole answer of 169 tokens while a busy client had read 81 of them."""
+_OWN_FAULT = 500  # from this status on a server says that something is wrong with itself
 _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
 
 
@@ -110,10 +111,14 @@ def _end_of_stream(reply: Reply) -> tuple[End, str | None]:
 
 
 def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, str | None]:
-    """The whole stream is read, and noted is when each event with tokens had been read."""
+    """The whole stream is read, and noted is when each event with tokens had been read. Events that were read together
+    have one time: a proxy may keep a stream back, and let go of it at once."""
+    read, now_s = 0, 0.0
     with call.server.stream(call.path, call.streamed) as events:
         for event in events:
-            now_s, before = clock(), len(reply.tokens)
+            if events.reads != read:
+                read, now_s = events.reads, clock()
+            before = len(reply.tokens)
             _take(call, event, reply)
             reply.note_time(before, now_s)
     return _end_of_stream(reply)
@@ -194,11 +199,12 @@ def read_or_none(server: Http, *paths: str) -> Mapping[str, object] | None:
 
 
 def is_well(server: Http, path: str) -> bool:
-    """Whether the server answers its health call at `path` with success."""
+    """Whether the server answers its health call at `path`. A proxy before it may have no such call, or ask for another
+    key: what says so is up."""
     try:
         server.call("GET", path, silence_s=min(server.silence_s, _HEALTH_S))
-    except CallFailed:
-        return False
+    except CallFailed as failure:
+        return failure.status is not None and failure.status < _OWN_FAULT
     return True
 
 

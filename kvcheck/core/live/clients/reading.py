@@ -145,11 +145,13 @@ class Reply:
         self.top += [None] * len(tokens) if top is None else top
 
     def note_time(self, before: int, now_s: float) -> None:
-        """Keep when an event arrived, if it held tokens. before: how many there were."""
+        """Keep when an event arrived, if it held tokens. before: how many there were. Events of one time are one."""
         if len(self.tokens) == before:
             return
         if self.first_s is None:
-            self.first_s, self.first_tokens = now_s, len(self.tokens) - before
+            self.first_s = now_s
+        if self.first_s == now_s:
+            self.first_tokens = len(self.tokens)
         self.last_s = now_s
 
     def known_logprobs(self) -> tuple[float, ...] | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from kvcheck import __version__
@@ -63,8 +64,8 @@ def write_model(parameters: Parameters, out: Path) -> KnownAnswers:
         if out.exists():
             out.rmdir()
         os.replace(draft, out)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return known

@@ -5,8 +5,11 @@
     control   as many at a time as the scenario, each under a salt of its own
     treated   the scenario itself
     matched   as many at a time, under a salt of its own and with the hit that the treated request had: the tokens that
-              were cached are computed just before. Of a request that was retracted, a part of its answer is computed
-              as part of its prompt
+              were cached are computed just before, those of an earlier answer by answering it. Of a request that was
+              retracted, a part of its answer is computed as part of its prompt
+
+A request that the scenario sends twice has two matched ones. So has one that may have been retracted: with a cut, and
+without.
 
 Invariants:
 - A salt is used for one request and what is computed for it beforehand, and never again.
@@ -18,13 +21,17 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
+from kvcheck.core.live.judge.sent import longest_shared, packed
 from kvcheck.core.live.own.deviation import Deviation, deviation
+from kvcheck.core.live.own.prompts import Span
 from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Repeats, is_wide
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 from kvcheck.core.live.sending import new_rid
@@ -49,43 +56,47 @@ class Cold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a treated request was computed. cached: tokens that it hit. resumed: it was retracted on its way."""
+    """How a treated request was computed. cached: tokens that it hit. turns: where it repeats earlier answers, which
+    were computed one token at a time. resumed: it was retracted on its way."""
 
     cached: int
+    turns: tuple[Span, ...] = ()
     resumed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Matched:
-    """Each request with the shapes of the treated one and pages of its own. references: cold answers, by request."""
+    """Each request with the shapes of the treated one and pages of its own.
 
-    client: Client
-    shapes: Mapping[int, Shape]
-    references: Mapping[int, Answer]
+    shapes: by request, one for each time that it is asked. references: cold answers, by request.
+    """
+
+    def __init__(self, client: Client, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]) -> None:
+        self._client, self._references = client, references
+        self._left = {number: deque(each) for number, each in shapes.items()}
 
     def ask(self, sending: Sending) -> Answer:
         """Its answer after what it hits was computed; of a request that was retracted, with a part of its reference
         answer as part of the prompt."""
         question = sending.question
-        shape = self.shapes.get(question.number, Shape(cached=0))
+        shape = self._left[question.number].popleft()
         if shape.resumed and (part := self._part(question)):
             return self._resumed(sending, part)
-        return ask_fresh(self.client, sending, cached=shape.cached)
+        return ask_fresh(self._client, sending, cached=shape.cached, turns=shape.turns)
 
     def retract(self) -> None:
         """Never asked for."""
 
     def _part(self, question: Question) -> int:
         """Tokens of the answer that are computed as part of the prompt: drawn, as a retraction comes anywhere."""
-        made = len(self.references[question.number].tokens)
+        made = len(self._references[question.number].tokens)
         return 1 + Rng(question.number).below(made - 1) if made > 1 else 0
 
     def _resumed(self, sending: Sending, part: int) -> Answer:
-        question, reference = sending.question, self.references[sending.question.number]
+        question, reference = sending.question, self._references[sending.question.number]
         longer = dataclasses.replace(
             question, ids=(*question.ids, *reference.tokens[:part]), expected=question.expected[part:]
         )
-        answer = ask_fresh(self.client, dataclasses.replace(sending, question=longer), cached=0)
+        answer = ask_fresh(self._client, dataclasses.replace(sending, question=longer), cached=0)
         if answer.logprobs is None or reference.logprobs is None:
             return answer
         has_top = answer.top is not None and reference.top is not None
@@ -100,13 +111,20 @@ class Matched:
 class Treated:
     """The scenario itself. An answer that is far from its reference is asked again at once, while its pages are there.
 
-    noise: deviations of controls so far.
+    noise: deviations of controls so far. turns: of a request, by its number: as in Shape.
     """
 
     def __init__(
-        self, client: Client, references: Mapping[int, Answer], noise: Sequence[float], *, is_over: Callable[[], bool]
+        self,
+        client: Client,
+        references: Mapping[int, Answer],
+        noise: Sequence[float],
+        *,
+        turns: Callable[[int], tuple[Span, ...]],
+        is_over: Callable[[], bool],
     ) -> None:
         self._client, self._references, self._noise, self._is_over = client, references, noise, is_over
+        self._turns = turns
         self._lock = threading.Lock()
         self.repeats: dict[int, Repeats] = {}
         self.asked_again: list[Exchange] = []
@@ -145,7 +163,8 @@ class Treated:
                 break
             answers = [self._client.ask(Sending(question=short, rid=new_rid(), top=TOP))]
             hit = answers[0].cached if answers[0].cached is not None else len(question.ids) - 1
-            answers.append(ask_fresh(self._client, Sending(question=short, rid=new_rid(), top=TOP), cached=hit))
+            copy = Sending(question=short, rid=new_rid(), top=TOP)
+            answers.append(ask_fresh(self._client, copy, cached=hit, turns=self._turns(question.number)))
             values = [deviation(reference, answer, most=steps) for answer in answers]
             if values[0] is None or values[1] is None:
                 break
@@ -205,16 +224,38 @@ def together(questions: Sequence[Question], *, concurrency: int) -> Round:
     return Round((Wave(orders=orders, concurrency=concurrency),) if orders else ())
 
 
-def ask_fresh(client: Client, sending: Sending, *, cached: int) -> Answer:
-    """The answer under a new salt, after the first `cached` tokens were computed under it."""
-    salt = new_salt()
-    question = sending.question
-    if cached > 0:
-        before = Question(number=question.number, ids=question.ids[:cached], expected=question.expected[:1])
-        primed = client.ask(Sending(question=before, rid=new_rid(), salt=salt))
+def ask_fresh(client: Client, sending: Sending, *, cached: int, turns: Sequence[Span] = ()) -> Answer:
+    """The answer under a new salt, after the first `cached` tokens were computed under it.
+
+    turns: as in Shape. The server answers them again, so that decode writes their pages. Where it keeps no such pages,
+    or answers otherwise, they are computed as part of a prompt.
+    """
+    salt, question = new_salt(), sending.question
+    # nothing is computed for the last token of an answer
+    before = [(first, min(end, cached + 1) - first) for first, end in turns if first < cached]
+    for first, count in (*before, *([(cached, 1)] if cached else [])):
+        primed = _prime(client, question, salt, first=first, count=count)
         if primed.end is not End.DONE:
             return primed
     return client.ask(dataclasses.replace(sending, salt=salt, top=TOP))
+
+
+def _prime(client: Client, question: Question, salt: str, *, first: int, count: int) -> Answer:
+    """Compute the first tokens of a request under a salt, and so many of the answer to them."""
+    before = Question(number=question.number, ids=question.ids[:first], expected=question.expected[:1] * count)
+    return client.ask(Sending(question=before, rid=new_rid(), salt=salt))
+
+
+def likely_hits(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
+    """Of each request, in the order of their answers, the tokens that a prefix cache of whole pages has for it: where
+    the engine does not say what it hit."""
+    held: list[bytes] = []
+    hits = []
+    for each in exchanges:
+        ids = each.sending.question.ids
+        hits.append(min(longest_shared(packed(ids), held), len(ids) - 1) // page * page)
+        insort(held, packed((*ids, *each.answer.tokens)))
+    return hits
 
 
 def new_salt() -> str:

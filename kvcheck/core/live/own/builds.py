@@ -46,8 +46,9 @@ class Comparison:
         )
 
 
-def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool) -> Comparison:
-    """cold, again: answers of this build to the kept requests, compared with the kept answers."""
+def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool, rounds: int) -> Comparison:
+    """cold, again: answers of this build to the kept requests, compared with the kept answers. rounds: of the run,
+    this comparison among them."""
     values = {number: value.largest for number, value in cold.values.items()}
     if not is_whole or len(values) < len(kept.kept) or len(again.values) < len(kept.kept):
         lacking = len(kept.kept) - min(len(values), len(again.values))
@@ -57,11 +58,12 @@ def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool) ->
     own = [abs(again.values[number].largest - value) for number, value in values.items()]
     noise = [*kept.again, *kept.control, *own]
     wide = {n: value for n, value in values.items() if is_wide(min(value, again.values[n].largest), noise)}
-    p = leading_p(leading(list(values.values()), noise), len(values), len(noise))
+    # The kept build's own noise alone is drawn as the values are: what it was asked again.
+    p = leading_p(leading(list(values.values()), noise), len(values), len(kept.again))
     request = max(values, key=lambda number: (values[number], -number))
     most = values[request]
     build = kept.version or "of unknown version"
-    if not wide and p > Level(rounds=1).many:
+    if not wide and p > Level(rounds=rounds).many:
         note = f"at most {most:.3g} nats from {kept.engine} {build}, noise of both builds {max(noise):.3g} nats"
         return Comparison(notes=(note,))
     value = cold.values[request]

@@ -16,11 +16,10 @@ from urllib.parse import quote
 
 from kvcheck.core.base.cells import OWN_MODEL, UNNAMED_SERVER, is_own_model, keys_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.line import check_sizes
+from kvcheck.core.live.line import check_sizes, is_number
 from kvcheck.core.live.own.prompts import USUAL_IDS
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 
-_DIGITS = 20
 _ALWAYS = ("seed", "round", "names", "vocabulary")
 
 
@@ -82,7 +81,7 @@ def parse_own_line(line: str) -> OwnPlan:
             raise UsageError(f"line of an own model: unknown key {key[:40]!r}; known: {', '.join(fields)}")
         if "int" not in str(fields[key].type):
             values[key] = text
-        elif text.isascii() and text.isdigit() and len(text) <= _DIGITS:
+        elif is_number(key, text):
             values[key] = int(text)
         else:
             raise UsageError(f"line of an own model: {key} is a whole number from 0; got {text[:40]!r}")

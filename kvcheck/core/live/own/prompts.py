@@ -35,6 +35,9 @@ SPECIAL = 300
 ANSWER = 32
 LEAST_LENGTH = 64
 
+Span = tuple[int, int]
+"""(first, end): tokens of a request from `first` to below `end`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ids:
@@ -82,6 +85,7 @@ class OwnQuestions:
         self.longest = longest
         self._own: dict[int, tuple[int, ...]] = {}
         self._block: dict[int, int] = {}
+        self._turns: dict[int, tuple[Span, ...]] = {}
         self.wanted: dict[int, Question] = {}
         self._ids, self._next, self._answers = ids, first, answers or {}
         draws = Rng(names)
@@ -127,7 +131,10 @@ class OwnQuestions:
             answer = before.expected
         own = self._own[before.number]
         block = rng.below(len(own) // BLOCK)
-        return self._question((*before.ids, *answer, self._opener, self._marker(block)), tokens, block, own)
+        question = self._question((*before.ids, *answer, self._opener, self._marker(block)), tokens, block, own)
+        first = len(before.ids)
+        self._turns[question.number] = (*self.turns(before.number), (first, first + len(answer)))
+        return question
 
     def cover(self, subject: Subject) -> int:
         """The code, and as much again as shows whether an answer goes astray."""
@@ -142,6 +149,10 @@ class OwnQuestions:
             if run := values[start + FRAME : start + BLOCK]:
                 runs.append(run)
         return tuple(runs)
+
+    def turns(self, number: int) -> tuple[Span, ...]:
+        """Where a request repeats what the server answered before it; nothing where it continues no conversation."""
+        return self._turns.get(number, ())
 
     def code_asked(self, question: Question) -> tuple[int, ...]:
         """The code that the end of a request asks for."""

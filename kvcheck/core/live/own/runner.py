@@ -23,7 +23,7 @@ from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE
-from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone, together
+from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone, likely_hits, together
 from kvcheck.core.live.own.needles import Needles, recites, shortest_run
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import LEAST_LENGTH, OwnQuestions, ids_of
@@ -54,7 +54,8 @@ BROKEN_OFF = "KV807"
 
 @dataclass(slots=True, kw_only=True)
 class _Round:
-    """A round while it runs. source: what its requests were drawn from."""
+    """A round while it runs. source: what its requests were drawn from. unlike: why its controls have other shapes than
+    its treated requests; None where they have the same."""
 
     plan: OwnPlan
     source: OwnQuestions
@@ -70,6 +71,7 @@ class _Round:
     before: Counters | None = None
     after: Counters | None = None
     troubles: list[str] = field(default_factory=list)
+    unlike: str | None = None
     is_whole: bool = True
     began: float = field(default_factory=time.monotonic)
 
@@ -116,6 +118,7 @@ class OwnRunner:
         self._next = 0
         self._noise: dict[str, list[float]] = {name: [] for name in (AGAIN, CONTROL, MATCHED)}
         self._rounds: dict[str, tuple[list[float], list[float]]] = {}
+        self._unlike: dict[str, str] = {}
         self._arms: dict[str, dict[str, Arm]] = {}
         self._recited: dict[str, list[bool]] = {}
         self._now: _Round | None = None
@@ -151,13 +154,17 @@ class OwnRunner:
         now = self._now = _Round(plan=plan, source=self._source(plan.names, plan.longest), until=until, told=told)
         self._draw(now)
         width = self._width(now)
+        now.unlike = _fewer(width, _most(now))
         if self._send(now, COLD, alone([each for each in now.questions if each.number not in now.references])):
             self._send(now, AGAIN, alone(now.questions))
             self._send(now, CONTROL, together(now.questions, concurrency=width))
         if now.is_whole:
             self._treat(now, is_last=is_last)
         if now.is_whole and any(not each.is_none for each in now.arms[TREATED].values.values()):
-            self._send(now, MATCHED, together(self._comparable(now), concurrency=width))
+            shapes = self._shapes(now)
+            asked = Matched(self._client, shapes, now.references)
+            twice = [each for each in self._comparable(now) for _ in shapes[each.number]]
+            self._send(now, MATCHED, together(twice, concurrency=width), asked)
         return self._judge(now)
 
     def taken(self, plan: OwnPlan) -> RoundResult:
@@ -191,16 +198,14 @@ class OwnRunner:
     def _width(self, now: _Round) -> int:
         """Controls at a time: as many as the scenario has, and no more than fit, so that none of them is retracted."""
         largest = max(len(each.ids) + len(each.expected) for each in now.questions)
-        page = self.served.page or ASSUMED_PAGE
-        fit = now.plan.concurrency if now.plan.pool is None else now.plan.pool // (largest + 2 * page)
-        return max(1, min(now.plan.concurrency, fit))
+        most, page = _most(now), self.served.page or ASSUMED_PAGE
+        fit = most if now.plan.pool is None else now.plan.pool // (largest + 2 * page)
+        return max(1, min(most, fit))
 
     def _send(self, now: _Round, name: str, round_: Round, asked: Asked | None = None) -> bool:
         """Send one arm; whether all of it was answered."""
         if asked is None:
             asked = Cold(self._client)
-            if name == MATCHED:
-                asked = Matched(self._client, self._shapes(now), now.references)
         now.sending = name
         gap = typical_s([each.answer for each in now.arms[COLD].exchanges]) * GAP
         now.sender = Sender(asked, gap_s=gap, may_force=name == TREATED and bool(now.plan.admin), until=now.until)
@@ -216,22 +221,30 @@ class OwnRunner:
         """The scenario, between two readings of the counters."""
         noise = [*now.arms[AGAIN].largest, *now.arms[CONTROL].largest, *self._controls()]
         now.before, trouble = self._counters()
-        now.treated = Treated(self._client, now.references, noise, is_over=lambda: now.is_over)
+        now.treated = Treated(self._client, now.references, noise, turns=now.source.turns, is_over=lambda: now.is_over)
         self._send(now, TREATED, now.round, now.treated)
         if now.before is not None and is_last:
             self._sleep(SETTLE_S)
         now.after, more = self._counters()
         now.troubles += [*trouble, *more]
 
-    def _shapes(self, now: _Round) -> dict[int, Shape]:
-        """How each treated request was computed, as far as the engine says it."""
+    def _shapes(self, now: _Round) -> dict[int, list[Shape]]:
+        """How each treated request was computed, each time that it was sent, as far as the engine says it."""
+        exchanges = now.arms[TREATED].exchanges
+        likely = likely_hits(exchanges, page=self.served.page or ASSUMED_PAGE)
         moved = self._retractions(now)
-        shapes = {}
-        for each in now.arms[TREATED].exchanges:
+        shapes: dict[int, list[Shape]] = {}
+        for each, hit in zip(exchanges, likely, strict=True):
             number, answer = each.sending.question.number, each.answer
-            is_known = answer.retractions is not None
-            resumed = bool(answer.retractions) if is_known else moved and number % 2 == 1
-            shapes[number] = Shape(cached=answer.cached or 0, resumed=resumed)
+            cached = hit if answer.cached is None else answer.cached
+            shape = Shape(cached=cached, turns=now.source.turns(number))
+            cut = dataclasses.replace(shape, resumed=True)
+            if answer.retractions is None:
+                shapes.setdefault(number, []).extend([shape, cut] if moved else [shape])
+            else:
+                shapes.setdefault(number, []).append(cut if answer.retractions else shape)
+        if now.unlike is None and any(each.answer.cached is None for each in exchanges):
+            now.unlike = "the engine does not say what a request hit, so controls may have hit something else"
         return shapes
 
     def _retractions(self, now: _Round) -> bool:
@@ -259,7 +272,10 @@ class OwnRunner:
         findings += [self._finding(now, each) for each in told if each.is_finding and each.request not in named]
         findings += [each for each in broken if not (dead and each.code == BROKEN_OFF)]
         reasons = [*unjudged, *unclear, *doubts(treated.exchanges), *self._lacking(now)]
-        reasons += [unsteady_reason(each, treated.values[each.request]) for each in told[:2] if not each.is_finding]
+        unlike = self._unlike.get(plan.situation)
+        reasons += [
+            unsteady_reason(each, treated.values[each.request], unlike) for each in told[:2] if not each.is_finding
+        ]
         self._remember(now, matched)
         seen = observe(
             self._client,
@@ -294,6 +310,8 @@ class OwnRunner:
         match."""
         earlier, earlier_matched = self._rounds.setdefault(now.plan.situation, ([], []))
         matched = now.arms[MATCHED].largest
+        if now.unlike is not None and matched:
+            self._unlike.setdefault(now.plan.situation, now.unlike)
 
         def measured() -> Measured:
             return Measured(
@@ -305,6 +323,7 @@ class OwnRunner:
                 earlier=earlier,
                 earlier_matched=earlier_matched,
                 repeats={} if now.treated is None else dict(now.treated.repeats),
+                is_alike=now.plan.situation not in self._unlike,
             )
 
         told = judge(measured(), self._level)
@@ -426,6 +445,20 @@ def check_cold(question: Question, answer: Answer) -> None:
             f"the first request of all had {answer.cached} cached tokens under a salt that no other has: the server "
             "ignores cache_salt or extra_key, so that nothing can be asked cold; use a release that knows it"
         )
+
+
+def _most(now: _Round) -> int:
+    """Requests of the scenario at a time."""
+    return max(wave.concurrency for wave in now.round.waves)
+
+
+def _fewer(width: int, most: int) -> str | None:
+    """Why controls have other shapes than treated requests, where fewer of them fit at a time."""
+    if width >= most:
+        return None
+    return (
+        f"the pool holds {width} controls at a time and the scenario has {most}: batches of other sizes round otherwise"
+    )
 
 
 def _nothing(answered: int) -> None:

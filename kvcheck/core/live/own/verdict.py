@@ -16,7 +16,7 @@ from kvcheck.core.live.judge.answer import broken_off, was_aborted, wrong_set_up
 from kvcheck.core.live.own.arms import Arm
 from kvcheck.core.live.own.deviation import Deviation
 from kvcheck.core.live.own.needles import Crosstalk
-from kvcheck.core.live.own.statistic import LEAST_NATS, WIDE, Told, least_found
+from kvcheck.core.live.own.statistic import LEAST_NATS, WIDE, Ground, Told, least_found
 
 ORACLE = "own-model"
 CROSSTALK, DIVERGED, UNLIKE_REFERENCE = "KV809", "KV810", "KV811"
@@ -91,9 +91,11 @@ def _flip_text(value: Deviation, answer: Answer, reference: Answer) -> str:
     return f", and answers token {said} at step {value.flip} where the reference has {right}"
 
 
-def unsteady_reason(told: Told, value: Deviation) -> str:
-    """A deviation that accuses nobody, and why."""
-    if told.ground is not None:
+def unsteady_reason(told: Told, value: Deviation, unlike: str | None) -> str:
+    """A deviation that accuses nobody, and why. unlike: why controls have other shapes than treated requests."""
+    if told.ground is Ground.MANY:
+        why = f"so were many others, less than {LEAST_NATS:g} nats or {WIDE:g} times the controls; {unlike}"
+    elif told.ground is not None:
         why = "it is too near for the controls that were sent"
     elif told.nats > LEAST_NATS:
         why = "it did not come again, or its fresh copies deviate as well"

@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult, Verdict
@@ -122,10 +123,17 @@ class ServeBench:
         return [*SERVE_CASES, *(arm.cell for arm in self.arms.values())]
 
     def begin(self) -> None:
-        """Ask each server one cold request. Raises UsageError where it does not serve the model."""
+        """Ask each server one cold request. Raises UsageError where it does not serve the model, with the name of its
+        arm where there are two servers."""
         for side in self.sides:
             self._passes += 1
-            side.begin(names=self._drawn())
+            try:
+                side.begin(names=self._drawn())
+            except UsageError as error:
+                if len(self.sides) == 1:
+                    raise
+                name = next(arm.name for arm in self.arms.values() if arm.side is side)
+                raise UsageError(f"--{name}: {error}") from error
 
     def warm_up(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
         """One pass of each arm, judged and not timed. Whether rounds can follow."""

@@ -294,9 +294,12 @@ class RankRun:
     def _abort(self, request_id: int) -> None:
         """The prefill end aborts even requests, where it gets to that stage; the decode end aborts the others.
 
-        Every rank of an end sees the same reports, and so aborts the same requests in the same round.
+        Every rank of an end sees the same reports, and so aborts the same requests in the same round. One that has
+        failed here by then fails for that, also where the other ranks have not heard of it.
         """
         assert self._scheduler is not None
+        if self._scheduler.states().get(request_id) == "draining":
+            return
         is_for_prefill = request_id % 2 == 0 and self._aborts.stage in PREFILL_STAGES
         if is_for_prefill == (self._spec.end == "prefill") and self._scheduler.abort(request_id):
             self._history.emit(Aborted(request_id))

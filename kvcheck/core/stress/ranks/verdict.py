@@ -150,15 +150,22 @@ def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Seque
             if has_trouble or any(each.death for each in reports.values()):
                 # Each rank loses the rooms that it shared with the dead one, and those differ from rank to rank.
                 same = first.finished == report.finished
-            elif (first.failed.keys(), first.aborted) != (report.failed.keys(), report.aborted):
+            elif first.failed.keys() != report.failed.keys() or _aborts_apart(first, report):
                 same = False
             if not same:
                 text = (
                     f"{first.name} and {report.name} decided differently: {len(first.finished)} and "
-                    f"{len(report.finished)} requests finished, {len(first.failed)} and {len(report.failed)} failed"
+                    f"{len(report.finished)} requests finished, {len(first.failed)} and {len(report.failed)} failed, "
+                    f"{len(first.aborted)} and {len(report.aborted)} were aborted"
                 )
                 found.append(_finding("KV601", "protocol", text))
     return found
+
+
+def _aborts_apart(one: RankReport, other: RankReport) -> set[int]:
+    """Requests that one of them has aborted and the other has not, but for those that failed at both: whether an abort
+    came before a failure or behind it is up to each rank's machine, and what came of it was agreed on."""
+    return (one.aborted ^ other.aborted) - (one.failed.keys() & other.failed.keys())
 
 
 def _accounts(report: RankReport) -> Sequence[Finding]:
