@@ -121,11 +121,10 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UsageError(f"cannot write {folder}: it is read-only; name another DIR")
     try:
         yield
-    except BaseException:
+    finally:
         if is_new:
-            with suppress(OSError):  # somebody else has put something there
+            with suppress(OSError):  # it is not empty where the reference, or somebody else's file, is in it
                 folder.rmdir()
-        raise
 
 
 def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], Arm, Arm]:
