@@ -66,8 +66,7 @@ def record(
     """Ask a server without reuse, and keep its tokens, log-probabilities and noise to compare other builds with."""
     check_positive("--requests", requests)
     live.check_timeout(timeout)
-    if (folder / FILE).exists():
-        raise UsageError(f"{folder / FILE} exists; expected a folder without a reference. Name another, or remove it")
+    _refuse_kept(folder)
     server = live.ServerOptions(
         own_model=True,
         vocabulary=vocabulary,
@@ -92,12 +91,19 @@ def record(
             again=tuple(again.largest),
             control=tuple(control.largest),
         )
+        _refuse_kept(folder)  # another run may have written one meanwhile
         write_text(folder / FILE, made.to_json())
     tokens = sum(len(each.answer.tokens) for each in kept)
     noise = max([*again.largest, *control.largest], default=0.0)
     say(f"kept {counted(len(kept), 'request')}, {counted(tokens, 'token')}, of {served.engine} {served.version or ''}")
     say(f"noise  {'none: equal bit for bit' if noise == 0.0 else f'at most {noise:.3g} nats'}")
     say(f"folder {folder}  digest {made.digest}")
+
+
+def _refuse_kept(folder: Path) -> None:
+    """Raise UsageError where the folder has a reference."""
+    if (folder / FILE).exists():
+        raise UsageError(f"{folder / FILE} exists; expected a folder without a reference. Name another, or remove it")
 
 
 @contextmanager
@@ -115,11 +121,10 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UsageError(f"cannot write {folder}: it is read-only; name another DIR")
     try:
         yield
-    except BaseException:
+    finally:
         if is_new:
-            with suppress(OSError):  # somebody else has put something there
+            with suppress(OSError):  # it is not empty where the reference, or somebody else's file, is in it
                 folder.rmdir()
-        raise
 
 
 def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], Arm, Arm]:

@@ -17,6 +17,7 @@ import pytest
 from fakes.server import Fake
 from rigs.own_engine import FAULTS, OwnEngine
 
+from kvcheck.commands import reference
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.live import health
@@ -302,6 +303,23 @@ def test_a_reference_that_cannot_be_written_is_refused_before_its_requests_are_s
             code, said = ask.said("reference", "record", str(folder), "--target", server.url)
             assert code == 2 and f"cannot write {folder}" in said and "name another DIR" in said, said
         assert len(server.bodies) == 2, "one cold request each"
+
+
+def test_a_reference_that_another_run_wrote_meanwhile_stays(
+    ask: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = reference._record
+
+    def slow(*arguments: Any) -> Any:
+        made = recorded(*arguments)
+        (tmp_path / FILE).write_text("theirs")
+        return made
+
+    monkeypatch.setattr(reference, "_record", slow)
+    with served("vllm") as server:
+        code, said = ask.said("reference", "record", str(tmp_path), "--target", server.url, "--requests", "4")
+    assert code == 2 and "exists" in said, said
+    assert (tmp_path / FILE).read_text() == "theirs"
 
 
 def test_a_reference_with_holes_leaves_no_folder(ask: Asked, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ DECODERS: Registry[type[Decoder]] = Registry(
         ),
         KNOWN_ANSWER: (
             "kvcheck.core.workload.known_answers:KnownAnswerDecoder",
-            "A model with written weights, whose answers are known: its attention reads the pool in float32.",
+            "A model with written weights, whose answers are known: attention and states read the pool in float32.",
         ),
     },
 )

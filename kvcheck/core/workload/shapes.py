@@ -389,8 +389,8 @@ _ANSWERING: Final = (
         kv_dtype=torch.float32,
         latent_dim=512 + 64,
         index_head_dim=128,
-        source="DeepSeek-V3.2 with 2 layers, its own latent in float32 and its own index keys of 128, in pages of 8 "
-        "tokens: requests over several pages are short then.",
+        source="DeepSeek-V3.2 with 2 layers, its own latent in float32 and its own index keys of 128. Pages of 8 "
+        "tokens: requests over several of them are short.",
     ),
     ModelShape(
         name="qwen3-next-answers",
@@ -408,7 +408,7 @@ _ANSWERING: Final = (
         ssm_heads=4,
         ssm_key_dim=128,
         ssm_value_dim=128,
-        source="Qwen3-Next 80B with one group of four layers in float32 and 2 KV heads of 256; linear layers have 2 "
+        source="Qwen3-Next 80B with one group of four layers and 2 KV heads of 256 in float32. Linear layers have 2 "
         "key heads and 4 value heads of 128.",
     ),
 )
