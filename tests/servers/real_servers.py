@@ -147,6 +147,7 @@ def _llama_cpp(place: Place) -> Sequence[Command]:
 
 MLA = ("--arch", "deepseek-v3")
 WINDOWS = ("--arch", "gpt-oss", "--window", "64")
+STATES = ("--arch", "qwen3-next", "--nodes", "1024")
 PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
 CASES = (
     Case(
@@ -163,6 +164,14 @@ CASES = (
         options=("--schedules", "2"),
         floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
         model=WINDOWS,
+    ),
+    Case(
+        name="vllm-states",
+        start=partial(_vllm, sizes=vllm_cpu.WITH_STATES),
+        scenarios=("prefix-cache",),
+        options=("--schedules", "1"),
+        floors={"token": 1_000, "hit-token": 1_000},
+        model=STATES,
     ),
     Case(
         name="sglang",
