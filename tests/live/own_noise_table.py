@@ -30,10 +30,10 @@ from kvcheck.core.live.own.statistic import (
     Level,
     Measured,
     Repeats,
-    as_unsteady,
     is_wide,
     judge,
     needs_more,
+    settled,
 )
 
 REQUESTS = 50
@@ -111,8 +111,7 @@ def one_run(noise: Noise, rng: random.Random, *, planted: float | None, rounds: 
             break
         control += [noise.batch(rng, scale) for scale in scales]
         told = judge(measured, level)
-    if needs_more(told, measured):
-        told = [*map(as_unsteady, told)]
+    told = settled(told, measured)
     if any(each.is_finding for each in told):
         return "fail"
     return "unsteady" if told else "pass"

@@ -168,5 +168,6 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "PYTHONPATH=.:tests python tests/live/margin": Parsed(HOURS),
         "KVCHECK_TRANSFORMERS": Parsed("needs an environment with transformers"),
     },
+    "reports/published/serve/README.md": {"PYTHONPATH=.:tests": Parsed(ENGINE)},
     "reports/README.md": {"import json": By(f"{HERE}test_the_lines_that_read_records_run")},
 }

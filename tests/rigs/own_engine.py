@@ -77,7 +77,8 @@ class OwnEngine(ModelEngine):
             tokens, top = self._say([*pages], ids, count, hits=len(hit))
             if salt is None:
                 if self.fault == FOREIGN_ANSWER and len(self._plain) == PRIVATE_FROM:
-                    tokens, top = self._say([], self._plain[0], count, hits=0)
+                    other = next(each for each in self._plain if each[2:8] != ids[2:8])  # shares no beginning
+                    tokens, top = self._say([], other, count, hits=0)
                     self.planted.append(rid)
                 self._plain.append(ids)
             self._held |= dict(zip(keys, pages, strict=True))

@@ -7,13 +7,14 @@ stale    a random model: one page of one layer, of one treated request of about 
 foreign  the same, with another request's keys and values
 needle   a model that recites, asked one request at a time: the page with the code that is asked for holds the same page
          of another request. The answer recites that one's code
+SCENARIO a random model and no fault, in another scenario than prefix-cache and a pool that is too small for it
 
 OUT gets the runs, the servers' logs, and trials.csv.
 
 Invariants:
 - A page is planted while the treated arm is sent, never in a reference or a control. What was planted is read from the
   fault's own log, never from what kvcheck says.
-- A trial is found if a finding names a request that the log names, and no other request is accused of diverging alone.
+- A trial is found if a finding names a request that the log names. A finding that names another one is counted beside.
 """
 
 from __future__ import annotations
@@ -45,22 +46,34 @@ PROJECT = Path(__file__).parents[2]
 START_S = 400.0
 LAYERS = 2
 SMALL = {"layers": LAYERS, "hidden": 128, "heads": 2}
-COLUMNS = ("case", "run", "exit_code", "codes", "requests", "noise", "layer", "page", "is_found", "seconds", "note")
+RECITED, DRAWN = 16384, 1024
+"""Token ids of the model that recites, which leaves a code where the request itself has a token of it, and of the
+random one."""
+COLUMNS = (
+    *("case", "run", "exit_code", "codes", "requests", "noise", "layer", "page", "is_found", "beside"),
+    *("seconds", "note"),
+)
+NOTE = 300
 FIRST = 7
 """Requests of the first wave of 50: each computes all of its pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """engine, kind of fault (None: none), whether the model recites, and the options of each run."""
+    """engine, kind of fault (None: none), whether the model recites, the scenario, whether the pool is small, and the
+    options of each run."""
 
     engine: str
     kind: str | None
     recites: bool = False
+    scenario: str = "prefix-cache"
+    is_small: bool = False
     options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
+        if self.scenario != "prefix-cache":
+            return f"{self.engine}-{self.scenario}"
         return f"{self.engine}-{'needle' if self.recites else self.kind or 'equal'}"
 
 
@@ -72,6 +85,10 @@ CASES = tuple(
         Case(engine=engine, kind=None, options=("--requests", "24")),
         Case(engine=engine, kind=FOREIGN, recites=True, options=("--requests", "24", "--concurrency", "1")),
         Case(engine=engine, kind=FOREIGN, options=("--requests", "50")),
+        *(
+            Case(engine=engine, kind=None, scenario=scenario, is_small=True, options=("--requests", "12", "--admin"))
+            for scenario in ("retract-resume", "aborts")
+        ),
     )
 )
 
@@ -113,7 +130,11 @@ def run_case(case: Case, out: Path, environments: Path, *, runs: int, within_s: 
     """Start the server, run kvcheck against it so often, stop it."""
     folder = out / case.name
     folder.mkdir(parents=True, exist_ok=True)
-    model = copying_model(out / "copying") if case.recites else random_model(out / "random", **SMALL)
+    model = (
+        copying_model(out / "copying", vocabulary=RECITED)
+        if case.recites
+        else random_model(out / "random", vocabulary=DRAWN, **SMALL)
+    )
     with serving(_commands(case, environments, model, folder), folder=folder, within_s=START_S) as (server,):
         until = time.monotonic() + within_s
         for number in range(runs):
@@ -128,13 +149,13 @@ def run_case(case: Case, out: Path, environments: Path, *, runs: int, within_s: 
 def _commands(case: Case, environments: Path, model: Path, folder: Path) -> Sequence[Command]:
     has_faults = case.kind is not None
     if case.engine == "sglang":
-        sizes = sglang_cpu.Sizes(slots=8192)
+        sizes = sglang_cpu.Sizes() if case.is_small else sglang_cpu.Sizes(slots=8192)
         environment = environments / sglang_cpu.ENVIRONMENT
         return sglang_cpu.commands(environment, model, folder=folder, sizes=sizes, has_faults=has_faults)
     (port,) = free_ports(1)
     environment = environments / vllm_cpu.ENVIRONMENT
-    roomy = vllm_cpu.Sizes(slots=8192)
-    return (vllm_cpu.command(environment, model, port=port, folder=folder, sizes=roomy, has_faults=has_faults),)
+    slots = vllm_cpu.Sizes() if case.is_small else vllm_cpu.Sizes(slots=8192)
+    return (vllm_cpu.command(environment, model, port=port, folder=folder, sizes=slots, has_faults=has_faults),)
 
 
 def _trial(case: Case, folder: Path, address: str, number: int) -> dict[str, object]:
@@ -150,7 +171,8 @@ def _trial(case: Case, folder: Path, address: str, number: int) -> dict[str, obj
     planted = events(log)[before:]
     named = {str(event["request"]) for event in planted if event["event"] in ("planted", "reads")}
     rids = [str((finding.minimal or {}).get("rid")) for finding in record.findings]
-    is_found = code == 1 and any(rid in name for rid in rids for name in named)
+    beside = [rid for rid in rids if not any(rid in name for name in named)]
+    is_found = code == 1 and len(beside) < len(rids)
     where: Mapping[str, object] = next((event for event in planted if event["event"] == "planted"), {})
     return {
         "case": case.name,
@@ -162,9 +184,19 @@ def _trial(case: Case, folder: Path, address: str, number: int) -> dict[str, obj
         "layer": where.get("layer", ""),
         "page": where.get("page", ""),
         "is_found": "" if case.kind is None else int(is_found),
+        "beside": len(beside),
         "seconds": round(time.monotonic() - began),
-        "note": "" if case.kind is None or where else "nothing was planted",
+        "note": _note(case, record, has_planted=bool(where)),
     }
+
+
+def _note(case: Case, record: RunRecord, *, has_planted: bool) -> str:
+    """What a run without a finding lacked, and what has to have happened in a scenario that is not prefix-cache."""
+    if case.kind is not None and not has_planted:
+        return "nothing was planted"
+    seen = {kind: count for kind, count in record.evidence.observed.items() if kind in ("retract", "abort") and count}
+    reasons = [row.reason for row in record.scenarios if row.reason]
+    return "; ".join([*(f"{kind} {count}" for kind, count in seen.items()), *reasons])[:NOTE]
 
 
 def _plan(case: Case, number: int, page: int) -> Callable[[int, Sending], Order | None]:
@@ -190,8 +222,8 @@ def _plan(case: Case, number: int, page: int) -> Callable[[int, Sending], Order 
 def _stress(case: Case, folder: Path, address: str, number: int) -> tuple[int, RunRecord]:
     out = folder / "runs"
     before = set(out.iterdir()) if out.exists() else set()
-    vocabulary = "2048" if case.recites else "1024"
-    words: list[Any] = ["stress", "prefix-cache", "--target", address, "--own-model", "--vocabulary", vocabulary]
+    vocabulary = str(RECITED if case.recites else DRAWN)
+    words: list[Any] = ["stress", case.scenario, "--target", address, "--own-model", "--vocabulary", vocabulary]
     words += ["--seed", str(number + 1), "--no-reports", "--out", str(out), *case.options]
     with (
         (folder / "kvcheck.log").open("a", encoding="utf-8") as stream,

@@ -3,8 +3,8 @@
     PYTHONPATH=tests python -m servers.real_servers OUT [--environments DIR] [--only CASE]...
 
 Each case starts its servers, runs kvcheck against them as a user does, and stops them. A clean case has to pass with
-so many judged tokens, retractions and hits. A case with faults plants one page 20 times; kvcheck has to find each, and
-to name layer and page of at least 18.
+so many judged tokens, retractions and hits. A case with faults plants one page 20 times, or breaks a rule of a layer's
+attention for requests with hits; kvcheck has to find each, and to name layer and page, or the layer, of most.
 
 OUT gets the runs, the servers' logs, and summary.json, which README.md of a publication is made from.
 
@@ -27,7 +27,16 @@ from functools import partial
 from pathlib import Path
 
 from servers import llama_cpp, sglang_cpu, vllm_cpu
-from servers.faults.planting import Order, events, fault_log, fault_orders
+from servers.faults.planting import (
+    SINK_LOST,
+    SINK_TWICE,
+    WINDOW_LONGER,
+    WINDOW_SHORTER,
+    Order,
+    events,
+    fault_log,
+    fault_orders,
+)
 from servers.llama_gguf import write_gguf
 from servers.serving import Command, Server, free_ports, serving
 
@@ -44,13 +53,22 @@ LAYERS = 4
 START_S = 300.0
 TRIALS, NAMED, ATTEMPTS = 20, 18, 5
 KINDS = ("stale", "foreign")
+BROKEN_RULES: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "window": tuple((kind, layer) for layer in (0, 2) for kind in (WINDOW_LONGER, WINDOW_SHORTER)),
+    "sink": tuple((kind, layer) for layer in range(LAYERS) for kind in (SINK_TWICE, SINK_LOST)),
+}
+"""Kinds and layers that take turns. Every second layer has a window, each has sinks."""
+TWICE_IN_FULL = 5
+"""Of 20 trials of sinks: a sink of twice the strength in a layer without a window. It takes all bits of that layer, and
+the answer that bits are lacking names it and the layer before it alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One set-up. start: the commands of its servers. scenarios, options: of `kvcheck stress`. stand_ins: what takes
-    the place of what only a GPU has, in words. floors: what a clean run has to have seen. faults: kind that is planted;
-    None: a clean run. model: options of `kvcheck model make` beside those of every case.
+    the place of what only a GPU has, in words. floors: what a clean run has to have seen. faults: kind of page that is
+    planted, or a row of BROKEN_RULES; None: a clean run. named: trials whose place has to be named. model:
+    options of `kvcheck model make` beside those of each case.
     """
 
     name: str
@@ -60,6 +78,7 @@ class Case:
     options: tuple[str, ...] = ()
     floors: Mapping[str, int] = field(default_factory=dict)
     faults: str | None = None
+    named: int = NAMED
     model: tuple[str, ...] = ()
 
 
@@ -128,7 +147,7 @@ def _llama_cpp(place: Place) -> Sequence[Command]:
 
 MLA = ("--arch", "deepseek-v3")
 WINDOWS = ("--arch", "gpt-oss", "--window", "64")
-FP8 = ("--dtype", "fp8-kv")
+STATES = ("--arch", "qwen3-next", "--nodes", "1024")
 PRESS = ("prefix-cache", "retract-resume", "aborts", "priority")
 CASES = (
     Case(
@@ -145,6 +164,14 @@ CASES = (
         options=("--schedules", "2"),
         floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
         model=WINDOWS,
+    ),
+    Case(
+        name="vllm-states",
+        start=partial(_vllm, sizes=vllm_cpu.WITH_STATES),
+        scenarios=("prefix-cache",),
+        options=("--schedules", "1"),
+        floors={"token": 1_000, "hit-token": 1_000},
+        model=STATES,
     ),
     Case(
         name="sglang",
@@ -180,15 +207,6 @@ CASES = (
         model=MLA,
     ),
     Case(
-        name="sglang-fp8",
-        start=_sglang("fp8"),
-        stand_ins=sglang_cpu.stand_ins("fp8"),
-        scenarios=("prefix-cache", "retract-resume", "aborts"),
-        options=("--schedules", "2"),
-        floors={"token": 10_000, "retract": 20, "hit-token": 1_000, "evict": 500, "abort": 10},
-        model=FP8,
-    ),
-    Case(
         name="llama.cpp",
         start=_llama_cpp,
         scenarios=("prefix-cache", "aborts"),
@@ -210,6 +228,17 @@ CASES = (
             ("sglang-mla", _sglang("mla"), sglang_cpu.stand_ins("mla"), MLA),
         )
         for kind in KINDS
+    ),
+    *(
+        Case(
+            name=f"vllm-windows-{kind}",
+            start=partial(_vllm, sizes=vllm_cpu.WITH_WINDOWS),
+            scenarios=("prefix-cache",),
+            faults=kind,
+            named=TRIALS - TWICE_IN_FULL if kind == "sink" else NAMED,
+            model=WINDOWS,
+        )
+        for kind in BROKEN_RULES
     ),
 )
 
@@ -293,7 +322,7 @@ def _clean(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome
 
 
 def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outcome) -> None:
-    """One page of one layer is planted, 20 times; each layer and several pages in turn."""
+    """One page of one layer is planted, or one rule broken, 20 times; each layer and several pages in turn."""
     outcome.trials, outcome.found, outcome.named = [], 0, 0
     clean, _ = _stress(place, servers, *case.scenarios, "--seed", "99", *_SMALL)
     if clean != 0:
@@ -308,7 +337,7 @@ def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outco
         named = common_place(record.findings)
         outcome.trials.append(
             {
-                **{name: where[name] for name in ("kind", "layer", "page", "positions")},
+                **{name: where.get(name) for name in ("kind", "layer", "page", "positions")},
                 "exit_code": code,
                 "findings": len(record.findings),
                 "codes": sorted({finding.code for finding in record.findings}),
@@ -322,19 +351,19 @@ def _planted(case: Case, place: Place, servers: Sequence[Server], outcome: Outco
         if not (is_found and is_named):
             told = json.dumps([event for event in planted if event["event"] != "gone"])
             outcome.notes.append(f"trial {trial}: exit {code}, planted {told[:600]}, found {_places(record)}")
-    if outcome.found < TRIALS or outcome.named < NAMED:
+    if outcome.found < TRIALS or outcome.named < case.named:
         outcome.shortfall = f"found {outcome.found} of {TRIALS}, named {outcome.named}"
 
 
 def _trial(
     case: Case, place: Place, servers: Sequence[Server], trial: int
 ) -> tuple[int, RunRecord, list[dict[str, object]]]:
-    """One planted run: exit code, record, and what the fault's log says. Other seeds are tried where no prefill filled
-    the ordered page in one step, so that nothing was planted."""
+    """One planted run: exit code, record, and what the fault's log says. Other seeds are tried where nothing was
+    planted: no prefill filled the ordered page in one step, or no request with a hit asked what the rule decides."""
     orders, log = fault_orders(place.folder), fault_log(place.folder)
     for attempt in range(ATTEMPTS):
         before = len(events(log))
-        Order(kind=str(case.faults), layer=trial % LAYERS, page=1 + trial // LAYERS % 2).give(orders)
+        planted_order(str(case.faults), trial).give(orders)
         seed = str(1 + trial + 1000 * attempt)
         code, record = _stress(place, servers, *case.scenarios, "--seed", seed, *_SMALL)
         orders.unlink()
@@ -347,11 +376,21 @@ def _trial(
 _SMALL = ("--schedules", "1", "--requests", "12", "--concurrency", "4", "--no-reports")
 
 
+def planted_order(faults: str, trial: int) -> Order:
+    """What a trial of a case plants."""
+    if faults in BROKEN_RULES:
+        kind, layer = BROKEN_RULES[faults][trial % len(BROKEN_RULES[faults])]
+        return Order(kind=kind, layer=layer)
+    return Order(kind=faults, layer=trial % LAYERS, page=1 + trial // LAYERS % 2)
+
+
 def judge_trial(record: RunRecord, planted: Sequence[Mapping[str, object]]) -> tuple[bool, bool]:
-    """Whether a planted page was found, and whether most wrong requests point to its layer and page first."""
-    where = {(event["layer"], event["page"]) for event in planted if event["event"] in ("planted", "reads")}
+    """Whether what was planted was found, and whether most wrong requests point to its layer and page first; to its
+    layer, where it has no page."""
+    where = {(event["layer"], event.get("page")) for event in planted if event["event"] in ("planted", "reads")}
     named = common_place(record.findings)
-    return bool(where) and bool(record.findings), named is not None and named[:2] in where
+    is_named = named is not None and (named[:2] in where or (named[0], None) in where)
+    return bool(where) and bool(record.findings), is_named
 
 
 def _places(record: RunRecord) -> list[tuple[int | None, int | None]]:

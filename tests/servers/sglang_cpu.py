@@ -73,7 +73,6 @@ VARIANTS: Mapping[str, Variant] = {
         flags={"server": ("--enable-priority-scheduling", "--priority-scheduling-preemption-threshold", "1")}
     ),
     "mla": Variant(flags={"server": ()}, stand_ins=(*_IMPORTS, "attention-on-latents")),
-    "fp8": Variant(flags={"server": ("--kv-cache-dtype", "fp8_e4m3")}),
     "hicache": _hicache("kernel", "layer_first"),
     "hicache-page-first": _hicache("kernel", "page_first"),
     "hicache-page-head": _hicache("kernel", "page_head"),

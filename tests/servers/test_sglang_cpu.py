@@ -65,6 +65,6 @@ def test_sizes_and_variants_that_cannot_be_served_are_refused(tmp_path: Path) ->
     with pytest.raises(UsageError, match="room for one request"):
         Sizes(longest=4096)
     with pytest.raises(
-        UsageError, match="unknown variant 'hicache-direkt' of SGLang; known: plain, priority, mla, fp8, hicache"
+        UsageError, match="unknown variant 'hicache-direkt' of SGLang; known: plain, priority, mla, hicache"
     ):
         commands(PLACE, MODEL, folder=tmp_path, variant="hicache-direkt")

@@ -78,6 +78,9 @@ class Sizes:
 ROOMY = Sizes(longest=2048, slots=16384)
 WITH_WINDOWS = Sizes(longest=2048, slots=3200)
 """Layers with a window have pages of their own beside those of a whole request: of the window and of a chunk."""
+WITH_STATES = Sizes(longest=1024, slots=4096)
+"""vLLM makes pages so large that one holds a recurrent state: 224 tokens of Qwen3-Next's attention. There are as many
+of these as of `PAGE` otherwise, and layers with a state take theirs from the same pool."""
 
 
 def command(

@@ -15,19 +15,20 @@ from live.own_noise_table import NOISES, Noise, one_run, row
 
 from kvcheck.core.live.own.statistic import (
     ALPHA,
+    MORE_CONTROLS,
     MOST_SUSPECTS,
     REPEATS,
     Ground,
     Level,
     Measured,
     Repeats,
-    as_unsteady,
     is_wide,
     judge,
     leading,
     leading_p,
     least_found,
     needs_more,
+    settled,
 )
 
 LEVEL = Level(rounds=1)
@@ -176,27 +177,42 @@ def test_what_a_run_would_have_found_is_what_it_says() -> None:
             end = Measured(
                 treated=dict.fromkeys(range(50), noise) | {7: nats},
                 again=arms,
-                control=arms * 7,
+                control=arms * (1 + MORE_CONTROLS),
                 matched=arms,
                 now_matched=arms,
                 repeats={7: Repeats((nats,) * REPEATS, (noise,) * REPEATS)},
             )
             told = judge(end, LEVEL)
-            assert (any(each.is_finding for each in told) and not needs_more(told, end)) == is_found
+            assert any(each.is_finding for each in settled(told, end)) == is_found
 
 
 def test_an_accusation_of_one_request_waits_for_more_controls() -> None:
     few = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS, matched=ZEROS)
     told = judge(few, LEVEL)
-    assert needs_more(told, few) and not any(as_unsteady(each).is_finding for each in told), "150 x 6^2 < 3 x 50 x 200"
-    enough = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS * 16, matched=ZEROS)
+    assert needs_more(told, few), "150 x 6^2 < 5 x 50 x 200"
+    assert not any(each.is_finding for each in settled(told, few))
+    enough = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS * 26, matched=ZEROS)
     assert not needs_more(judge(enough, LEVEL), enough)
     far = Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS)
     assert not needs_more(judge(far, LEVEL), far), "150 x 20^2"
     shifted = {i: v + 0.1 for i, v in enumerate(NOISY)}
     all_of_them = Measured(treated=shifted, again=NOISY, matched=NOISY, now_matched=NOISY)
     many = judge(all_of_them, LEVEL)
-    assert not needs_more(many, all_of_them) and all(as_unsteady(each).is_finding for each in many)
+    assert not needs_more(many, all_of_them) and all(each.is_finding for each in settled(many, all_of_them))
+
+
+def test_a_request_that_is_too_near_takes_nothing_back_of_one_that_is_far_enough() -> None:
+    both = Measured(
+        treated=treated(r7=3.5, r9=0.6),
+        again=NOISY,
+        control=NOISY,
+        matched=NOISY,
+        repeats={7: SHOWN, 9: Repeats((0.6,) * REPEATS, (0.0,) * REPEATS)},
+    )
+    told = judge(both, LEVEL)
+    assert [each.request for each in told if each.is_finding] == [7, 9]
+    assert not needs_more(told, both), "one is found, whatever further controls say"
+    assert [(each.request, each.is_finding) for each in settled(told, both)] == [(7, True), (9, False)]
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)

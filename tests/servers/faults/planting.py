@@ -9,11 +9,17 @@ before each write of the ordered layer, and notes what it has done in the log, a
     {"event": "reads", "layer": 2, "page": 1, "block": 57, "request": "cmpl-b-0"}
     {"event": "gone", "layer": 2, "block": 57}
 
+A rule of attention that is broken for requests that began with a hit has no page:
+
+    {"kind": "window-longer", "layer": 0}
+    {"event": "planted", "kind": "window-longer", "layer": 0, "request": "cmpl-b-0"}
+
 Invariants:
 - Standard library alone: this runs in an engine's own process.
 - A page is a candidate only where one prefill writes all of it, so that nothing but the fault decides what it holds.
 - What was planted is noted with the request it was written for, and so is each other request that has the page in its
   table until it is written again.
+- A broken rule is noted once for each request of whose newest token it changed what the layer returns.
 """
 
 from __future__ import annotations
@@ -25,7 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STALE, FOREIGN, LOST_LOAD = "stale", "foreign", "lost-load"
-KINDS = (STALE, FOREIGN, LOST_LOAD)
+WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE = "window-longer", "window-shorter", "sink-lost", "sink-twice"
+RULES = (WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE)
+"""Kinds that break a rule of attention, not a page."""
+KINDS = (STALE, FOREIGN, LOST_LOAD, *RULES)
 ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
 """Variables with the paths of the order and of the log."""
 
@@ -33,14 +42,16 @@ ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """kind: stale leaves the page's former content, foreign puts another request's page there, lost-load leaves the
-    former content of a page that comes back from a lower tier. page: of the request, from 0; negative: from the last
-    page that the prefill or the load fills. every: of so many candidates one. most: pages in all. same: 1: a foreign
-    page is the page of another request in the same place, where there is one.
+    former content of a page that comes back from a lower tier. window-longer and window-shorter: the layer's window has
+    one position more or less; sink-lost: it has no sink; sink-twice: each of its sinks is doubled. page: of the
+    request, from 0; negative: from the last page that the prefill or the load fills. every: of so many candidates one.
+    most: pages in all. same: 1: a foreign page is the page of another request in the same place, where there is one.
+    A rule is broken until its order is taken away, and has no page.
     """
 
     kind: str
     layer: int
-    page: int
+    page: int = 0
     every: int = 1
     most: int = 1
     same: int = 0
@@ -96,6 +107,8 @@ class Planter:
     _done: int = 0
     _held: dict[int, Held] = field(default_factory=dict)
     _damaged: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    _began_with_hit: dict[str, bool] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     def order(self) -> Order | None:
         """The order as the file has it now; None where it has none, or all of it has been done."""
@@ -108,6 +121,7 @@ class Planter:
         if stamp != self._stamp:
             self._order = Order(**json.loads(self.orders.read_text(encoding="utf-8")))
             self._stamp, self._seen, self._done = stamp, 0, 0
+            self._told.clear()
         return self._order if self._order is not None and self._done < self._order.most else None
 
     def candidates(self, order: Order, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
@@ -119,6 +133,19 @@ class Planter:
                 self._seen += 1
                 if self._seen % order.every == 0:
                     yield row, page
+
+    def behind_hits(self, rows: Sequence[Row]) -> list[int]:
+        """Which rows are of requests that the cache held a beginning of when they were first computed. Called for each
+        step, so that the first one of each request is seen."""
+        for row in rows:
+            self._began_with_hit.setdefault(row.request, row.computed > 0)
+        return [i for i, row in enumerate(rows) if self._began_with_hit[row.request]]
+
+    def broken(self, order: Order, row: Row) -> None:
+        """Note that a rule was broken for this request, the first time."""
+        if row.request not in self._told:
+            self._told.add(row.request)
+            self._note({"event": "planted", "kind": order.kind, "layer": order.layer, "request": row.request})
 
     def sources(self, row: Row, same: int | None = None) -> list[tuple[int, Held]]:
         """Blocks that were written for other requests, the latest first. same: those of this page before all others."""

@@ -27,7 +27,7 @@ from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone
 from kvcheck.core.live.own.needles import Needles, recites, shortest_run
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import LEAST_LENGTH, OwnQuestions, ids_of
-from kvcheck.core.live.own.statistic import MORE_CONTROLS, Level, Measured, Told, as_unsteady, judge, needs_more
+from kvcheck.core.live.own.statistic import MORE_CONTROLS, Level, Measured, Told, judge, needs_more, settled
 from kvcheck.core.live.own.verdict import (
     crosstalk_finding,
     diverged_finding,
@@ -121,6 +121,7 @@ class OwnRunner:
         self._unlike: dict[str, str] = {}
         self._arms: dict[str, dict[str, Arm]] = {}
         self._recited: dict[str, list[bool]] = {}
+        self._sent_more: dict[str, int] = {}
         self._now: _Round | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
@@ -331,7 +332,8 @@ class OwnRunner:
         while needs_more(told, measured()) and now.is_whole and sent < MORE_CONTROLS and self._more_controls(now):
             sent += 1
             told = judge(measured(), self._level)
-        return [*map(as_unsteady, told)] if needs_more(told, measured()) else told, matched
+        self._sent_more[now.plan.situation] = max(sent, self._sent_more.get(now.plan.situation, 0))
+        return settled(told, measured()), matched
 
     def _more_controls(self, now: _Round) -> bool:
         """The control arm once more; whether all of it was answered."""
@@ -411,7 +413,8 @@ class OwnRunner:
         recited = self._recited[plan.situation]
         cold, fresh = [*self._noise[AGAIN], *self._noise[CONTROL]], self._noise[MATCHED]
         recital = recital_note(plan.cell, sum(recited), len(recited))
-        return [*noise_notes(plan.cell, treated, cold, fresh), recital]
+        more = MORE_CONTROLS - self._sent_more.get(plan.situation, 0)
+        return [*noise_notes(plan.cell, treated, cold, fresh, more=more), recital]
 
     def _counters(self) -> tuple[Counters | None, list[str]]:
         """All counters, and why there are none where reading them failed."""

@@ -26,9 +26,9 @@ controls are 0. It comes again: asked in turns with fresh copies of itself (same
 largest deviations are all its own, by the same exact test, at a level that is divided by MOST_SUSPECTS. It is among the
 first MOST_SUSPECTS of its round. And there are enough controls for its distance: noise with the heavy tail of a Pareto
 distribution of index 2 puts one of n treated requests r times beyond N controls in about n of N r^2 runs. N r^2 has to
-be MARGIN n / ALPHA at least, since the largest of several is looked at. Where it is not, the control arm is sent again,
-at most MORE_CONTROLS times, and what is still too near is unsteady. A page that holds the wrong tokens is far beyond
-that; a small error of one page is not found, and no verdict claims that it was looked for.
+be MARGIN n / ALPHA at least, since the largest of several is looked at. Where none is so far, the control arm is sent
+again, at most MORE_CONTROLS times, and each that is still too near is unsteady. A page that holds the wrong tokens is
+far beyond that; a small error of one page is not found, and no verdict claims that it was looked for.
 
 Where each control is equal to the reference bit for bit, nothing but a fault makes an answer wide: it then counts
 without coming again. Below LEAST_NATS such a difference is unsteady, as is one that is wide and does not come again:
@@ -54,9 +54,9 @@ ALPHA = 1.0 / 200.0
 WIDE = 5.0
 LEAST_NATS = 0.5
 MOST_SUSPECTS = 8
-MORE_CONTROLS = 6
+MORE_CONTROLS = 24
 """Further control arms before one request is accused, where it is not far enough off for those that there are."""
-MARGIN = 3.0
+MARGIN = 5.0
 REPEATS = 12
 """How often a suspect is asked again, and as often a fresh copy of it."""
 GIVE_UP = 3
@@ -143,30 +143,39 @@ def is_wide(value: float, controls: Sequence[float]) -> bool:
     return value > LEAST_NATS and value > WIDE * max(controls, default=0.0)
 
 
-def least_found(treated: int, controls: Sequence[float]) -> float:
-    """Nats from which on one of so many requests would have been told, with all further controls alike."""
+def least_found(treated: int, controls: Sequence[float], *, more: int = MORE_CONTROLS) -> float:
+    """Nats from which on one of so many requests would have been told, with all further controls alike. more: how often
+    the control arm could still have been sent."""
     most = max(controls, default=0.0)
-    count = max(1, len(controls) + MORE_CONTROLS * treated)
+    count = max(1, len(controls) + more * treated)
     distance = math.sqrt(MARGIN * treated / ALPHA / count)
     return max(LEAST_NATS, WIDE * most, distance * max(most, LEAST_NATS / WIDE))
 
 
 def needs_more(told: Sequence[Told], measured: Measured) -> bool:
-    """Whether one request is to be accused, and there are too few controls for its distance from them."""
+    """Whether all who would be accused are too near for the controls that there are."""
+    accused = [each for each in told if each.is_finding]
+    return bool(accused) and all(is_too_near(each, measured) for each in accused)
+
+
+def settled(told: Sequence[Told], measured: Measured) -> list[Told]:
+    """What is left of accusations where no further control is sent: what is too near is unsteady, each by itself. One
+    page that is damaged moves several answers, some of them a little; those take nothing back of the others."""
+    left = [replace(each, is_finding=False) if is_too_near(each, measured) else each for each in told]
+    return sorted(left, key=lambda each: not each.is_finding)
+
+
+def is_too_near(told: Told, measured: Measured) -> bool:
+    """Whether one request is accused by itself, and there are too few controls for its distance from them."""
     controls = measured.controls
     noise = max(LEAST_NATS / WIDE, max(controls, default=0.0))
     enough = MARGIN * len(measured.treated) / ALPHA
-    return any(is_of_one(each) and len(controls) * (each.nats / noise) ** 2 < enough for each in told)
+    return is_of_one(told) and told.is_finding and len(controls) * (told.nats / noise) ** 2 < enough
 
 
 def is_of_one(told: Told) -> bool:
     """Whether it accuses one request by itself."""
     return told.ground in (Ground.AGAIN, Ground.EXACT)
-
-
-def as_unsteady(told: Told) -> Told:
-    """What is left of an accusation of one request whose further controls were not sent."""
-    return replace(told, is_finding=False) if is_of_one(told) else told
 
 
 def leading(treated: Sequence[float], controls: Sequence[float]) -> int:

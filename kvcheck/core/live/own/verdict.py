@@ -159,10 +159,12 @@ def warm_references(arms: Iterable[Arm]) -> str | None:
     )
 
 
-def noise_notes(cell: str, treated: Sequence[float], cold: Sequence[float], fresh: Sequence[float]) -> list[str]:
+def noise_notes(
+    cell: str, treated: Sequence[float], cold: Sequence[float], fresh: Sequence[float], *, more: int
+) -> list[str]:
     """What a pass rests on, and what it did not look for. cold: controls that reuse nothing; fresh: those that hit
-    pages which were computed just before."""
-    least = least_found(len(treated), (*cold, *fresh))
+    pages which were computed just before. more: how often the control arm could still have been sent."""
+    least = least_found(len(treated), (*cold, *fresh), more=more)
     controls = f"{counted(len(cold) + len(fresh), 'control')} {_far(max((*cold, *fresh), default=0.0))}"
     notes = [
         f"{cell}: {counted(len(treated), 'treated answer')} {_far(max(treated, default=0.0))} the cold reference, "
