@@ -98,7 +98,7 @@ def test_the_schema_itself_is_valid() -> None:
         ({"surprise": 1}, "surprise"),
         ({"verdict": "passed"}, "passed"),
         ({"exit_code": 5}, "5"),
-        ({"schema_version": "6"}, "6"),
+        ({"schema_version": "7"}, "7"),
         ({"scenarios": [{"id": "a/b"}]}, "required"),
         ({"seed": "1"}, "type"),
     ],
@@ -158,7 +158,7 @@ def test_evidence_adds_up_and_none_stays_none() -> None:
     [
         (FAILED.to_json()[:200], "truncated"),
         ("[]", "expected a run record with schema_version, got list"),
-        ('{"schema_version": "9"}', "expected schema_version 5, 1, 2, 3, 4, got '9'"),
+        ('{"schema_version": "9"}', "expected schema_version 6, 1, 2, 3, 4, 5, got '9'"),
         ('{"schema_version": "1"}', "not a complete run record"),
         (PASSED.to_json().replace('"pass"', '"passed"'), "not a complete run record"),
     ],
@@ -169,9 +169,20 @@ def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path
         read_record(tmp_path)
 
 
+def as_version_5(record: RunRecord) -> dict[str, typing.Any]:
+    """A record as kvcheck wrote it before version 6."""
+    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    for row in (raw, *raw["scenarios"]):
+        del row["evidence"]["traces"]
+    for row in raw["scenarios"]:
+        if row["coverage"] is not None:
+            del row["coverage"]["scope"]
+    return raw | {"schema_version": "5"}
+
+
 def as_version_4(record: RunRecord) -> dict[str, typing.Any]:
     """A record as kvcheck wrote it before version 5."""
-    raw: dict[str, typing.Any] = json.loads(record.to_json())
+    raw = as_version_5(record)
     for row in raw["findings"]:
         del row["story"]
     return raw | {"schema_version": "4"}
@@ -217,6 +228,12 @@ def test_a_record_of_version_4_is_still_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(as_version_4(record)), encoding="utf-8")
     untold = tuple(replace(finding, story=None) for finding in record.findings)
     assert read_record(tmp_path) == replace(record, findings=untold)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_version_5_is_still_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(as_version_5(RECORDS[name])), encoding="utf-8")
+    assert read_record(tmp_path) == RECORDS[name]
 
 
 @pytest.mark.parametrize("older", [as_version_2, as_version_3])

@@ -24,12 +24,13 @@ from typing import Any, TypeVar, cast
 from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.story import Story
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 ADDED: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "1": {"record": {"identity": None}, "scenarios": {"coverage": None}, "findings": {"condition": None}},
     "2": {"evidence": {"observed": {}}},
     "3": {"evidence": {"refusals": None, "situations": {}}, "findings": {"cause": None}},
     "4": {"findings": {"story": None}},
+    "5": {"evidence": {"traces": None}, "coverage": {"scope": None}},
 }
 """Keys that a version did not have yet, by the rows that got them in the next one, with the value that they have in a
 record of that version."""
@@ -73,7 +74,6 @@ class Evidence:
     """
 
     schedules: int = 0
-    traces: int | None = None
     events: int = 0
     requests: int = 0
     retractions: int | None = None
@@ -93,6 +93,7 @@ class Evidence:
     aborts: int | None = None
     retries: int | None = None
     refusals: int | None = None
+    traces: int | None = None
     words_verified: dict[str, int] = field(default_factory=dict)
     orderings_checked: int | None = None
     observed: dict[str, int] = field(default_factory=dict)
@@ -336,6 +337,8 @@ def _of_today(raw: dict[str, object]) -> dict[str, object]:
         for key in ("scenarios", "findings"):
             if isinstance(rows := raw.get(key), list):
                 raw = raw | {key: [_with_evidence(_with(row, added.get(key, {})), counts) for row in rows]}
+        if (in_coverage := added.get("coverage")) is not None and isinstance(rows := raw.get("scenarios"), list):
+            raw = raw | {"scenarios": [_with_part(row, "coverage", in_coverage) for row in rows]}
     return raw | {"schema_version": SCHEMA_VERSION}
 
 
@@ -344,8 +347,13 @@ def _with(row: Any, added: Mapping[str, object]) -> Any:
 
 
 def _with_evidence(row: Any, added: Mapping[str, object]) -> Any:
-    has_evidence = isinstance(row, dict) and isinstance(row.get("evidence"), dict)
-    return row | {"evidence": _with(row["evidence"], added)} if has_evidence else row
+    return _with_part(row, "evidence", added)
+
+
+def _with_part(row: Any, part: str, added: Mapping[str, object]) -> Any:
+    """The row whose part of that name, where it has one, has the keys that were added."""
+    has_part = isinstance(row, dict) and isinstance(row.get(part), dict)
+    return row | {part: _with(row[part], added)} if has_part else row
 
 
 def _no_number(text: str) -> float:
