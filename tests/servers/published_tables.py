@@ -96,7 +96,7 @@ def own(rows: Sequence[Row]) -> list[str]:
             result = f"{sum(row['is_found'] == '1' for row in planted)} of {len(planted)} found"
             codes = [sum(code in row["codes"].split() for row in planted) for code in ("KV809", "KV810")]
             result += f"; {codes[0]} with KV809, {codes[1]} with KV810"
-            if beside := sum(int(row["beside"]) for row in planted):
+            if beside := sum(int(row["beside"] or 0) for row in planted):
                 result += f"; {beside} findings of other requests"
             if clean:
                 result += f"; {sum(row['exit_code'] == '1' for row in clean)} of {len(clean)} without a page accused"
