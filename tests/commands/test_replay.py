@@ -103,10 +103,10 @@ def test_a_replay_without_evidence_is_no_pass(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"choices": "AAAA"}, "choices: expected strategy=replay or flip beside them, got strategy=portfolio"),
+        ({"choices": "AAAA"}, "choices: expected strategy=replay, flip or answers beside them, got strategy=portfolio"),
         (
             {"choices": "AAAA", "strategy": "lazy"},
-            "choices: expected strategy=replay or flip beside them, got strategy=lazy",
+            "choices: expected strategy=replay, flip or answers beside them, got strategy=lazy",
         ),
         ({"strategy": "replay"}, "strategy=replay: expected choices=..., got none"),
         ({"strategy": "flip"}, "strategy=flip: expected choices=..., got none"),

@@ -79,8 +79,8 @@ class LaneWithoutOrder(SimulatedBackend):
                 enabled.extend((item, i) for i in range(len(item.chunks)))
         return enabled
 
-    def _step(self, enabled: list[Choice], *, may_pause: bool) -> bool:
-        choice = self._chooser.choose(enabled, may_pause=may_pause)
+    def _step(self, enabled: list[Choice], *, may_pause: bool, goal: Goal | None = None) -> bool:
+        choice = self._chooser.choose(enabled, may_pause=may_pause, goal=goal)
         if choice is None:
             return False
         pending, index = enabled[choice]
@@ -126,7 +126,7 @@ class RecordMissesQueue(SimulatedBackend):
     """A record means nothing but itself: what the lane holds is not covered."""
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        record = self._new_record()
+        record = self._new_record(lane)
         signal.handle = record
         self._queues[lane.index].appendleft(_Mark(record))
         self._yield()
@@ -141,7 +141,7 @@ class NeverRecordedBlocks(SimulatedBackend):
 
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
         if signal.handle is None:
-            promised = self._promised.setdefault(signal, self._new_record())
+            promised = self._promised.setdefault(signal, self._new_record(lane))
             self._queues[lane.index].append(_Wait(promised))
             return
         super()._queue_wait(signal, lane)

@@ -54,8 +54,7 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
         ),
         "answers": (
             "kvcheck.core.stress.answers:answers",
-            "Runs what the process asks for or waits for, and nothing else; chance says which questions are answered "
-            "too early.",
+            "Runs only what the process asks for or waits for; chance picks the questions that are asked too early.",
         ),
         "replay": ("kvcheck.core.stress.strategies:replay", "Follows the choices that a schedule line recorded."),
         "flip": (
