@@ -54,8 +54,8 @@ COLUMNS = (
     *("seconds", "note"),
 )
 NOTE = 300
-FIRST = 7
-"""Requests of the first wave of 50: each computes all of its pages."""
+FIRST = 4
+"""Of 24 requests that are sent one at a time, so many compute all of their pages; the next ones have hits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,8 @@ class Planting(Treated):
     plan: Callable[[int, Sending], Order | None] = staticmethod(lambda count, sending: None)
     orders: Path
     asked = 0
+    ordered = ""
+    """The name of the request that the page is meant for."""
 
     def ask(self, sending: Sending) -> Answer:
         with self._lock:
@@ -106,6 +108,7 @@ class Planting(Treated):
             Planting.asked += 1
             if order is not None:
                 order.give(Planting.orders)
+                Planting.ordered = sending.rid
         return super().ask(sending)
 
 
@@ -163,7 +166,7 @@ def _trial(case: Case, folder: Path, address: str, number: int) -> dict[str, obj
     orders, log = fault_orders(folder), fault_log(folder)
     orders.unlink(missing_ok=True)
     before, began = len(events(log)), time.monotonic()
-    Planting.orders, Planting.asked = orders, 0
+    Planting.orders, Planting.asked, Planting.ordered = orders, 0, ""
     page = sglang_cpu.PAGE if case.engine == "sglang" else vllm_cpu.PAGE
     Planting.plan = staticmethod(_plan(case, number, page))  # type: ignore[method-assign]
     code, record = _stress(case, folder, address, number)
@@ -186,14 +189,19 @@ def _trial(case: Case, folder: Path, address: str, number: int) -> dict[str, obj
         "is_found": "" if case.kind is None else int(is_found),
         "beside": len(beside),
         "seconds": round(time.monotonic() - began),
-        "note": _note(case, record, has_planted=bool(where)),
+        "note": _note(case, record, str(where.get("request", ""))),
     }
 
 
-def _note(case: Case, record: RunRecord, *, has_planted: bool) -> str:
-    """What a run without a finding lacked, and what has to have happened in a scenario that is not prefix-cache."""
-    if case.kind is not None and not has_planted:
+def _note(case: Case, record: RunRecord, planted: str) -> str:
+    """What a run without a finding lacked, and what has to have happened in a scenario that is not prefix-cache.
+
+    planted: the request whose page was damaged, "" if none. A page with a code that nobody asks for is no needle.
+    """
+    if case.kind is not None and not planted:
         return "nothing was planted"
+    if case.recites and Planting.ordered not in planted:
+        return "nothing was planted in the ordered request"
     seen = {kind: count for kind, count in record.evidence.observed.items() if kind in ("retract", "abort") and count}
     reasons = [row.reason for row in record.scenarios if row.reason]
     return "; ".join([*(f"{kind} {count}" for kind, count in seen.items()), *reasons])[:NOTE]

@@ -18,6 +18,7 @@ PUBLISHED = Path(__file__).parents[2] / "reports" / "published"
 SERVE, OWN = PUBLISHED / "serve", PUBLISHED / "own-model"
 NUMBERS = ("serve-throughput", "serve-first-token", "serve-next-token")
 TOLD_APART = ("faster", "slower")
+NOT_PLANTED = "nothing was planted"
 Row = Mapping[str, str]
 
 
@@ -90,8 +91,8 @@ def own(rows: Sequence[Row]) -> list[str]:
     """Trials of a user's own model: accusations, or what was found, with the noise of controls and treated requests."""
     made = []
     for case, members in _by_case(rows):
-        planted = [row for row in members if row["is_found"] and row["note"] != "nothing was planted"]
-        clean = [row for row in members if row not in planted]
+        planted = [row for row in members if row["is_found"] and not row["note"].startswith(NOT_PLANTED)]
+        clean = [row for row in members if row["note"] == NOT_PLANTED]
         if any(row["is_found"] for row in members):
             result = f"{sum(row['is_found'] == '1' for row in planted)} of {len(planted)} found"
             codes = [sum(code in row["codes"].split() for row in planted) for code in ("KV809", "KV810")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from servers.published_tables import OWN, SERVE, TOLD_APART, equal, own, read, reuse
+from servers.published_tables import NOT_PLANTED, OWN, SERVE, TOLD_APART, equal, own, read, reuse
 
 ONE_IN = 20
 
@@ -29,7 +29,7 @@ def test_equal_servers_were_told_apart_in_one_of_twenty_runs_at_most(engine: str
 
 
 def test_no_run_without_a_fault_accused_a_server() -> None:
-    clean = [row for row in read(OWN / "trials.csv") if not row["is_found"] or "nothing was planted" in row["note"]]
+    clean = [row for row in read(OWN / "trials.csv") if not row["is_found"] or row["note"] == NOT_PLANTED]
     assert clean and all(row["exit_code"] != "1" for row in clean)
 
 
@@ -37,8 +37,8 @@ def test_no_finding_named_a_request_that_had_not_read_the_planted_page() -> None
     assert {row["beside"] for row in read(OWN / "trials.csv")} <= {"0", ""}, "older rows lack it"
 
 
-def test_a_planted_page_was_found_in_nineteen_of_twenty_runs() -> None:
-    rows = [row for row in read(OWN / "trials.csv") if row["is_found"] and row["note"] != "nothing was planted"]
-    for case in {row["case"] for row in rows}:
-        found = [row["is_found"] == "1" for row in rows if row["case"] == case]
-        assert sum(found) * ONE_IN >= (ONE_IN - 1) * len(found), case
+@pytest.mark.parametrize("kind", ["stale", "needle"])
+def test_a_planted_page_was_found_in_nineteen_of_twenty_runs_of_both_engines_together(kind: str) -> None:
+    rows = [row for row in read(OWN / "trials.csv") if row["case"].endswith(kind)]
+    found = [row["is_found"] == "1" for row in rows if not row["note"].startswith(NOT_PLANTED)]
+    assert len(found) >= 15 and sum(found) * ONE_IN >= (ONE_IN - 1) * len(found)
