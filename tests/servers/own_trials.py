@@ -20,7 +20,6 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import Any
 from rigs.own_models import copying_model, random_model
 from servers import sglang_cpu, vllm_cpu
 from servers.faults.planting import FOREIGN, STALE, Order, events, fault_log, fault_orders
+from servers.published_tables import append
 from servers.real_servers import KvcheckCase
 from servers.serving import Command, free_ports, serving
 
@@ -144,7 +144,7 @@ def run_case(case: Case, out: Path, environments: Path, *, runs: int, within_s: 
             if time.monotonic() >= until:
                 break
             row = _trial(case, folder, server.address, number)
-            _keep(out / "trials.csv", row)
+            append(out / "trials.csv", COLUMNS, [row])
             sys.stdout.write("  ".join(f"{value}" for value in row.values()) + "\n")
             sys.stdout.flush()
 
@@ -251,15 +251,6 @@ def _noise(record: RunRecord) -> str:
     assert isinstance(facts, dict)
     arms = next(iter(facts["own_model"].values()))["arms"]
     return " ".join(f"{arm['arm']}={arm['largest']:.3g}" for arm in arms if arm["largest"] is not None)
-
-
-def _keep(path: Path, row: dict[str, object]) -> None:
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows of the tables on published pages about servers, from the CSV files beside them.
+"""The CSV files of published pages about servers: rows are added to them, and tables are made of them.
 
     PYTHONPATH=.:tests python -m servers.published_tables
 
@@ -35,6 +35,16 @@ def read(path: Path) -> list[dict[str, str]]:
     """The rows of a file."""
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+def append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+    """Add rows to a file, which has its head once."""
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, columns, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(rows)
 
 
 def reuse(rows: Sequence[Row]) -> list[str]:

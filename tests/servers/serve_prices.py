@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import math
 import sys
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servers import sglang_cpu, vllm_cpu
+from servers.published_tables import append, read
 from servers.serving import Command, free_ports, serving
 
 from kvcheck.commands.main import run
@@ -117,7 +117,7 @@ def main() -> int:
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if given.draw:
-        (out / "equal.svg").write_text(drawing(read_rows(out / "serve.csv")), encoding="utf-8")
+        (out / "equal.svg").write_text(drawing(read(out / "serve.csv")), encoding="utf-8")
         return 0
     model = out / "known-answers"
     if not (model / "known_answers.json").exists():
@@ -143,7 +143,7 @@ def _case(name: str, case: Case, environments: Path, model: Path, out: Path, run
             for seed in seeds:
                 words = ["--target", target, *versus, "--known-answers", str(model), "--seed", str(seed)]
                 rows = _run([*words, *case.options], folder, name=name, seed=seed)
-                append(out / "serve.csv", rows)
+                append(out / "serve.csv", COLUMNS, rows)
                 wrong += any(row["exit_code"] == 1 for row in rows)
                 alarms += case.is_repeated and any(row["verdict"] in TOLD_APART for row in rows)
                 sys.stdout.write(f" {name} {seed}: {', '.join(_told(row) for row in rows)}\n")
@@ -200,22 +200,6 @@ def _digits(value: float | None) -> str:
 
 def _told(row: Mapping[str, object]) -> str:
     return f"{row['number']} {row['ratio']} floor {row['floor']} {row['verdict']}"
-
-
-def append(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Add rows to a table, which has its head once."""
-    is_new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table."""
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 WIDTH, LEFT, ROW, TOP = 900, 190, 9, 40
