@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from kvcheck.commands.session import Cell
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.stress.schedule import ANSWERS
 
 PORTFOLIO = "portfolio"
-ANSWERS = "answers"
 
 
 def strategy_of(strategy: str, within: int | None) -> str:

@@ -88,7 +88,8 @@ class Cell:
         if row.verdict is Verdict.UNKNOWN and (row.reason != STOPPED or self.within is not None):
             return
         self.evidence, self.duration_s = row.evidence, row.duration_s
-        self.earlier = row.coverage.tried if row.coverage is not None else ()
+        if row.coverage is not None:
+            self.earlier, self.scope = row.coverage.tried, row.coverage.scope
         self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
         self.is_done = row.verdict is not Verdict.UNKNOWN and self.shortfall(None) is None
 

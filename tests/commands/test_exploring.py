@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,16 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert run([*CELL, *words, "--out", str(tmp_path)]) == 2
     assert says in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.schedules
+def test_a_resumed_run_still_says_what_an_explored_cell_left_out_nowhere(tmp_path: Path) -> None:
+    words = [*CELL, "--answers-within", "0", "--schedules", "3", "--out", str(tmp_path)]
+    assert run(words) == 0
+    (folder,) = tmp_path.iterdir()
+    stopped = dataclasses.replace(read_record(folder), complete=False)
+    (folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
+    assert run([*words, "--resume"]) == 0
+    scopes = {row.coverage.scope for each in tmp_path.iterdir() for row in read_record(each).scenarios if row.coverage}
+    assert scopes == {"every schedule within 0 answers of the eager order, of 3 workloads"}
+    assert len([*tmp_path.iterdir()]) == 2

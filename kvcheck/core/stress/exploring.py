@@ -15,16 +15,14 @@ from collections import deque
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.stress.answers import answers_text
-from kvcheck.core.stress.schedule import Plan
-
-STRATEGY = "answers"
+from kvcheck.core.stress.schedule import ANSWERS, Plan
 
 
 class Exploration:
     """The runs of some workloads, one after another. first: the plan of the first. workloads: how many; each has the
     next schedule number, and with it the next variant. within: most answers that differ from the eager order's.
 
-    runs, traces: how many have run, and how many differ in what the process did.
+    explored: how many of the workloads have been run whole.
     """
 
     def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
@@ -32,7 +30,7 @@ class Exploration:
         self._begun = 0
         self._left: deque[tuple[str, ...]] = deque()
         self._seen: set[int] = set()
-        self.runs = self.traces = self.explored = 0
+        self.explored = 0
 
     def next(self) -> Plan | None:
         """The plan of the next run; None where all have run."""
@@ -45,14 +43,12 @@ class Exploration:
             self._seen.clear()
         number = self._first.schedule + self._begun - 1
         refused = answers_text(self._left.popleft())
-        return dataclasses.replace(self._first, schedule=number, strategy=STRATEGY, choices=refused)
+        return dataclasses.replace(self._first, schedule=number, strategy=ANSWERS, choices=refused)
 
     def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
         """Note a run: what it answered with "no", what it was asked, and its host trace. True if that is a new one."""
-        self.runs += 1
         is_new = trace not in self._seen
         self._seen.add(trace)
-        self.traces += is_new
         if len(refused) < self._within:
             behind = asked.index(refused[-1]) + 1 if refused else 0
             self._left.extend((*refused, name) for name in asked[behind:])

@@ -11,7 +11,7 @@ import dataclasses
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.workload import DECODERS, KNOWN_ANSWER, WORDS
 from kvcheck.core.workload.known_model import asked
 from kvcheck.core.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
@@ -46,7 +46,7 @@ def usual_shapes(plan: Plan) -> tuple[str, ...]:
     """The shapes of a run that names none: the smallest where answers are chosen, of which there are fewer then."""
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
-    return MICRO_SHAPES if plan.strategy == "answers" else TINY_SHAPES
+    return MICRO_SHAPES if plan.strategy == ANSWERS else TINY_SHAPES
 
 
 def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:

@@ -25,7 +25,7 @@ from kvcheck.core.stress.probe_runner import ProbeRunner, check_probe_plan, prob
 from kvcheck.core.stress.ranks.runner import RankRunner
 from kvcheck.core.stress.runner import Runner, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.schedule import FLOOR, Kind, Plan
+from kvcheck.core.stress.schedule import ANSWERS, FLOOR, Kind, Plan
 from kvcheck.core.stress.strategies import decode_choices
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload import WORDS
@@ -85,10 +85,10 @@ def _check_names(plan: Plan) -> None:
 
 def _check_choices(plan: Plan) -> None:
     """Refuse choices that no strategy reads: the line would name another schedule than it seems to."""
-    readers = {"replay": decode_choices, "flip": parse_pair, "answers": parse_answers}
-    if plan.strategy == "answers" and plan.backend != "simulated":
+    readers = {"replay": decode_choices, "flip": parse_pair, ANSWERS: parse_answers}
+    if plan.strategy == ANSWERS and plan.backend != "simulated":
         raise UsageError(f"--strategy answers: expected --backend simulated, which alone has it; got {plan.backend}")
-    if plan.strategy == "answers" and plan.choices is None:
+    if plan.strategy == ANSWERS and plan.choices is None:
         return
     if plan.strategy not in readers:
         if plan.choices is not None:
@@ -171,7 +171,7 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
         return ("lazy", "delays", "random")
     others: dict[str, tuple[str, ...]] = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}
     others |= {"random": ("eager", "lazy", "delays"), "delay": ("eager", "lazy", "random")}
-    others["answers"] = ("eager", "lazy", "delays", "random")
+    others[ANSWERS] = ("eager", "lazy", "delays", "random")
     return others.get(plan.strategy, ()) if plan.backend == "simulated" else ()
 
 

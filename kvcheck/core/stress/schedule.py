@@ -27,6 +27,8 @@ from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 MAX_DIGITS = 20
 BUILTIN = "builtin"
 """The target that is kvcheck's own."""
+ANSWERS = "answers"
+"""The strategy whose choices are answers to the process; see answers.py."""
 FLOOR = 3
 """Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
 STRIDE = 7

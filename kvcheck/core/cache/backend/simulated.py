@@ -36,7 +36,7 @@ class Chooser(Protocol):
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """Index of the chunk to run, or None to let the process go on (only when `may_pause`).
 
-        goal: what the process lets time pass for; None where it has come to its end and drains.
+        goal: what the process lets time pass for; None where it has nothing else to do, or drains at its end.
         """
 
 
