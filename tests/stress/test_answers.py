@@ -12,6 +12,7 @@ from itertools import combinations
 
 import pytest
 
+from kvcheck.commands.options import check_plan
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Operation, Signal
@@ -241,3 +242,31 @@ def test_answers_that_cannot_be_given_are_told() -> None:
     assert outcome.divergence is not None
     assert "could not be given, the first is" in outcome.divergence
     assert outcome.verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("scenario", ["hicache", "pd-transfer"])
+def test_without_extras_the_schedule_is_the_same(scenario: str) -> None:
+    plan = Plan(scenario=scenario, shape="llama-3-micro", strategy="answers", seed=1, schedule=2, requests=2)
+    plan = dataclasses.replace(plan, choices="none")
+    runner = ScheduleRunner(BuiltinTarget())
+    whole, bare = runner.run(plan), runner.run(dataclasses.replace(plan, extras="no"))
+    assert (whole.trace, whole.asked, whole.findings) == (bare.trace, bare.asked, bare.findings)
+    assert whole.evidence.refusals and whole.judged["audit"]
+    assert not bare.evidence.refusals and "audit" not in bare.judged
+
+
+@pytest.mark.parametrize(("extras", "strategy"), [("yes", "answers"), ("no", "eager")])
+def test_extras_are_left_out_of_schedules_of_answers_alone(extras: str, strategy: str) -> None:
+    plan = Plan(scenario="hicache", shape="llama-3-micro", strategy=strategy, extras=extras)
+    with pytest.raises(UsageError, match="extras: expected no, beside strategy=answers; got"):
+        check_plan(plan)
+
+
+def test_what_does_not_depend_on_the_order_is_tried_by_the_first_schedule_of_a_workload() -> None:
+    exploration = Exploration(Plan(scenario="hicache", shape="llama-3-micro"), workloads=1, within=1)
+    first = exploration.next()
+    assert first is not None and first.extras is None
+    exploration.took((), ("3",), 1)
+    second = exploration.next()
+    assert second is not None and (second.choices, second.extras) == ("3", "no")

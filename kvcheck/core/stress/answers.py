@@ -32,6 +32,8 @@ MESSAGES = (":message", ":copies")
 WRITES = tuple(f":async.{leg}" for leg in LEGS)
 STORES = ("storage",)
 """Ends of the names of lanes whose operations the process notices without asking for them."""
+QUIET = (*WRITES, *STORES)
+UNASKED = (*MESSAGES, *QUIET)
 SHARES = ((1, 16), (1, 8), (1, 4), (1, 2), (3, 4))
 """Shares of "no", of which chance picks one for a schedule: few bugs need many early questions, and some do."""
 MOST_ANSWERS = 100_000
@@ -88,8 +90,7 @@ class AnswersStrategy:
 
     def _landing(self, goal: Goal, *, is_turn: bool) -> Pending | None:
         """What has to run next for something to land now, the oldest first; None where all that may land has."""
-        ends = (*MESSAGES, *WRITES, *STORES) if is_turn else (*WRITES, *STORES)
-        for first in sorted((each for end in ends for each in goal.firsts(end)), key=lambda each: each.ordinal):
+        for first in sorted(goal.firsts(UNASKED if is_turn else QUIET), key=lambda each: each.ordinal):
             head = goal.next(first.record)
             if head is not None and self._may_land(first):
                 return head

@@ -148,7 +148,7 @@ def is_audited(plan: Plan) -> bool:
     The first such schedule lies within the floor of a cell. Those behind it go through other settings.
     """
     is_ours = plan.kind is Kind.SCHEDULE and plan.target == "builtin" and plan.backend == "simulated"
-    return is_ours and plan.strategy != "flip" and plan.schedule % AUDIT_ROUND == AUDITED
+    return is_ours and plan.extras is None and plan.strategy != "flip" and plan.schedule % AUDIT_ROUND == AUDITED
 
 
 AUDIT_ROUND, AUDITED = 7, 2

@@ -79,8 +79,9 @@ class Clocks:
 
     def advance(self, lane: int, record: int | None) -> Clock:
         """One more event of a lane, which `record` stands for. Returns its clock, itself included."""
-        clock = _reaching(joined(self._lanes[lane], self.process), lane)
-        clock = (*clock[:lane], clock[lane] + 1, *clock[lane + 1 :])
+        after = [*_reaching(joined(self._lanes[lane], self.process), lane)]
+        after[lane] += 1
+        clock = tuple(after)
         self._lanes[lane] = clock
         if record is not None:
             self._records[record] = clock

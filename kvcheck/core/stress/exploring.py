@@ -4,6 +4,7 @@ The runs of one workload form a tree. Its root answers "yes" to everything. A ru
 has a child for each question that it was asked after the last of them.
 
 Invariants:
+- What does not depend on the order, illegal calls and the audit of footprints, is tried by the root alone.
 - Each set of "no" answers is run once: questions keep their names as long as all answers before them are equal.
 - A workload is explored when no run is left. What the time did not allow is counted, and is no part of a scope.
 """
@@ -15,7 +16,7 @@ from collections import deque
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.stress.answers import answers_text
-from kvcheck.core.stress.schedule import ANSWERS, Plan
+from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan
 
 
 class Exploration:
@@ -42,8 +43,14 @@ class Exploration:
             self._left.append(())
             self._seen.clear()
         number = self._first.schedule + self._begun - 1
-        refused = answers_text(self._left.popleft())
-        return dataclasses.replace(self._first, schedule=number, strategy=ANSWERS, choices=refused)
+        refused = self._left.popleft()
+        return dataclasses.replace(
+            self._first,
+            schedule=number,
+            strategy=ANSWERS,
+            choices=answers_text(refused),
+            extras=NO_EXTRAS if refused else None,
+        )
 
     def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
         """Note a run: what it answered with "no", what it was asked, and its host trace. True if that is a new one."""

@@ -25,7 +25,7 @@ from kvcheck.core.stress.probe_runner import ProbeRunner, check_probe_plan, prob
 from kvcheck.core.stress.ranks.runner import RankRunner
 from kvcheck.core.stress.runner import Runner, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.schedule import ANSWERS, FLOOR, Kind, Plan
+from kvcheck.core.stress.schedule import ANSWERS, FLOOR, NO_EXTRAS, Kind, Plan
 from kvcheck.core.stress.strategies import decode_choices
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload import WORDS
@@ -85,6 +85,8 @@ def _check_names(plan: Plan) -> None:
 
 def _check_choices(plan: Plan) -> None:
     """Refuse choices that no strategy reads: the line would name another schedule than it seems to."""
+    if plan.extras is not None and (plan.extras != NO_EXTRAS or plan.strategy != ANSWERS):
+        raise UsageError(f"extras: expected {NO_EXTRAS}, beside strategy={ANSWERS}; got {plan.extras}")
     readers = {"replay": decode_choices, "flip": parse_pair, ANSWERS: parse_answers}
     if plan.strategy == ANSWERS and plan.backend != "simulated":
         raise UsageError(f"--strategy answers: expected --backend simulated, which alone has it; got {plan.backend}")

@@ -36,6 +36,7 @@ STRIDE = 7
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
 """Ranks that are processes, where a plan names none."""
+NO_EXTRAS = "no"
 UNWRITTEN = ("scenario", "probe")
 """Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
 ALWAYS_WRITTEN = ("shape", "seed", "schedule")
@@ -63,7 +64,8 @@ class Plan:
     own. decoder: row of DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE";
     None where the scenario chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a
     synthetic workload. choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip";
-    delays of a device, for strategy "delay". engine_env: variables of an installed engine, as "NAME=VALUE" with a line
+    delays of a device, for strategy "delay". extras: "no" leaves out what does not depend on the order: illegal calls,
+    and the audit of footprints. engine_env: variables of an installed engine, as "NAME=VALUE" with a line
     end between two.
     expect: the code the schedule was printed for.
     """
@@ -84,6 +86,7 @@ class Plan:
     requests: int | None = None
     trace: str | None = None
     choices: str | None = None
+    extras: str | None = None
     engine_env: str | None = None
     expect: str | None = None
 

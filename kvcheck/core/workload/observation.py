@@ -14,7 +14,7 @@ from kvcheck.core.base import content
 from kvcheck.core.base.paging import IndexArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Observation:
     """One comparison of a pass.
 

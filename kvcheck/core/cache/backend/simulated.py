@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -58,12 +58,12 @@ class Goal:
     nothing: the process gives others their turn.
     """
 
-    __slots__ = ("_queues", "query", "record")
+    __slots__ = ("_lanes", "query", "record")
 
-    def __init__(self, record: Record | None, query: int | None, queues: Mapping[str, Queue]) -> None:
+    def __init__(self, record: Record | None, query: int | None, lanes: Lanes) -> None:
         self.record = record
         self.query = query
-        self._queues = queues
+        self._lanes = lanes
 
     def next(self, record: Record | None = None) -> Pending | None:
         """The operation that has to run next before the record is reached; without one, before the goal's is.
@@ -73,20 +73,21 @@ class Goal:
         wanted, met = record or self.record, set[int]()
         while wanted is not None and not wanted.done and wanted.number not in met:
             met.add(wanted.number)
-            head = next((each for each in wanted.queue if not isinstance(each, _Mark)), None)
-            if isinstance(head, Pending):
+            head = next((each for each in wanted.queue if type(each) is not _Mark), None)
+            if type(head) is Pending:
                 return head
             wanted = None if head is None else head.record
         return None
 
-    def firsts(self, end: str) -> list[Pending]:
-        """The first operation of each lane with that end of its name, also of one that waits for another lane."""
-        firsts = (
-            next((each for each in queue if isinstance(each, Pending)), None)
-            for name, queue in self._queues.items()
-            if name.endswith(end)
-        )
-        return [each for each in firsts if each is not None]
+    def firsts(self, ends: tuple[str, ...]) -> list[Pending]:
+        """The first operation of each lane whose name ends so, also of one that waits for another lane."""
+        firsts = []
+        for queue in self._lanes.ending(ends):
+            for each in queue:
+                if type(each) is Pending:
+                    firsts.append(each)
+                    break
+        return firsts
 
 
 class Pending:
@@ -120,6 +121,29 @@ class _Mark:
 
 Queue = deque["Pending | _Wait | _Mark"]
 
+
+class Lanes:
+    """The queues of a machine's lanes, by their names."""
+
+    def __init__(self) -> None:
+        self.queues: list[Queue] = []
+        self._names: list[str] = []
+        self._ending: dict[tuple[str, ...], list[Queue]] = {}
+
+    def add(self, name: str) -> None:
+        """One more lane, which is empty."""
+        self._names.append(name)
+        self.queues.append(deque())
+        self._ending.clear()
+
+    def ending(self, ends: tuple[str, ...]) -> list[Queue]:
+        """Those whose names end so."""
+        if ends not in self._ending:
+            named = zip(self._names, self.queues, strict=True)
+            self._ending[ends] = [queue for name, queue in named if name.endswith(ends)]
+        return self._ending[ends]
+
+
 Choice = tuple[Pending, int]
 """An enabled chunk: the pending operation at the head of its lane, and the index of one of its chunks."""
 
@@ -142,10 +166,10 @@ class SimulatedBackend(HostMemory):
         self._lanes: dict[str, Lane] = {}
         self._captures = Captures()
         self.capture = self._captures.capture
-        self._queues: list[Queue] = []
-        self._queue_of: dict[str, Queue] = {}
+        self._machine = Lanes()
+        self._queues = self._machine.queues
         self._queries = 0
-        self._no_goal = Goal(None, None, self._queue_of)
+        self._no_goal = Goal(None, None, self._machine)
         self._submitted = 0
         self._records = 0
         self._max_steps = max_steps
@@ -156,8 +180,7 @@ class SimulatedBackend(HostMemory):
         """The lane of that name, made when first asked for."""
         if name not in self._lanes:
             self._lanes[name] = Lane(len(self._lanes), name)
-            self._queue_of[name] = deque()
-            self._queues.append(self._queue_of[name])
+            self._machine.add(name)
         return self._lanes[name]
 
     def signal(self) -> Signal:
@@ -224,7 +247,7 @@ class SimulatedBackend(HostMemory):
     def query(self, signal: Signal) -> bool:
         """Let the chooser run any chunks, then look at the record."""
         handle = signal.handle
-        self._yield(Goal(handle if isinstance(handle, Record) else None, self._queries, self._queue_of))
+        self._yield(Goal(handle if isinstance(handle, Record) else None, self._queries, self._machine))
         self._queries += 1
         self._settle()
         if not isinstance(signal.handle, Record):
@@ -271,7 +294,7 @@ class SimulatedBackend(HostMemory):
 
     def _run_until(self, record: Record, what: str) -> None:
         self._settle()
-        goal = Goal(record, None, self._queue_of)
+        goal = Goal(record, None, self._machine)
         while not record.done:
             enabled = self._enabled()
             if not enabled:
@@ -292,9 +315,9 @@ class SimulatedBackend(HostMemory):
             for queue in self._queues:
                 while queue:
                     head = queue[0]
-                    if isinstance(head, _Mark):
+                    if type(head) is _Mark:
                         head.record.done = True
-                    elif not (isinstance(head, _Wait) and head.record.done):
+                    elif type(head) is Pending or not head.record.done:
                         break
                     queue.popleft()
                     moved = True
@@ -303,9 +326,8 @@ class SimulatedBackend(HostMemory):
         self._settle()
         enabled: list[Choice] = []
         for queue in self._queues:
-            if queue and isinstance(queue[0], Pending):
-                head = queue[0]
-                enabled.extend((head, i) for i in range(len(head.chunks)))
+            if queue and type(head := queue[0]) is Pending:
+                enabled.extend([(head, at) for at in range(len(head.chunks))])
         return enabled
 
     def _step(self, enabled: list[Choice], *, may_pause: bool, goal: Goal | None = None) -> bool:

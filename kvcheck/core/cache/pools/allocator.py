@@ -18,6 +18,9 @@ import numpy as np
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch
 from kvcheck.core.base.paging import IndexArray, pages_for
 
+FEW = 64
+"""Up to so many ids, looking at each of them is faster than an array of all."""
+
 
 class AllocationListener(Protocol):
     """Gets the acts of an allocator."""
@@ -94,7 +97,7 @@ class IdAllocator:
         """Raise DoubleFree or FreeInFlight where `free` would."""
         if not len(ids):
             return
-        if not self._are_live(ids) or len(np.unique(ids)) != len(ids):
+        if not self._are_live(ids) or len(set(ids.tolist())) != len(ids):
             raise DoubleFree(f"{self.space}: freed {ids.tolist()}, of which some are not allocated or named twice")
         if self._pins[ids].any():
             self._drop_reached(ids)
@@ -165,7 +168,10 @@ class IdAllocator:
         and masks."""
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise LengthMismatch(f"{self.space}: expected ids [n] of int64, got {ids.shape} of {ids.dtype}")
-        return not len(ids) or bool(ids.min() >= 0 and ids.max() < len(self._live) and self._live[ids].all())
+        if len(ids) > FEW:
+            return bool(ids.min() >= 0 and ids.max() < len(self._live) and self._live[ids].all())
+        is_live, count = self._live.item, len(self._live)
+        return all(0 <= unit < count and is_live(unit) for unit in ids.tolist())
 
     def _put_back(self, ids: IndexArray) -> None:
         self._free.extend(ids.tolist())

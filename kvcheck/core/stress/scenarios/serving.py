@@ -227,7 +227,7 @@ def serve(
 
     variant: of the plan. It says which illegal calls are made, and when.
     """
-    misuser = misuser_of(engine, emit, variant) if isinstance(engine, Misusable) else None
+    misuser = misuser_of(engine, emit, variant) if load.is_misused and isinstance(engine, Misusable) else None
     drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber, misuser=misuser)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))
