@@ -33,6 +33,7 @@ from kvcheck.core.base.misspelt import did_you_mean
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
     "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
+    "shrink": ("kvcheck.commands.shrink:shrink", "Look for a smaller schedule that fails as a line does."),
     "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
@@ -73,6 +74,8 @@ EXAMPLES: dict[str, str] = {
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
     "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
+    "shrink": "Examples: kvcheck shrink 20260102-030405-0c4e91d7#1 | "
+    "kvcheck shrink hicache:shape=llama-3-tiny,mutant=backup-before-forward,seed=1,schedule=7 --runs 1000",
     "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
     "kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "

@@ -61,7 +61,7 @@ def replay(
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
     live.check_timeout(timeout)
-    found = [line for each in what for line in _lines_of(each, out)]
+    found = [line for each in what for line in lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
     own = [parse_own_line(line) for line in found if is_own_line(line)]
     lines = [line for line in found if not (is_live_line(line) or is_own_line(line))]
@@ -214,7 +214,8 @@ def _why_unjudged(runs: list[list[Report]]) -> str | None:
     return next((report.reason for reports in runs for report in reports if report.reason), None)
 
 
-def _lines_of(what: str, out: Path) -> list[str]:
+def lines_of(what: str, out: Path) -> list[str]:
+    """The lines that an argument means: itself, a finding's, or those of a run's causes. Raises UsageError."""
     run, hash_sign, _ = what.rpartition("#")
     names_finding = hash_sign and (is_stored(run) or not _is_line(run))
     if not names_finding and _is_line(what):

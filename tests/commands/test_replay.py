@@ -15,7 +15,7 @@ import pytest
 from rigs.literal_record import FAILED, FOREIGN
 
 from kvcheck.commands.main import run
-from kvcheck.commands.replay import _lines_of
+from kvcheck.commands.replay import lines_of
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.runner import ScheduleRunner
@@ -154,17 +154,17 @@ def stored(tmp_path: Path) -> Path:
 def test_a_finding_is_named_by_its_number(stored: Path) -> None:
     folder = stored / FAILED.run_id
     for named in (FAILED.run_id, FAILED.run_id[:9], str(folder), f"{folder}/run.json"):
-        assert _lines_of(f"{named}#2", stored) == [SECOND.schedule]
-        assert _lines_of(f"{named}#3", stored) == [PROVEN.schedule]
-        assert _lines_of(f"{named}#3:proof", stored) == [f"{SHORT},schedule=3"]
-    assert _lines_of(f"{FAILED.run_id}.2", stored) == [SECOND.schedule], "the id itself"
-    assert _lines_of(FAILED.run_id, stored) == [SECOND.schedule, PROVEN.schedule], "a run: all of its causes"
+        assert lines_of(f"{named}#2", stored) == [SECOND.schedule]
+        assert lines_of(f"{named}#3", stored) == [PROVEN.schedule]
+        assert lines_of(f"{named}#3:proof", stored) == [f"{SHORT},schedule=3"]
+    assert lines_of(f"{FAILED.run_id}.2", stored) == [SECOND.schedule], "the id itself"
+    assert lines_of(FAILED.run_id, stored) == [SECOND.schedule, PROVEN.schedule], "a run: all of its causes"
 
 
 def test_a_line_is_no_name_of_a_run(stored: Path) -> None:
     for line in (f"{SHORT},schedule=0", f"{SHORT},trace=a%23b.1", f"{SHORT},trace=a#1"):
-        assert _lines_of(line, stored) == [line]
-    assert parse_line(_lines_of(f"{FAILED.run_id}#2", stored)[0]).schedule == 1
+        assert lines_of(line, stored) == [line]
+    assert parse_line(lines_of(f"{FAILED.run_id}#2", stored)[0]).schedule == 1
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     },
     "docs/reading-a-report.md": {"kvcheck show": Runs((0, 0, 0))},
     "docs/schedules.md": {
+        "kvcheck shrink": Runs((1,)),
         "kvcheck stress retract-resume --decoder": Runs((0,)),
         "kvcheck stress retract-resume --shape llama-3-micro": Runs((0,)),
         "kvcheck stress retract-resume --trace": Parsed(DOWNLOAD),

@@ -1,0 +1,61 @@
+"""`kvcheck shrink` from outside: exit codes, what is printed, and one clear line for wrong input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvcheck.commands.main import run
+
+LINE = "retract-resume:shape=glm-5.1-tiny,mutant=offload-skips-index-buffer,seed=1,schedule=0"
+CLEAN = "retract-resume:shape=llama-3-micro,seed=1,schedule=0,requests=2,strategy=answers"
+
+
+@pytest.mark.schedules
+def test_a_failing_line_gets_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["shrink", LINE]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f" from    {LINE}" and printed[-1] == " exit 1"
+    assert printed[-4].startswith(" SHRUNK  retract-resume/glm-5.1-micro: KV304 ")
+    assert "1 request, was " in printed[-3] and "every answer is yes" in printed[-3]
+    smallest = printed[-2].removeprefix("   next    kvcheck replay ")
+    assert f" fails   {smallest}" in printed, "it was told when it was found"
+    assert run(["replay", smallest]) == 1
+    assert "STILL FAILS 1/1" in capsys.readouterr().out
+
+
+@pytest.mark.schedules
+def test_json_has_the_smallest_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["shrink", LINE, "--format", "json"]) == 1
+    row = json.loads(capsys.readouterr().out)
+    assert row["line"] == LINE and row["code"] == "KV304" and row["requests"] == 1 < row["requests_before"]
+    assert "requests=1" in row["smallest"] and row["refused"] == [] and row["verdict"] == "FAIL"
+
+
+@pytest.mark.schedules
+def test_a_line_that_passes_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["shrink", CLEAN]) == 4
+    assert "UNKNOWN  retract-resume/llama-3-micro: nothing was found" in capsys.readouterr().out
+
+
+@pytest.mark.schedules
+def test_where_no_run_is_left_nothing_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["shrink", LINE, "--runs", "1"]) == 1
+    assert "NOT SMALLER  retract-resume/glm-5.1-tiny: KV304" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([LINE, "--runs", "0"], "--runs"),
+        (["nonsense"], "nonsense"),
+        (["hicache:shape=llama-3-tiny,trace=sample,seed=1,schedule=0"], "without a trace"),
+        ([LINE.replace("glm-5.1-tiny", "glm-9")], "glm-9"),
+        ([LINE, "--format", "xml"], "xml"),
+    ],
+)
+def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["shrink", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.out == "" and len(printed.err.strip().splitlines()) == 1
