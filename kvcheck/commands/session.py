@@ -202,13 +202,16 @@ class Session:
         cell.add(findings, evidence, duration_s)
         self.keep(findings)
         self.save(complete=False)
-        ran, wanted = (
-            sum(counts)
-            for counts in zip(*((each.evidence.schedules, each.wanted) for each in self.cells.values()), strict=True)
-        )
         done = sum(each.is_done for each in self.cells.values())
         cells = f"{done} of {counted(len(self.cells), 'cell')}"
-        self.progress(f"{ran} of {counted(wanted, 'schedule')}, {cells}{self._left()}, now {cell.id}")
+        self.progress(f"{self._ran()}, {cells}{self._left()}, now {cell.id}")
+
+    def _ran(self) -> str:
+        """How many schedules ran, of how many: nobody knows the latter where cells explore workloads."""
+        ran = sum(each.evidence.schedules for each in self.cells.values())
+        if any(each.within is not None for each in self.cells.values()):
+            return counted(ran, "schedule")
+        return f"{ran} of {counted(sum(each.wanted for each in self.cells.values()), 'schedule')}"
 
     def _left(self) -> str:
         """How long the run may still take, where it was given a time."""

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands import session as module
-from kvcheck.commands.session import Session
+from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import complain, has_colours, passing, say
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.stress.schedule import Plan
 
 
 class Terminal(io.TextIOWrapper):
@@ -121,6 +123,18 @@ def test_a_log_gets_a_line_each_half_minute(
     for now in (101.0, 129.0, 130.5, 131.0, 160.0, 160.6):
         session.progress(f"at {now}")
     assert capsys.readouterr().err == "kvcheck: 30 s: at 130.5\nkvcheck: 61 s: at 160.6\n"
+
+
+@pytest.mark.parametrize(("within", "said"), [(None, "2 of 8 schedules, 0 of 1 cell"), (1, "2 schedules, 0 of 1 cell")])
+def test_progress_names_a_total_only_where_one_is_known(
+    within: int | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, told = made(tmp_path), []
+    monkeypatch.setattr(session, "progress", told.append)
+    cell = Cell(plan=Plan(scenario="hicache", shape="llama-3-micro"), wanted=8, floor=1, within=within)
+    session.cells[cell.id] = cell
+    session.add(cell, (), Evidence(schedules=2), 0.1)
+    assert told == [f"{said}, now hicache/llama-3-micro"], "8 are workloads where schedules are explored"
 
 
 def test_a_run_that_prints_json_is_silent(
