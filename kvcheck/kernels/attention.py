@@ -20,6 +20,9 @@ from kvcheck.kernels.compilers import asks_triton
 from kvcheck.kernels.index_buffer import get_index_torch
 from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
+FIRST_WITH_E4M3 = (8, 9)
+"""Compute capability from which Triton 3.6 and 3.7 compile kernels that read float8_e4m3fn."""
+
 
 def index_scores_torch(
     queries: torch.Tensor, weights: torch.Tensor, rows: torch.Tensor, reads: IndexReads, layout: IndexLayout
@@ -43,7 +46,7 @@ def index_scores(
     queries: torch.Tensor, weights: torch.Tensor, rows: torch.Tensor, reads: IndexReads, layout: IndexLayout
 ) -> torch.Tensor:
     """index_scores_torch straight from the pages, each read once for all heads."""
-    if not _runs_kernel(rows):
+    if not _runs_kernel(queries):
         return index_scores_torch(queries, weights, rows, reads, layout)
     from kvcheck.kernels.attention_triton import index_scores_triton
 
@@ -114,7 +117,14 @@ def _runs_kernel(memory: torch.Tensor) -> bool:
         return False
     from kvcheck.kernels import attention_triton
 
-    return memory.is_cuda or attention_triton.IS_INTERPRETED
+    if memory.is_cuda:
+        return multiplies_on(memory.dtype, torch.cuda.get_device_capability(memory.device))
+    return attention_triton.IS_INTERPRETED
+
+
+def multiplies_on(dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Whether kernels for a device of that compute capability can read the type."""
+    return dtype is not torch.float8_e4m3fn or capability >= FIRST_WITH_E4M3
 
 
 def _requests(starts: torch.Tensor, count: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 Invariants:
 - The kernels ran interpreted, or the check fails: triton decides that when it is imported, once for a process.
 - Checks do not see each other: each runs in a fork of a process that has loaded the libraries and nothing else.
+- Each launch of a check is of a class in tests/kernels/launches.json, which are compiled ahead of time for real GPUs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from rigs.guards import COMPILED, HELD
+from rigs.launches import LISTED, Launch, as_rows, from_rows, listed
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton: pip install 'kvcheck[triton]'"
@@ -31,7 +33,10 @@ SERVER = """
 import contextlib, io, json, os, signal, sys, traceback, warnings
 import torch, triton
 from kvcheck.kernels import digest_triton
+from rigs.launches import as_rows, note_launches
 assert digest_triton.IS_INTERPRETED, "triton does not interpret"
+launches = set()
+note_launches(launches)
 warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)  # idle threads of a BLAS
 for line in sys.stdin:
     child = os.fork()
@@ -43,11 +48,11 @@ for line in sys.stdin:
                 exec(compile(json.loads(line), "check", "exec"), {})
         except BaseException:
             error = traceback.format_exc()
-        print(json.dumps([said.getvalue(), error]), flush=True)
+        print(json.dumps([said.getvalue(), error, as_rows(launches)]), flush=True)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if status:
-        print(json.dumps(["", f"the check ended with status {status}"]), flush=True)
+        print(json.dumps(["", f"the check ended with status {status}", []]), flush=True)
 """
 
 
@@ -60,9 +65,23 @@ def interpreted_check(script: str) -> list[str]:
     server.stdin.flush()
     answer = server.stdout.readline()
     assert answer, f"the process of interpreted kernels ended with {server.wait()}"
-    said, error = json.loads(answer)
+    said, error, launches = json.loads(answer)
     assert not error, error
+    _check_listed(from_rows(launches))
     return str(said).split()
+
+
+def _check_listed(launches: set[Launch]) -> None:
+    """Each class of launches is in the list; or, where LIST_LAUNCHES is set, it is added."""
+    if "LIST_LAUNCHES" in os.environ:
+        rows = as_rows(listed() | launches)
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        LISTED.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    missing = launches - listed()
+    assert not missing, (
+        f"{len(missing)} classes of launches are not compiled ahead of time, the first is {min(missing, key=repr)}; "
+        "next: LIST_LAUNCHES=1 python -m pytest tests/kernels, and commit tests/kernels/launches.json"
+    )
 
 
 @cache

@@ -1,0 +1,169 @@
+"""Each Triton kernel, compiled for A100, H100 and B200 from what the interpreted tests launch, without a GPU.
+
+Invariants:
+- launches.json has every class of launches that an interpreted test makes: rigs/interpreted.py fails where one is not.
+- What the product does not launch on a device is what the compiler refuses for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rigs import ahead_of_time
+from rigs.ahead_of_time import SHARED_BYTES, problems, problems_of, problems_of_hold
+from rigs.interpreted import needs_triton
+from rigs.launches import Launch, argument_class, argument_of, as_rows, from_rows, launch_of, listed
+
+from kvcheck.kernels.attention import multiplies_on
+
+pytestmark = [pytest.mark.compiled, pytest.mark.processes(starts=True), needs_triton]
+
+CAPABILITIES = (80, 90, 100)
+KERNELS = sorted({name for name, _, _ in listed()})
+INT64, E4M3 = "*int64:16", "*float8_e4m3fn:16"
+COPY = "kvcheck.kernels.page_copy_triton:_copy_words"
+ATTEND = "kvcheck.kernels.attention_triton:_attend"
+SCORES = "kvcheck.kernels.attention_triton:_score_page"
+HOLD = (INT64, INT64, "1", "i64:16", "i32")
+HOLD_CONSTANTS = {"HAS_CLOCK": True, "num_warps": 1, "enable_fp_fusion": False}
+FAR = {"TARGET_R": 64, "SOURCE_R": 64, "BLOCK": 1024, "enable_fp_fusion": False}
+
+
+def attention(kind: str, *, dim: int, value_dim: int) -> Launch:
+    """Attention in the sizes that models have."""
+    rest = dim - value_dim
+    sizes = {"COUNT": 2048, "D": dim, "V": value_dim, "HEADS": 16, "V_BLOCK": value_dim, "REST": rest, "H_BLOCK": 16}
+    constants = {**sizes, "BLOCK": 32, "IS_WIDE": False, "num_warps": 8}
+    return (
+        ATTEND,
+        (f"*{kind}:16", f"*{kind}:16", INT64, "*float32:16", "fp32", "i32:16", "1"),
+        tuple(sorted(constants.items())),
+    )
+
+
+# What no interpreted test launches, because it would be too large or too slow there.
+LARGE: dict[str, Launch] = {
+    **{
+        f"copy-{words}": (
+            COPY,
+            (INT64, INT64, INT64, INT64, "i32:16", "i64:16", "i32:16", "i32:16", "i64:16", "i32:16", "i32:16"),
+            tuple(sorted({**FAR, "W": words}.items())),
+        )
+        for words in (144, 1056)
+    },
+    **{
+        f"attend-{kind}-{dim}": attention(kind, dim=dim, value_dim=value_dim)
+        for kind in ("bfloat16", "float16", "float32")
+        for dim, value_dim in ((576, 512), (128, 128))
+    },
+    "attend-e4m3-576": attention("float8_e4m3fn", dim=576, value_dim=512),
+}
+
+
+def is_refused(launch: Launch, capability: int) -> bool:
+    """The product takes the torch form on such a device."""
+    name, kinds, _ = launch
+    return name in (ATTEND, SCORES) and E4M3 in kinds and not multiplies_on(torch.float8_e4m3fn, divmod(capability, 10))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda name: name.rpartition(":")[2])
+def test_what_the_interpreted_tests_launch_compiles(kernel: str, capability: int, tmp_path: Path) -> None:
+    launches = [each for each in sorted(listed(), key=repr) if each[0] == kernel]
+    assert launches
+    for launch in launches:
+        found = problems(launch, capability, tmp_path)
+        if is_refused(launch, capability):
+            assert any("fp8e4nv not supported" in each for each in found), f"{launch} compiles: launch it"
+        else:
+            assert not found, f"{launch}: {found}"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", LARGE)
+def test_the_sizes_of_models_compile(name: str, capability: int, tmp_path: Path) -> None:
+    found = problems(LARGE[name], capability, tmp_path)
+    assert bool(found) == is_refused(LARGE[name], capability), found
+
+
+def edited(tmp_path: Path, module: str, old: str, new: str) -> Any:
+    """A kernel module with one text replaced."""
+    source = importlib.util.find_spec(f"kvcheck.kernels.{module}")
+    assert source is not None and source.origin is not None
+    text = Path(source.origin).read_text(encoding="utf-8")
+    assert text.count(old) >= 1
+    file = tmp_path / f"edited_{module}.py"
+    file.write_text(text.replace(old, new), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def holding(tmp_path: Path, old: str, new: str) -> list[str]:
+    """The problems of an edited hold on an H100."""
+    kernel = edited(tmp_path, "hold_triton", old, new)._KERNEL
+    return problems_of(kernel, 90, [*map(argument_of, HOLD)], HOLD_CONSTANTS, tmp_path)
+
+
+def test_a_hold_that_reads_its_flag_once_is_told(tmp_path: Path) -> None:
+    assert holding(tmp_path, "volatile=True", "volatile=True") == []
+    assert "does not read the flag anew at each look" in holding(tmp_path, "volatile=True", "volatile=False")
+
+
+def test_a_hold_that_reads_its_clock_once_is_told(tmp_path: Path) -> None:
+    found = holding(tmp_path, "is_late = cuda.globaltimer() - begun", "is_late = begun * look")
+    assert found == ["does not read the clock anew at each look"]
+
+
+def test_a_kernel_with_what_a_device_lacks_is_told(tmp_path: Path) -> None:
+    stored = "is_raised.to(tl.int64)"
+    kernel = edited(
+        tmp_path, "hold_triton", stored, "is_raised.to(tl.float32).to(tl.float8e4nv).to(tl.float32)"
+    )._KERNEL
+    assert holding(tmp_path, stored, stored) == []
+    (found,) = problems_of(kernel, 80, [*map(argument_of, HOLD)], HOLD_CONSTANTS, tmp_path)
+    assert "fp8e4nv not supported" in found
+
+
+def test_a_launch_that_takes_too_much_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    launch = LARGE["attend-bfloat16-576"]
+    assert problems(launch, 90, tmp_path) == []
+    monkeypatch.setitem(SHARED_BYTES, 90, 1 << 10)
+    (found,) = problems(launch, 90, tmp_path)
+    assert found.endswith("bytes of shared memory of 1024")
+
+
+def test_a_kernel_that_spills_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    used = {"REG": 255, "STACK": 24, "SHARED": 0, "LOCAL": 16}
+    monkeypatch.setattr(ahead_of_time, "resources", lambda cubin, folder: used)
+    assert holding(tmp_path, "volatile=True", "volatile=True") == ["spills: 16 bytes of local memory, 24 of stack"]
+
+
+def test_classes_of_arguments_are_those_of_the_compiler() -> None:
+    memory = torch.empty(64, dtype=torch.int64)
+    assert [argument_class(each) for each in (memory, memory[1:], None, 0.5)] == [INT64, "*int64", "none", "fp32"]
+    assert [argument_class(each) for each in (1, 0, 16, 17, 1 << 31, (1 << 31) + 1, -(1 << 31))] == [
+        *("1", "i32:16", "i32:16", "i32", "i64:16", "i64", "i32:16"),
+    ]
+    assert argument_class((memory, 3)) == "(*int64:16 i32)"
+    with pytest.raises(TypeError, match="got True"):
+        argument_class(True)
+    for kind in (INT64, "*int64", "*uint8", "none", "fp32", "1", "i32:16", "i32", "i64:16", "i64", "(*int64:16 i32)"):
+        assert argument_class(argument_of(kind)) == kind
+
+
+def test_a_launch_has_the_constants_of_a_device() -> None:
+    named = {"IS_WIDE": True, "HAS_CLOCK": False, "num_warps": 1}
+    launch = launch_of(test_a_launch_has_the_constants_of_a_device, (1,), named)
+    assert launch[1:] == (("1",), (("HAS_CLOCK", False), ("IS_WIDE", False), ("num_warps", 1)))
+    assert from_rows(as_rows([launch])) == {launch}
+
+
+def test_a_hold_without_a_loop_is_told() -> None:
+    assert problems_of_hold("ret;", has_clock=False) == ["has no loop"]
