@@ -1,10 +1,10 @@
 """`make gpu`: run everything that needs a GPU in under eight minutes, and write the results to files.
 
-It imports only torch, installs nothing and uses no network. Results are written to $OUT, or to build/gpu: a log for
-each job, the records of runs, summary.json and summary.txt.
+It imports only torch, installs nothing and uses no network. Three files are written to $OUT, or to build/gpu:
+summary.txt, summary.json, and gpu.tar.gz with a log for each job and the records of runs. These lie in build/gpu-jobs.
 
 Invariants:
-- Both summaries are rewritten after every job, so that an interrupted run keeps its results.
+- All three files are rewritten after every job, whole or not at all, so that an interrupted run keeps its results.
 - Exit 0 when every job passed, 1 when one failed, 4 when one has no verdict or there is no GPU, 130 when interrupted.
 - Each job is a process group of its own, which is ended when its time is up.
 """
@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.bench.gpu_jobs import (
     JOBS,
     SANITIZER,
+    SANITIZER_FOUND,
     TOTAL_S,
     GpuJob,
     GpuJobResult,
@@ -42,8 +44,16 @@ from kvcheck.core.bench.gpu_jobs import (
 from kvcheck.core.report.store import make_folder, write_text
 
 ROOT = Path(kvcheck.__file__).parents[1]
+WORK = ROOT / "build" / "gpu-jobs"
+ARCHIVE = "gpu.tar.gz"
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Hardware queues of the device for each job, the most there are: a lane behind a held one in a queue stands still."""
 GRACE_S = 8
 """Seconds between asking a job to end, when it saves what it has, and ending it."""
+
+TOUCH = "import torch; torch.ones(8, device='cuda').sum().item()"
+PROBE_S = 60
+"""What a sanitizer is tried on before it judges, and for how long: some machines refuse it."""
 
 INTERRUPTED = 130
 
@@ -58,7 +68,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         make_folder(out)
-        return run_jobs(JOBS, out, facts=device, run=run_process)
+        shutil.rmtree(WORK, ignore_errors=True)  # of an earlier run
+        make_folder(WORK)
+        return run_jobs(JOBS, out, facts=device, run=run_process, work=WORK)
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
         return error.exit_code
@@ -68,23 +80,26 @@ Run = Callable[[Sequence[str], Path, Mapping[str, str], float], int | None]
 """Runs a command line, its output into a file, with variables, for so many seconds: its exit code, None if longer."""
 
 
-def run_jobs(jobs: Sequence[GpuJob], out: Path, *, facts: Mapping[str, object], run: Run) -> int:
-    """Run the jobs in turn and keep both summaries current."""
+def run_jobs(
+    jobs: Sequence[GpuJob], out: Path, *, facts: Mapping[str, object], run: Run, work: Path | None = None
+) -> int:
+    """Run the jobs in turn and keep the files of `out` current. work: where the jobs write; None: in `out` too."""
+    work = work or out
     began = time.monotonic()
     results: list[GpuJobResult] = []
     tool, tests = _sanitizer(), _test_sources()
-    _save(out, facts, results, complete=False)
+    _save(out, work, facts, results, complete=False)
     try:
         for job in jobs:
             left = TOTAL_S - (time.monotonic() - began)
-            results.append(_run_job(job, out, tool=tool, tests=tests, left_s=left, run=run))
+            results.append(_run_job(job, work, tool=tool, tests=tests, left_s=left, run=run))
             sys.stdout.write(_line(results[-1]) + "\n")
             sys.stdout.flush()
-            _save(out, facts, results, complete=False)
+            _save(out, work, facts, results, complete=False)
     except KeyboardInterrupt:
         sys.stderr.write(f"kvcheck gpu: interrupted after {len(results)} of {len(jobs)} jobs; see {out}\n")
         return INTERRUPTED
-    _save(out, facts, results, complete=True)
+    _save(out, work, facts, results, complete=True)
     verdict = Verdict.worst(result.verdict for result in results)
     sys.stdout.write(f"{verdict.value}  {out / 'summary.txt'}  exit {verdict.exit_code}\n")
     return verdict.exit_code
@@ -101,9 +116,15 @@ def _run_job(
         reason = f"not run: the {TOTAL_S} s of all jobs were over"
     if reason is not None:
         return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
-    command = command_of(job, files, python=sys.executable, out=str(out), tool=tool)
     started = time.monotonic()
-    code = run(command, out / f"{job.name}.log", job.variables, min(job.budget_s, left_s))
+    if job.tool is not None and tool is not None:
+        probe = [tool, "--tool", job.tool, "--error-exitcode", str(SANITIZER_FOUND), sys.executable, "-c", TOUCH]
+        if (code := run(probe, out / f"{job.name}-probe.log", CONNECTIONS, min(PROBE_S, left_s))) != 0:
+            reason = f"not run: {job.tool} does not work on this machine: one small tensor ended with {code}"
+            return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
+    command = command_of(job, files, python=sys.executable, out=str(out), tool=tool)
+    left_s -= time.monotonic() - started
+    code = run(command, out / f"{job.name}.log", {**CONNECTIONS, **job.variables}, min(job.budget_s, left_s))
     verdict, reason = judge_end(job, code, out)
     return GpuJobResult(
         name=job.name,
@@ -142,7 +163,10 @@ def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str],
     return code if is_over else None
 
 
-def _save(out: Path, facts: Mapping[str, object], results: Sequence[GpuJobResult], *, complete: bool) -> None:
+def _save(
+    out: Path, work: Path, facts: Mapping[str, object], results: Sequence[GpuJobResult], *, complete: bool
+) -> None:
+    """Both summaries, and the archive of all that the jobs have written."""
     verdict = Verdict.worst(result.verdict for result in results) if complete else Verdict.UNKNOWN
     values = {
         "complete": complete,
@@ -156,6 +180,21 @@ def _save(out: Path, facts: Mapping[str, object], results: Sequence[GpuJobResult
         lines += [_line(result), *(f"    {line}" for line in result.lines)]
     lines += ["", f"verdict: {verdict.value}" if complete else "not complete"]
     write_text(out / "summary.txt", "\n".join(lines) + "\n")
+    _archive(work, out / ARCHIVE)
+
+
+def _archive(work: Path, archive: Path) -> None:
+    """All files below a folder in one, which is replaced whole. Raises UsageError where it cannot be written."""
+    draft = archive.with_name(f"{archive.name}.new")
+    try:
+        with tarfile.open(draft, "w:gz", compresslevel=3) as stream:
+            for path in sorted(each for each in work.rglob("*") if each.is_file()):
+                if path not in (draft, archive):
+                    stream.add(path, arcname=str(Path("gpu") / path.relative_to(work)), recursive=False)
+        draft.replace(archive)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {archive}: {error.strerror}; name another folder with OUT=DIR") from error
 
 
 def _line(result: GpuJobResult) -> str:

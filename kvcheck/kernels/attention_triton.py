@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvcheck.kernels.compilers import grid_of
 from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 BLOCK_SCORES = 1024
@@ -29,7 +30,7 @@ def index_scores_triton(
     scores = torch.empty(reads.tokens, dtype=torch.float32, device=rows.device)
     if not reads.tokens:
         return scores
-    _SCORES[(columns, requests)](
+    _SCORES[grid_of(columns, requests)](
         queries.contiguous(),
         weights.contiguous(),
         rows.view(torch.float8_e4m3fn),
@@ -64,7 +65,7 @@ def sparse_attention_triton(
     (requests, heads, dim), count = queries.shape, locs.shape[1]
     result = torch.empty((requests, heads, value_dim), dtype=torch.float32, device=rows.device)
     if result.numel():
-        _ATTENTION[(triton.cdiv(heads, LEAST), requests)](
+        _ATTENTION[grid_of(triton.cdiv(heads, LEAST), requests)](
             queries.contiguous(),
             rows,
             locs.contiguous(),

@@ -16,6 +16,9 @@ import torch
 MANY_BYTES = 4 << 20
 """From here on a pass over host memory is worth loading numba and compiling a loop."""
 
+GRID_FIRST, GRID_OTHERS = (1 << 31) - 1, 65_535
+"""Programs that a device starts in the first dimension of a launch, and in each other one."""
+
 
 def asks_triton(*tensors: torch.Tensor) -> bool:
     """True if the triton form may be used: on a device if triton is installed, on the CPU if it is loaded.
@@ -25,6 +28,17 @@ def asks_triton(*tensors: torch.Tensor) -> bool:
     if any(tensor.is_cuda for tensor in tensors):
         return _is_installed("triton")
     return "triton" in sys.modules
+
+
+def grid_of(first: int, second: int = 1, third: int = 1) -> tuple[int, int, int]:
+    """The programs of a launch. Raises ValueError for more than a CUDA device starts.
+
+    The bounds are those of the CUDA C++ Programming Guide: 2**31 - 1 in the first dimension, 65,535 in the others.
+    """
+    for count, most in ((first, GRID_FIRST), (second, GRID_OTHERS), (third, GRID_OTHERS)):
+        if count > most:
+            raise ValueError(f"a launch of {count:,} programs in one dimension; a device has {most:,}: split the call")
+    return first, second, third
 
 
 def asks_numba(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvcheck.kernels.compilers import grid_of
 from kvcheck.kernels.index_layout import IndexLayout, IndexReads
 
 BLOCK_WORDS = 1024
@@ -35,7 +36,7 @@ def get_index_triton(
     splits = 1 if keys is None else triton.cdiv(words, block)
     if not reads.tokens:
         return
-    _GET[(columns, requests, splits)](
+    _GET[grid_of(columns, requests, splits)](
         rows,
         rows.view(torch.int32),
         reads.pages,

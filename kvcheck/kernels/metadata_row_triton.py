@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvcheck.kernels.compilers import grid_of
+
 BLOCK = 1024
 """4-byte units that one program copies."""
 
@@ -25,7 +27,7 @@ def split_rows_triton(
     widths = tuple(unit.shape[1] for unit in units)
     if not len(slots) or not any(widths):
         return
-    _KERNEL[(triton.cdiv(max(widths), BLOCK), len(units), len(slots))](
+    _KERNEL[grid_of(triton.cdiv(max(widths), BLOCK), len(units), len(slots))](
         units,
         rows.view(torch.int32),
         slots,

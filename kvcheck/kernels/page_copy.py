@@ -127,9 +127,13 @@ def fill_torch(target: torch.Tensor, value: int) -> None:
 
 
 def _kernels(*sides: torch.Tensor) -> ModuleType | None:
-    """The module of the kernels if they can run: on a device, and on the CPU if triton is loaded and interprets."""
+    """The module of the kernels if they can run: on a device, and on the CPU if triton is loaded and interprets.
+
+    A device reads host memory that is pinned. Where a side is pageable, the torch form copies.
+    """
     if not asks_triton(*sides):
         return None
     from kvcheck.kernels import page_copy_triton
 
-    return page_copy_triton if page_copy_triton.IS_INTERPRETED or any(side.is_cuda for side in sides) else None
+    is_on_device = any(side.is_cuda for side in sides) and all(side.is_cuda or side.is_pinned() for side in sides)
+    return page_copy_triton if page_copy_triton.IS_INTERPRETED or is_on_device else None

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvcheck.kernels.compilers import grid_of
+
 BLOCK_WORDS = 1024
 """Words that one program copies, of as many rows as it takes."""
 MOVED_WORDS = 4096
@@ -50,7 +52,7 @@ def move_rows_triton(buffer: torch.Tensor, target_rows: torch.Tensor, source_row
     elif count * words * layers:
         rows = triton.next_power_of_2(count)
         block = min(triton.next_power_of_2(words), max(1, MOVED_WORDS // rows))
-        _MOVE[(triton.cdiv(words, block), layers)](
+        _MOVE[grid_of(triton.cdiv(words, block), layers)](
             buffer,
             target_rows,
             source_rows,
@@ -76,7 +78,7 @@ def _copy(
     _check(target, target_rows)
     _check(source, source_rows)
     if count * words * layers:
-        _COPY[(triton.cdiv(count * words, BLOCK_WORDS), layers)](
+        _COPY[grid_of(triton.cdiv(count * words, BLOCK_WORDS), layers)](
             target,
             target_rows,
             source,

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from rigs.literal_record import FAILED
 
 from kvcheck.commands import gpu
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.bench.gpu_jobs import (
     JOBS,
@@ -200,6 +202,52 @@ def test_time_that_is_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gpu, "TOTAL_S", gpu.GRACE_S - 1)
     assert gpu.run_jobs((PLAIN,), tmp_path, facts=FACTS, run=Runner()) == 4
     assert "of all jobs were over" in (tmp_path / "summary.txt").read_text()
+
+
+def archived(out: Path) -> dict[str, str]:
+    """The files of the archive, by name."""
+    with tarfile.open(out / gpu.ARCHIVE) as stream:
+        return {each.name: stream.extractfile(each).read().decode() for each in stream}  # type: ignore[union-attr]
+
+
+def test_three_files_hold_everything_after_each_job(tmp_path: Path) -> None:
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    seen: list[set[str]] = []
+
+    def run(command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int:
+        seen.append(set(archived(out)))
+        log.parent.joinpath("runs", "one").mkdir(parents=True, exist_ok=True)
+        log.write_text(f"of {log.stem}")
+        assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+        return 0
+
+    work.mkdir()
+    jobs = (PLAIN, replace(PLAIN, name="second"))
+    assert gpu.run_jobs(jobs, out, facts=FACTS, run=run, work=work) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["gpu.tar.gz", "summary.json", "summary.txt"]
+    assert seen == [set(), {"gpu/plain.log"}]
+    assert archived(out) == {"gpu/plain.log": "of plain", "gpu/second.log": "of second"}
+
+
+def test_an_archive_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / gpu.ARCHIVE).mkdir()
+    with pytest.raises(UsageError, match="name another folder with OUT=DIR"):
+        gpu.run_jobs((PLAIN,), tmp_path, facts=FACTS, run=Runner(0))
+
+
+def test_a_sanitizer_that_does_not_work_here_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_sanitizer", lambda: "compute-sanitizer")
+    runner = Runner(1)
+    assert gpu.run_jobs((BY_NAME["initcheck"],), tmp_path, facts=FACTS, run=runner) == 4
+    (probe,) = runner.seen
+    assert probe[:3] == ["compute-sanitizer", "--tool", "initcheck"] and probe[-1] == gpu.TOUCH
+    assert "initcheck does not work on this machine" in (tmp_path / "summary.txt").read_text()
+    runner = Runner(0, SANITIZER_FOUND)
+    assert gpu.run_jobs((BY_NAME["initcheck"],), tmp_path, facts=FACTS, run=runner) == 1
+    assert "not torch" in runner.seen[1] and "not torch" not in command_of(
+        BY_NAME["memcheck"], [], python="python", out="there", tool="there"
+    )
 
 
 @pytest.mark.processes

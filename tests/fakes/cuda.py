@@ -29,6 +29,10 @@ Entry = Callable[[], bool]
 """Whether it has run; one that has not stays at the head of its queue."""
 
 
+POOL = 32
+"""Streams of a priority that torch has: c10/cuda/CUDAStream.cpp."""
+
+
 class Machine:
     """All streams of the device."""
 
@@ -39,6 +43,16 @@ class Machine:
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
         self._mix = Rng(seed)
+        self._pools: dict[int, list[Stream]] = {}
+        self._handed: dict[int, int] = {}
+
+    def stream_of_pool(self, device: object = None, priority: int = 0) -> Stream:
+        """As torch: of each priority there are 32, handed out in turn."""
+        pool, number = self._pools.setdefault(priority, []), self._handed.get(priority, 0)
+        self._handed[priority] = number + 1
+        if len(pool) < POOL:
+            pool.append(Stream(self))
+        return pool[number % POOL]
 
     def jitter(self) -> None:
         """The device goes on by a few steps."""
@@ -75,6 +89,7 @@ class Stream:
         self.queue: list[Entry] = []
         self.graph: Graph | None = None
         machine.streams.append(self)
+        self.cuda_stream = len(machine.streams)
 
     def call(self, work: Callable[[], object]) -> None:
         """Queue work, or add it to the graph that is being captured here."""
@@ -189,7 +204,7 @@ def installed(seed: int) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
-        patch.setattr(torch.cuda, "Stream", lambda device=None: Stream(machine))
+        patch.setattr(torch.cuda, "Stream", machine.stream_of_pool)
         patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(machine))
         patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
         patch.setattr(runner, "CudaBackend", machine.backend)

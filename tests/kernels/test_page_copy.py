@@ -7,7 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ import torch
 from rigs.interpreted import interpreted_check, needs_triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvcheck import kernels
+from kvcheck.kernels import page_copy
+from kvcheck.kernels.compilers import grid_of
 from kvcheck.kernels.page_copy import (
     copy_block_torch,
     copy_rows,
@@ -195,3 +200,38 @@ def test_a_block_on_one_device_is_copied_word_for_word(at: int) -> None:
     copy_block_torch(target[..., 1:6], source)
     assert torch.equal(target[..., 1:6], source)
     assert not target[..., 0].any() and not target[..., 6].any()
+
+
+class Side:
+    """What a copy asks of a tensor before it takes a kernel."""
+
+    def __init__(self, *, is_cuda: bool = False, is_pinned: bool = False) -> None:
+        self.is_cuda, self._is_pinned = is_cuda, is_pinned
+
+    def is_pinned(self) -> bool:
+        return self._is_pinned
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        ((Side(is_cuda=True), Side(is_cuda=True)), True),
+        ((Side(is_cuda=True), Side(is_pinned=True)), True),
+        ((Side(is_cuda=True), Side()), False),
+        ((Side(), Side()), False),
+    ],
+)
+def test_a_kernel_takes_pinned_host_memory_and_no_pageable(
+    sides: tuple[Any, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_copy, "asks_triton", lambda *tensors: True)
+    monkeypatch.setitem(sys.modules, "kvcheck.kernels.page_copy_triton", SimpleNamespace(IS_INTERPRETED=False))
+    monkeypatch.setattr(kernels, "page_copy_triton", SimpleNamespace(IS_INTERPRETED=False), raising=False)
+    assert (page_copy._kernels(*sides) is not None) == expected
+
+
+def test_a_launch_beyond_a_device_is_refused_in_words() -> None:
+    assert grid_of((1 << 31) - 1, 65_535, 65_535) == ((1 << 31) - 1, 65_535, 65_535)
+    for grid in ((1 << 31,), (1, 65_536), (1, 1, 65_536)):
+        with pytest.raises(ValueError, match=r"a device has [\d,]+: split the call"):
+            grid_of(*grid)

@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fakes.cuda import Machine, installed
+from fakes.cuda import Graph, Machine, installed
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 
 from kvcheck.commands.main import run
-from kvcheck.core.base.errors import InternalError, UsageError
+from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend import cuda, cuda_holds
 from kvcheck.core.cache.backend.backend import Backend, Operation
@@ -49,6 +49,41 @@ def test_the_code_of_the_cuda_backend_keeps_the_rules(litmus: Litmus, monkeypatc
         with installed(seed) as machine:
             seen.add(litmus.program(rig(machine)))
     assert seen <= litmus.allowed
+
+
+def test_each_lane_has_a_stream_of_its_own_also_behind_the_pool_of_torch() -> None:
+    with installed(1) as machine:
+        backend = rig(machine).backend
+        for number in range(40):
+            backend.lane(f"lane {number}")
+        assert len({each.cuda_stream for each in backend._streams}) == 40  # type: ignore[attr-defined]
+        ours = {backend._service.cuda_stream, backend._capturing.cuda_stream}  # type: ignore[attr-defined]
+        assert len(ours) == 2 and ours.isdisjoint(each.cuda_stream for each in backend._streams)  # type: ignore[attr-defined]
+        with pytest.raises(UnknownVerdict, match=r"torch has no more than 64; next: fewer ranks"):
+            for number in range(40, 63):
+                backend.lane(f"lane {number}")
+
+
+def test_a_capture_that_fails_is_told_by_its_own_error() -> None:
+    def fails() -> None:
+        raise RuntimeError("the first error")
+
+    with installed(1) as machine:
+        backend = rig(machine).backend
+        lane = backend.lane("a")
+        with backend.capture(lane) as graph:
+            cuda.CudaBackend.submit(backend, Operation("part", (fails,)), lane=lane)  # called while it is captured
+        ended: list[bool] = []
+
+        def ends(graph: object) -> None:
+            ended.append(True)
+            raise RuntimeError("and the end of the capture")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Graph, "capture_end", ends)
+            with pytest.raises(RuntimeError, match="the first error"):
+                backend.replay(graph)
+        assert ended == [True]
 
 
 def store_and_copy(rig: Rig) -> str:

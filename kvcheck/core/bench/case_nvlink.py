@@ -60,7 +60,7 @@ def _row_bytes(shape: ModelShape) -> int:
 
 def _peer(memory: FreshMemory) -> torch.device:
     has_peer = memory.device.type == "cuda" and torch.cuda.device_count() > 1
-    return torch.device("cuda", 1 - (memory.device.index or 0)) if has_peer else memory.device
+    return torch.device("cuda", int((memory.device.index or 0) == 0)) if has_peer else memory.device
 
 
 def _sealed(memory: FreshMemory, *, shape: ModelShape, is_sealed: bool) -> Arm:

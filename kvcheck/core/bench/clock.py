@@ -124,7 +124,7 @@ class CudaClock:
         work()
         end.record()
         end.synchronize()
-        return int(begin.elapsed_time(end) * 1e6)
+        return max(1, int(begin.elapsed_time(end) * 1e6))
 
     def _captured(self, calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

@@ -62,6 +62,8 @@ def run_bench(
     rows: list[BenchRow] = []
     try:
         with ExitStack() as stack:
+            if clock.device.type == "cuda":  # events, graphs and kernels are those of the current device
+                stack.enter_context(torch.cuda.device(clock.device))
             setting = Setting(shape=shape_named(plan.shape), device=clock.device, stack=stack)
             points, left = _points(plan, setting, skip, deadline)
             samples = [Samples(point, clock) for point in choose(points)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +36,15 @@ from kvcheck.core.cache.backend.cuda_holds import CudaHolds
 from kvcheck.core.cache.backend.delays import Delay, DelayReport
 from kvcheck.core.cache.backend.graphs import Captures
 
+STREAMS_MOST = 64
+"""Streams that are asked for before two names share one. torch hands out 32 of each priority, in turn."""
+
 PENDING_MAX = 4096
 """Operations kept before the host must wait for the oldest: bounds the events and the tensors held alive."""
+
+
+ORDINARY, URGENT = 0, -1
+"""Priorities of streams. torch has a pool of streams for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +89,10 @@ class CudaBackend:
         self._observer = observer
         self._lanes: dict[str, Lane] = {}
         self._streams: list[torch.cuda.Stream] = []
-        # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane.
-        self._service = _new_stream(self.device)
+        self._taken: set[int] = set()
+        # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane. It is
+        # of the other pool of torch's: a pool begins again after 32 streams, and lanes are more than that.
+        self._service = self._stream_of_its_own(URGENT)
         self._bytes: dict[str, int] = {}
         self._pending: list[deque[_Pending]] = []
         self._submitted = 0
@@ -90,7 +100,7 @@ class CudaBackend:
         self._records = 0
         self._captures = Captures()
         self.capture = self._captures.capture
-        self._capturing = _new_stream(self.device)
+        self._capturing = self._stream_of_its_own(URGENT)
         # By lane, the newest capture: its memory is shared with the next, so that captures allocate little.
         self._captured: dict[int, torch.cuda.CUDAGraph] = {}
         self._holds = CudaHolds(delays, self.device, self._service) if delays else None
@@ -98,7 +108,7 @@ class CudaBackend:
     def lane(self, name: str) -> Lane:
         if name not in self._lanes:
             self._lanes[name] = Lane(len(self._lanes), name)
-            self._streams.append(_new_stream(self.device))
+            self._streams.append(self._stream_of_its_own())
             self._pending.append(deque())
         return self._lanes[name]
 
@@ -245,6 +255,20 @@ class CudaBackend:
         torch.cuda.synchronize(self.device)
         return None if self._holds is None else self._holds.report()
 
+    def _stream_of_its_own(self, *priorities: int) -> torch.cuda.Stream:
+        """A stream that nothing else of this backend has: first of these priorities, then of any. Raises UnknownVerdict
+        where torch has no more: lanes that share a stream are ordered, and a run would prove less than it says."""
+        for priority in (*priorities, ORDINARY, URGENT):
+            for _ in range(STREAMS_MOST):
+                stream = _new_stream(self.device, priority)
+                if stream.cuda_stream not in self._taken:
+                    self._taken.add(stream.cuda_stream)
+                    return stream
+        raise UnknownVerdict(
+            f"backend cuda needs a stream for each lane, and torch has no more than {len(self._taken)}; "
+            "next: fewer ranks, such as --ranks 1x1"
+        )
+
     def _launch(self, names: Sequence[str], lane: Lane, work: Sequence[ChunkWork]) -> torch.cuda.Event:
         """Run the closures with the lane's stream as the current one, after a hold if a delay asks for one."""
         stream, event = self._streams[lane.index], _new_event()
@@ -271,8 +295,11 @@ class CudaBackend:
                 for each in graph.operations:
                     for chunk in each.operation.chunks:
                         chunk()
-            finally:
-                made.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # the end of a capture that failed fails too, and says less
+                    made.capture_end()
+                raise
+            made.capture_end()
         self._captured[graph.lane.index] = made
         return made
 
@@ -332,8 +359,8 @@ def _recording_of(signal: Signal) -> _Recording | None:
 # torch leaves these three calls untyped; they are typed here once.
 
 
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _new_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
 
 def _new_event() -> torch.cuda.Event:
