@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -291,15 +291,16 @@ class CudaBackend:
         made, last = torch.cuda.CUDAGraph(), self._captured.get(graph.lane.index)
         with torch.cuda.stream(self._capturing):
             made.capture_begin(pool=None if last is None else last.pool(), capture_error_mode="relaxed")
+            is_whole = False
             try:
                 for each in graph.operations:
                     for chunk in each.operation.chunks:
                         chunk()
-            except BaseException:
-                with suppress(RuntimeError):  # the end of a capture that failed fails too, and says less
+                is_whole = True
+            finally:
+                # The end of a capture that failed fails too, and says less than the first error.
+                with nullcontext() if is_whole else suppress(RuntimeError):
                     made.capture_end()
-                raise
-            made.capture_end()
         self._captured[graph.lane.index] = made
         return made
 
