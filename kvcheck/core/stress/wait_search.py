@@ -64,7 +64,7 @@ class Waits:
                 f"without it, {self.failed} of {self.explored}"
             )
         if not self.tried:
-            return "none: no wait removes it, as no two operations of the schedules that fail lack one"
+            return "none: no two operations of the schedules that fail lack a wait"
         return f"none: no wait of {self.tried} that were tried removes it"
 
 
