@@ -131,7 +131,7 @@ def _named(what: list[str]) -> tuple[str, str]:
     if len(what) == 2:
         return what[0], what[1]
     named = FINDING.fullmatch(what[0])
-    if len(what) > 2 or named is None or named["proof"] is not None:
+    if len(what) > 2 or named is None or named["part"] is not None:
         raise UsageError(
             f"{' '.join(what)}: expected one finding as RUN#N, such as 20260102-030405-0c4e91d7#1, or a run and the "
             "name of an UNKNOWN cell"

@@ -142,6 +142,7 @@ def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict if this machine or version lacks something that the plan names."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
+    from kvcheck.core.stress.plan_bounds import check_bounds
     from kvcheck.core.stress.plan_decoder import check_decoder
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
@@ -162,6 +163,7 @@ def check_plan(plan: Plan) -> None:
     if plan.engine_env is not None and plan.kind is not Kind.PROBE:
         raise UsageError("--engine-env: it is for an installed engine; name one with --target")
     check_decoder(plan)
+    check_bounds(plan)
     row = row_of(plan)
     row.check(plan)
     if plan.mutant is not None:

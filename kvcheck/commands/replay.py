@@ -31,7 +31,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
-from kvcheck.core.report.replay_line import FINDING, PROOF, whole_proof_line
+from kvcheck.core.report.replay_line import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.report.store import find_run, is_stored
 from kvcheck.core.stress.cell_task import CellTask, Report
 from kvcheck.core.stress.schedule import Kind, Plan, parse_line
@@ -190,15 +190,19 @@ def _is_line(what: str) -> bool:
     return ":" in what and "=" in what
 
 
-def _line_of(run: str, number: str, out: Path, *, is_proof: bool) -> str:
-    """The line of a finding of a stored run, or of the order that proves it."""
+def _line_of(run: str, number: str, out: Path, *, part: str | None, is_smaller_better: bool) -> str:
+    """The line of a finding of a stored run, of the order that proves it, or of a smaller schedule."""
     record = read_record(find_run(run, out))
     finding = next((each for each in record.findings if each.id == f"{record.run_id}.{int(number)}"), None)
     if finding is None:
         raise UsageError(f"run {record.run_id} has no finding {number}; it has {len(record.findings)}")
-    line = whole_proof_line(finding).removeprefix("kvcheck replay ") if is_proof else finding.schedule
-    if is_proof and not line:
+    part = SMALL if part is None and is_smaller_better and small_line(finding) else part
+    commands = {PROOF: whole_proof_line, SMALL: small_line}
+    line = finding.schedule if part is None else commands[part](finding).removeprefix("kvcheck replay ")
+    if part == PROOF and not line:
         raise UsageError(f"finding {finding.id} has no proof, which a missing wait alone can have; leave {PROOF} out")
+    if part == SMALL and not line:
+        raise UsageError(f"no smaller schedule is stored of finding {finding.id}; look for one with kvcheck shrink")
     if not line:
         raise UsageError(f"finding {finding.id} is of no one schedule; run it again: {record.repro}")
     return line
@@ -214,15 +218,19 @@ def _why_unjudged(runs: list[list[Report]]) -> str | None:
     return next((report.reason for reports in runs for report in reports if report.reason), None)
 
 
-def lines_of(what: str, out: Path) -> list[str]:
-    """The lines that an argument means: itself, a finding's, or those of a run's causes. Raises UsageError."""
+def lines_of(what: str, out: Path, *, is_smaller_better: bool = False) -> list[str]:
+    """The lines that an argument means: itself, a finding's, or those of a run's causes. Raises UsageError.
+
+    is_smaller_better: of a finding that has a smaller schedule, that one.
+    """
     run, hash_sign, _ = what.rpartition("#")
     names_finding = hash_sign and (is_stored(run) or not _is_line(run))
     if not names_finding and _is_line(what):
         return [what]
     if not is_stored(what):
         if named := FINDING.fullmatch(what):
-            return [_line_of(named["run"], named["number"], out, is_proof=named["proof"] is not None)]
+            run, number, part = named["run"], named["number"], named["part"]
+            return [_line_of(run, number, out, part=part, is_smaller_better=is_smaller_better)]
         if names_finding:
             raise UsageError(f"{what}: expected the number of a finding behind #, such as {run}#1")
     record = read_record(find_run(what, out))

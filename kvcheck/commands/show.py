@@ -72,8 +72,9 @@ def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, str |
     """The record, and the finding's number or id. One word alone may be either, or RUN#N."""
     if run is not None and finding is None and not is_stored(run):
         if named := FINDING.fullmatch(run):
-            if named["proof"] is not None:
-                raise UsageError(f"{run}: a proof has no story of its own; leave {PROOF} out")
+            if (part := named["part"]) is not None:
+                what = "a proof" if part == PROOF else "a smaller schedule"
+                raise UsageError(f"{run}: {what} has no story of its own; leave {part} out")
             return find_run(named["run"], out), named["number"]
         if _is_number(run) and len(run) <= MAX_DIGITS:
             return _newest(out), run

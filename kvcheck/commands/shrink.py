@@ -2,6 +2,7 @@
 
 Invariants:
 - Each smaller line is printed as it is found, so an interrupted search has lost nothing.
+- It goes on from the smaller line that a finding has in its run, where there is one.
 - A line that does not fail any more is UNKNOWN, exit 4: there is nothing to make smaller.
 """
 
@@ -21,10 +22,11 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.line import is_live_line
 from kvcheck.core.live.own.plan import is_own_line
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.shrinking import Shrunk
+    from kvcheck.core.stress.wait_search import Waits
 
 
 def shrink(
@@ -36,10 +38,11 @@ def shrink(
     """Run smaller schedules until none that is tried fails alike."""
     check_choice("--format", format_name, FORMATS)
     check_positive("--runs", runs)
-    plan = _plan(what, lines_of(what, out))
+    plan = _plan(what, lines_of(what, out, is_smaller_better=True))
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.shrinking import check_shrinkable
     from kvcheck.core.stress.shrinking import shrink as smallest
+    from kvcheck.core.stress.wait_search import search_waits
 
     row_of(plan).check_names(plan)
     check_plan(plan)
@@ -52,9 +55,13 @@ def shrink(
         if is_text:
             say(f" fails   {smaller.line()}")
 
-    shrunk = smallest(runner_of(plan), plan, runs=runs, tell=tell)
+    runner = runner_of(plan)
+    shrunk = smallest(runner, plan, runs=runs, tell=tell)
+    waits = None
+    if shrunk is not None and shrunk.last.plan.strategy == ANSWERS:
+        waits = search_waits(runner, shrunk.last.plan, shrunk.finding)
     verdict = Verdict.UNKNOWN if shrunk is None else Verdict.FAIL
-    for line in _told(plan, shrunk) if is_text else [_to_json(plan, shrunk)]:
+    for line in _told(plan, shrunk, waits) if is_text else [_to_json(plan, shrunk, waits)]:
         say(line)
     if is_text:
         say(f" exit {verdict.exit_code}")
@@ -70,28 +77,33 @@ def _plan(what: str, lines: list[str]) -> Plan:
     return parse_line(lines[0])
 
 
-def _told(plan: Plan, shrunk: Shrunk | None) -> list[str]:
+def _told(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> list[str]:
     """Lines for the terminal."""
     if shrunk is None:
         wanted = "nothing" if plan.expect is None else f"no {plan.expect}"
         return [f" UNKNOWN  {plan.cell}: {wanted} was found, so there is nothing to shrink; see kvcheck replay"]
     last, finding = shrunk.last.plan, shrunk.finding
+    wait = [] if waits is None else [f"   wait    {waits.text()}"]
     if last == plan or shrunk.last is shrunk.first:
         head = f" NOT SMALLER  {last.cell}: {finding.code} {finding.message}"
-        return [head, f"   none of {counted(shrunk.runs - 1, 'smaller schedule')} failed alike"]
-    before, after = shrunk.requests
+        return [head, f"   none of {counted(shrunk.runs - 1, 'smaller schedule')} failed alike", *wait]
+    (before, after), (held, holds) = shrunk.requests, shrunk.pages
     answers = "every answer is yes" if not shrunk.refused else f"answered with no: {', '.join(shrunk.refused)}"
     return [
         f" SHRUNK  {last.cell}: {finding.code} {finding.message}",
-        f"   {counted(after, 'request')}, was {before}; {answers}; {counted(shrunk.runs, 'schedule')} run",
+        f"   {counted(after, 'request')}, was {before}; at most {counted(holds, 'page')} each, was {held}; {answers}; "
+        f"{counted(shrunk.runs, 'schedule')} run",
+        *wait,
         f"   next    kvcheck replay {shrunk.line}",
     ]
 
 
-def _to_json(plan: Plan, shrunk: Shrunk | None) -> str:
+def _to_json(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> str:
     row: dict[str, object] = {"line": plan.line(), "verdict": "UNKNOWN" if shrunk is None else "FAIL"}
     if shrunk is not None:
         before, after = shrunk.requests
         row |= {"smallest": shrunk.line, "code": shrunk.finding.code, "runs": shrunk.runs}
         row |= {"requests_before": before, "requests": after, "refused": list(shrunk.refused)}
+        row |= {"pages_before": shrunk.pages[0], "pages": shrunk.pages[1]}
+        row["wait"] = None if waits is None else waits.text()
     return json.dumps(row)

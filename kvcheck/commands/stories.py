@@ -33,15 +33,16 @@ def tell_stories(session: Session, max_time_s: float | None) -> None:
             told=lambda done, of: session.progress(f"telling how it came about: schedule {done + 1} of {of}"),
         )
     except KeyboardInterrupt:
-        _leave_out(session, "interrupted: how findings came about is not told")
+        leave_out(session, "interrupted: how findings came about is not told")
     except Exception as error:  # findings that were made must be printed, whatever is wrong with their stories
         failed = f"{type(error).__name__}: {error}"
-        _leave_out(session, f"how findings came about is not told: {failed}; please report it with the run.json")
+        leave_out(session, f"how findings came about is not told: {failed}; please report it with the run.json")
     else:
         session.findings = with_stories(session.findings, told)
 
 
-def _leave_out(session: Session, why: str) -> None:
+def leave_out(session: Session, why: str) -> None:
+    """Warn of what a run does not say beside its findings."""
     session.clear_progress()
     session.warnings.append(why)
     warn(why)

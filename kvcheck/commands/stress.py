@@ -38,6 +38,7 @@ from kvcheck.commands.options import (
 from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
+from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.stress_options import (
     DEFAULT_CPU_S,
@@ -186,9 +187,11 @@ def tell_untried(session: Session, lines: Sequence[str]) -> None:
 def _tell_end(
     session: Session, mutant: str | None, untried: Sequence[str], max_time: float | None, *, interrupted: bool
 ) -> None:
-    """What is told once the cells have ended: stories, a mutant that was not found, and what was not tried."""
+    """What is told once the cells have ended: stories, smaller schedules, a mutant that was not found, what was not
+    tried."""
     if not interrupted:
         tell_stories(session, max_time)
+        look_for_smaller(session, max_time)
     session.warnings += unfound_mutant(session, mutant)
     tell_untried(session, untried)
 

@@ -23,7 +23,7 @@ from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResul
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
 from kvcheck.core.report.prices import has_price
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.replay_line import proof_line, replay_line, whole_proof_line
+from kvcheck.core.report.replay_line import proof_line, replay_line, small_line, wait_text, whole_proof_line
 from kvcheck.core.report.story_text import show_line
 from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_word, seen_text, whose_text
 
@@ -171,6 +171,10 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
     if len(bug.findings) > 1:
         lines.append(f"    seen    {seen_text(bug)}")
     lines.append(f"    repro   {finding.replay if record is None else replay_line(record, finding)}")
+    if small := small_line(finding):
+        lines.append(f"    small   {small}")
+    if wait := wait_text(finding):
+        lines.append(f"    wait    {wait}")
     proved = next((each for each in bug.findings if each.minimal and "confirmed" in each.minimal), None)
     if proved is not None:
         lines.append(f"    proof   {(proved.minimal or {})['confirmed']}")

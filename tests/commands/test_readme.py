@@ -115,7 +115,7 @@ def test_the_first_red_prints_the_sample(tmp_path: Path, capsys: pytest.CaptureF
     assert run([*typed.split(), "--no-reports", "--out", str(tmp_path)]) == 1
     printed = capsys.readouterr().out.splitlines()
     (sample,) = re.findall(r"^```\n( FAIL .*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len(sample.splitlines()) == 9
+    assert len(sample.splitlines()) == 11
     for line in sample.splitlines():
         whole = line.removesuffix("...").rstrip()
         assert any(each.startswith(whole) if line.endswith("...") else each == whole for each in printed), line

@@ -139,7 +139,11 @@ PROVEN = replace(
     FOREIGN,
     schedule=f"{SHORT},schedule=2",
     id=f"{FAILED.run_id}.3",
-    minimal={"confirmed": "wrong bytes", "replay": f"kvcheck replay {SHORT},schedule=3"},
+    minimal={
+        "confirmed": "wrong bytes",
+        "replay": f"kvcheck replay {SHORT},schedule=3",
+        "line": f"{SHORT},schedule=4",
+    },
 )
 NO_SCHEDULE = replace(FOREIGN, schedule="", replay="", id=f"{FAILED.run_id}.4")
 
@@ -157,6 +161,9 @@ def test_a_finding_is_named_by_its_number(stored: Path) -> None:
         assert lines_of(f"{named}#2", stored) == [SECOND.schedule]
         assert lines_of(f"{named}#3", stored) == [PROVEN.schedule]
         assert lines_of(f"{named}#3:proof", stored) == [f"{SHORT},schedule=3"]
+        assert lines_of(f"{named}#3:small", stored) == [f"{SHORT},schedule=4"]
+        assert lines_of(f"{named}#3", stored, is_smaller_better=True) == [f"{SHORT},schedule=4"]
+        assert lines_of(f"{named}#2", stored, is_smaller_better=True) == [SECOND.schedule]
     assert lines_of(f"{FAILED.run_id}.2", stored) == [SECOND.schedule], "the id itself"
     assert lines_of(FAILED.run_id, stored) == [SECOND.schedule, PROVEN.schedule], "a run: all of its causes"
 
@@ -175,6 +182,7 @@ def test_a_line_is_no_name_of_a_run(stored: Path) -> None:
         ("#5", "run {run} has no finding 5; it has 3"),
         ("#4", "finding {run}.4 is of no one schedule; run it again: " + FAILED.repro),
         ("#2:proof", "finding {run}.2 has no proof"),
+        ("#2:small", "no smaller schedule is stored of finding {run}.2; look for one with kvcheck shrink"),
         ("#two", "expected the number of a finding behind #, such as {run}#1"),
         ("#", "expected the number of a finding behind #, such as {run}#1"),
         ("#1:other", "expected the number of a finding behind #, such as {run}#1"),

@@ -91,6 +91,7 @@ def test_a_finding_without_a_story_says_why(
         (["nowhere#1"], "no run 'nowhere'"),
         ([f"{OLDER}#9"], "has no finding '9'"),
         ([f"{OLDER}#1:proof"], "a proof has no story of its own; leave :proof out"),
+        ([f"{OLDER}#1:small"], "a smaller schedule has no story of its own; leave :small out"),
         ([f"{OLDER}#1", "1"], f"no run '{OLDER}#1'"),
         (["2026"], "has no finding '2026'"),
         ([OLDER, "9"], "has no finding '9': expected a number from 1 to 4, or an id"),

@@ -17,8 +17,9 @@ def test_a_failing_line_gets_smaller(capsys: pytest.CaptureFixture[str]) -> None
     assert run(["shrink", LINE]) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == f" from    {LINE}" and printed[-1] == " exit 1"
-    assert printed[-4].startswith(" SHRUNK  retract-resume/glm-5.1-micro: KV304 ")
-    assert "1 request, was " in printed[-3] and "every answer is yes" in printed[-3]
+    assert printed[-5].startswith(" SHRUNK  retract-resume/glm-5.1-micro: KV304 ")
+    assert "1 request, was " in printed[-4] and "2 pages each, was " in printed[-4]
+    assert "every answer is yes" in printed[-4] and printed[-3].startswith("   wait    none: no two operations")
     smallest = printed[-2].removeprefix("   next    kvcheck replay ")
     assert f" fails   {smallest}" in printed, "it was told when it was found"
     assert run(["replay", smallest]) == 1
@@ -30,7 +31,8 @@ def test_json_has_the_smallest_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["shrink", LINE, "--format", "json"]) == 1
     row = json.loads(capsys.readouterr().out)
     assert row["line"] == LINE and row["code"] == "KV304" and row["requests"] == 1 < row["requests_before"]
-    assert "requests=1" in row["smallest"] and row["refused"] == [] and row["verdict"] == "FAIL"
+    assert "requests=1,pages=2" in row["smallest"] and row["refused"] == [] and row["verdict"] == "FAIL"
+    assert row["pages"] == 2 < row["pages_before"] and row["wait"].startswith("none: ")
 
 
 @pytest.mark.schedules

@@ -105,7 +105,13 @@ FINDINGS = (
         page=17,
         buffer=f"latent {MARKUP}",
         row=None,
-        minimal=None,
+        minimal={
+            "line": "hicache:shape=glm-5.1-micro,strategy=answers,seed=1,schedule=10,requests=2,pages=2,choices=none",
+            "requests": 2,
+            "pages": 2,
+            "wait": f"{HOSTILE} on forward waits for hicache.load on hicache.h2d: with it, 0 of 20 schedules failed; "
+            "without it, 4 of 20",
+        },
         story=UNTOLD,
     ),
 )

@@ -19,7 +19,10 @@ LONG = 100
 PROOF = ":proof"
 """Behind a number: the run in the other order, which shows that a missing wait does harm."""
 
-FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<proof>{PROOF})?")
+SMALL = ":small"
+"""Behind a number: the smaller schedule that fails as the finding does."""
+
+FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<part>{PROOF}|{SMALL})?")
 """RUN#N, as commands take it. With a dot in place of # it is the finding's id."""
 
 
@@ -36,6 +39,19 @@ def proof_line(record: RunRecord, finding: Finding) -> str:
 def whole_proof_line(finding: Finding) -> str:
     """The command of the proof with its whole schedule line; "" without one."""
     return str((finding.minimal or {}).get("replay", ""))
+
+
+def small_line(finding: Finding) -> str:
+    """The command of a smaller schedule that fails as the finding does; "" where none was found."""
+    line = (finding.minimal or {}).get("line")
+    return f"kvcheck replay {line}" if isinstance(line, str) and line else ""
+
+
+def wait_text(finding: Finding) -> str:
+    """The wait that removes the failure around the smaller schedule, with its evidence, or that none does; "" where
+    none was searched for."""
+    wait = (finding.minimal or {}).get("wait")
+    return wait if isinstance(wait, str) and small_line(finding) else ""
 
 
 def shorter(whole: str, record: RunRecord, finding: Finding, part: str = "") -> str:

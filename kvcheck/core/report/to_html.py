@@ -32,7 +32,7 @@ from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
 from kvcheck.core.report.price_section import price_section
 from kvcheck.core.report.prices import in_short
-from kvcheck.core.report.replay_line import LONG, replay_line
+from kvcheck.core.report.replay_line import LONG, replay_line, small_line, wait_text
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.store import write_text
@@ -264,6 +264,8 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
                 "left_out": 0 if picture is None else picture.left_out,
                 "story": _story(finding),
                 "replay": (command := replay_line(record, finding)),
+                "small": clip(small_line(finding), MESSAGE_CHARS),
+                "wait": clip(wait_text(finding), MESSAGE_CHARS),
                 "whole": finding.replay if finding.replay and finding.replay != command else "",
                 "minimal": clip(json.dumps(finding.minimal, indent=1, ensure_ascii=False), MESSAGE_CHARS)
                 if finding.minimal

@@ -52,6 +52,7 @@ from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.orders import chooser_of
+from kvcheck.core.stress.plan_bounds import bounded, faults_of
 from kvcheck.core.stress.plan_decoder import decoded
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -152,11 +153,28 @@ class Workloads:
         """The plan's workload, and the output of each of its requests."""
         seed = workload_seed(plan)
         variant = plan.variant if plan.trace is None else None
-        key = (plan.scenario, plan.shape, seed, plan.requests, plan.trace, plan.ranks, plan.decoder, variant)
+        key = (
+            plan.scenario,
+            plan.shape,
+            seed,
+            plan.requests,
+            plan.pages,
+            plan.trace,
+            plan.ranks,
+            plan.decoder,
+            variant,
+        )
         if key not in self._kept:
             scenario, shape = scenario_of(plan), shape_named(plan.shape)
-            load = scenario.load(shape, seed=seed, requests=plan.requests, trace=plan.trace, variant=plan.variant)
-            load = decoded(load, plan, shape)
+            load = scenario.load(
+                shape,
+                seed=seed,
+                requests=plan.requests,
+                trace=plan.trace,
+                variant=plan.variant,
+                is_short=plan.pages is not None,
+            )
+            load = bounded(decoded(load, plan, shape), plan, shape)
             known = self._known(plan)
             self._kept[key] = load, MappingProxyType(dict(reference_outputs(shape, load) if known is None else known))
             if len(self._kept) > KEPT_WORKLOADS:
@@ -189,8 +207,15 @@ class ScheduleRunner:
         self.workloads = workloads or Workloads()
         torch.set_num_threads(1)
 
-    def run(self, plan: Plan, *, handlers: Iterable[tuple[type, Handler]] = ()) -> Outcome:
-        """Run and judge one schedule. handlers: who else is told of events."""
+    def run(
+        self,
+        plan: Plan,
+        *,
+        handlers: Iterable[tuple[type, Handler]] = (),
+        around: Callable[[Backend], Backend] = lambda backend: backend,
+    ) -> Outcome:
+        """Run and judge one schedule. handlers: who else is told of events. around: the backend that the target gets,
+        from the one that runs the schedule."""
         scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:
@@ -201,6 +226,8 @@ class ScheduleRunner:
         load, reference = self.workloads.of(plan)
         if plan.extras is not None:
             load = dataclasses.replace(load, is_misused=False)
+        if plan.faults is not None:
+            load = dataclasses.replace(load, faults=faults_of(plan.faults))
         history = History()
         oracles = [ORACLES.load(name)() for name in ORACLES.names()]
         count = EvidenceCount()
@@ -215,7 +242,7 @@ class ScheduleRunner:
         audit = None
         if self._audit or is_audited(plan):
             audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
-        evictions = self._driven(plan, scenario, load, audit or backend, history)
+        evictions = self._driven(plan, scenario, load, around(audit or backend), history)
         delays = _settled(backend, history)
         broken = _finish(oracles)
         answers = recorder.inner if recorder is not None and isinstance(recorder.inner, AnswersStrategy) else None

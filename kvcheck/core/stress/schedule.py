@@ -39,6 +39,7 @@ PROCESS_RANKS = "1x1"
 NO_EXTRAS = "no"
 UNWRITTEN = ("scenario", "probe")
 """Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
+NUMBERS = ("seed", "schedule", "requests", "pages")
 ALWAYS_WRITTEN = ("shape", "seed", "schedule")
 BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -63,7 +64,9 @@ class Plan:
     probe: "NAME.SUBJECT", what is tried and on what; the shape is then "". None: `target` is kvcheck's or the user's
     own. decoder: row of DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE";
     None where the scenario chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a
-    synthetic workload. choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip";
+    synthetic workload. pages: most pages that a request holds; the pool is then smaller too. faults: which kinds of
+    faults are left in, of FAULTS of scenarios/scenario.py, such as "aborts.store", or "none"; None: all of them.
+    choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip";
     delays of a device, for strategy "delay". extras: "no" leaves out what does not depend on the order: illegal calls,
     and the audit of footprints. engine_env: variables of an installed engine, as "NAME=VALUE" with a line
     end between two.
@@ -84,6 +87,8 @@ class Plan:
     seed: int = 1
     schedule: int = 0
     requests: int | None = None
+    pages: int | None = None
+    faults: str | None = None
     trace: str | None = None
     choices: str | None = None
     extras: str | None = None
@@ -193,7 +198,7 @@ def parse_line(line: str) -> Plan:
         if BROKEN_ESCAPE.search(text):
             raise UsageError(f"schedule line: expected %XX escapes in {key}, got {text[:80]!r}; copy the whole line")
         value = unquote(text, errors="surrogateescape")
-        if key in ("seed", "schedule", "requests"):
+        if key in NUMBERS:
             digits = value.removeprefix("-") if key == "seed" else value
             if not digits.isascii() or not digits.isdigit() or len(digits) > MAX_DIGITS:
                 sign = "" if key == "seed" else " and not negative"

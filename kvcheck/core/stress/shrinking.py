@@ -1,12 +1,15 @@
 """Shrinking: looks for a smaller schedule that fails as a given one does.
 
     shape       the micro shape of the same model, in the same variant of the scenario
-    requests    as few as still fail
+    requests    as few as still fail, of two pages each if that still fails
+    pages       as few for a request as still fail, of those that are tried
+    faults      none, else as few kinds as still fail
     answers     "yes" to everything, else as few "no" as still fail
     extras      without illegal calls and without the audit of footprints, if it fails without them
 
 Invariants:
-- Two schedules fail alike if one oracle gives both the same code, under no condition.
+- Two schedules fail alike if one oracle gives both the same code, under no condition, and both or neither name a
+  buffer.
 - A smaller schedule counts once it has run and failed alike. Nothing is claimed about those that did not run.
 - Each run is counted, and there are no more than were allowed. No decision reads a clock.
 """
@@ -19,27 +22,41 @@ from collections.abc import Callable, Iterator
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.answers import answers_text, parse_answers
+from kvcheck.core.stress.plan_bounds import faults_of, faults_text, pages_of
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.scenarios.scenario import FAULTS
 from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Kind, Plan
+from kvcheck.core.workload import WORDS
 from kvcheck.core.workload.shapes import MICRO_SHAPES
+from kvcheck.core.workload.shapes import shape as shape_named
 
 ALIKE, OTHERS = 3, 9
 """Workloads of a candidate that are tried before it is left: so many of the plan's own variant, then of so many others.
 A smaller one may lack what leads to the failure."""
-REQUESTS = (1, 2, 3, 4, 6, 8, 12)
-"""Numbers of requests that are tried, the smallest first."""
+FEW = 2
+"""Pages of a request, few enough to be followed by eye, and enough for a page's end."""
+MANY: dict[tuple[int, int | None], int] = {(2, FEW): 120, (2, FEW + 1): 60}
+"""Workloads of other variants of these sizes: each takes little time, and few of them come back to a prefix."""
+SIZES = ((1, FEW), *MANY, *((requests, None) for requests in (1, 2, 3, 4, 6, 8, 12)))
+"""Numbers of requests that are tried, with the most pages that each may have."""
+PAGES = (1, 2, 3, 4, 6)
+"""Pages of a request that are tried, the fewest first."""
+
+Likeness = tuple[str, str, bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
     """What came of it. first: the run of the line that was given. last: the smallest run that fails alike. finding:
-    how both fail, as told by the last. requests: before and after. runs: how many schedules ran."""
+    how both fail, as told by the last. requests: before and after. pages: the most that one request holds, before and
+    after. runs: how many schedules ran."""
 
     first: Outcome
     last: Outcome
     finding: Finding
     requests: tuple[int, int]
+    pages: tuple[int, int]
     runs: int
 
     @property
@@ -73,26 +90,41 @@ def shrink(runner: ScheduleRunner, plan: Plan, *, runs: int, tell: Callable[[Pla
     return _Shrinking(runner, runs, tell).of(plan)
 
 
+def likeness(finding: Finding) -> Likeness:
+    """What is equal for failures that are alike."""
+    return finding.oracle, finding.code, finding.buffer is not None
+
+
 class _Shrinking:
     """One search. _wanted: oracle and code of the failure, once it is known."""
 
     def __init__(self, runner: ScheduleRunner, runs: int, tell: Callable[[Plan], None]) -> None:
         self._runner, self._left, self._most, self._tell = runner, runs, runs, tell
-        self._wanted: tuple[str, str] | None = None
+        self._wanted: Likeness | None = None
 
     def of(self, plan: Plan) -> Shrunk | None:
         first = self._run(plan)
         found = None if first is None else _failure(first, plan.expect)
         if first is None or found is None:
             return None
-        self._wanted = found.oracle, found.code
+        self._wanted = likeness(found)
         best = self._smaller(plan) or first
+        best = self._fewer_pages(best)
+        best = self._fewer_faults(best)
         best = self._fewer_answers(best)
         best = self._without_extras(best)
-        last = _failure(best, found.code)
+        last = next((each for each in _told(best) if likeness(each) == self._wanted), None)
         assert last is not None, "each run that is kept has failed alike"
-        before, after = (len(self._runner.workloads.of(each.plan)[1]) for each in (first, best))
-        return Shrunk(first=first, last=best, finding=last, requests=(before, after), runs=self._most - self._left)
+        before, after = (self._runner.workloads.of(each.plan)[0] for each in (first, best))
+        shapes = [shape_named(each.plan.shape) for each in (first, best)]
+        return Shrunk(
+            first=first,
+            last=best,
+            finding=last,
+            requests=(len(before.jobs), len(after.jobs)),
+            pages=(pages_of(before, shapes[0]), pages_of(after, shapes[1])),
+            runs=self._most - self._left,
+        )
 
     def _run(self, plan: Plan) -> Outcome | None:
         """The outcome; None where no run is left."""
@@ -107,7 +139,7 @@ class _Shrinking:
         outcome = self._run(plan)
         if outcome is None or outcome.divergence is not None or outcome.unjudged is not None:
             return None
-        if not any((each.oracle, each.code) == self._wanted for each in _told(outcome)):
+        if not any(likeness(each) == self._wanted for each in _told(outcome)):
             return None
         assert self._wanted is not None
         written = dataclasses.replace(plan, choices=answers_text(outcome.refused), expect=self._wanted[1])
@@ -116,18 +148,49 @@ class _Shrinking:
 
     def _smaller(self, plan: Plan) -> Outcome | None:
         """The first candidate that fails alike: the fewest requests, and "yes" to everything before chance."""
-        most = len(self._runner.workloads.of(plan)[1])
+        load = self._runner.workloads.of(plan)[0]
+        most, held = len(load.jobs), pages_of(load, shape_named(plan.shape))
         for shape in dict.fromkeys((_micro(plan.shape), plan.shape)):
-            alike, others = _numbers(plan, shape)
-            tries = [*((number, "none") for number in (*alike, *others)), *((number, None) for number in alike)]
-            for requests in (each for each in REQUESTS if each < most or shape != plan.shape):
-                for number, choices in tries:
+            for requests, pages in SIZES:
+                is_smaller = requests < most or (requests == most and pages is not None and pages < held)
+                if not (is_smaller or shape != plan.shape) or (pages is not None and plan.decoder != WORDS):
+                    continue
+                for number, choices in _tries(plan, shape, MANY.get((requests, pages), OTHERS)):
                     small = dataclasses.replace(
-                        plan, shape=shape, schedule=number, requests=requests, strategy=ANSWERS, choices=choices
+                        plan,
+                        shape=shape,
+                        schedule=number,
+                        requests=requests,
+                        pages=pages,
+                        strategy=ANSWERS,
+                        choices=choices,
                     )
                     if (outcome := self._fails(small)) is not None:
                         return outcome
         return None
+
+    def _fewer_pages(self, best: Outcome) -> Outcome:
+        plan = best.plan
+        if plan.strategy != ANSWERS or plan.decoder != WORDS:
+            return best
+        held = pages_of(self._runner.workloads.of(plan)[0], shape_named(plan.shape))
+        for pages in (each for each in PAGES if each < held):
+            if (outcome := self._fails(dataclasses.replace(plan, pages=pages))) is not None:
+                return outcome
+        return best
+
+    def _fewer_faults(self, best: Outcome) -> Outcome:
+        """Leave all kinds of faults out, else each one that is not needed."""
+        if best.plan.strategy != ANSWERS or best.plan.decoder != WORDS:
+            return best
+        kept = faults_of(best.plan.faults) if best.plan.faults is not None else frozenset(FAULTS)
+        for kinds in (frozenset[str](), *({each} for each in FAULTS)):
+            if kinds < kept and (outcome := self._fails(_with_faults(best.plan, frozenset(kinds)))) is not None:
+                return outcome
+        for each in FAULTS:
+            if each in kept and (outcome := self._fails(_with_faults(best.plan, kept - {each}))) is not None:
+                best, kept = outcome, kept - {each}
+        return best
 
     def _fewer_answers(self, best: Outcome) -> Outcome:
         """Leave out "no" after "no", halves first, until each one that is left is needed."""
@@ -161,8 +224,14 @@ def _told(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _failure(outcome: Outcome, code: str | None) -> Finding | None:
-    """The first finding of that code, of any code for None."""
-    return next((each for each in _told(outcome) if code in (None, each.code)), None)
+    """The first finding of that code, of any code for None; of findings of one code, the first that names a buffer."""
+    found = next((each for each in _told(outcome) if code in (None, each.code)), None)
+    alike = (each for each in _told(outcome) if found is not None and each.code == found.code and each.buffer)
+    return next(alike, found)
+
+
+def _with_faults(plan: Plan, kinds: frozenset[str]) -> Plan:
+    return dataclasses.replace(plan, faults=faults_text(kinds))
 
 
 def _micro(shape: str) -> str:
@@ -171,13 +240,20 @@ def _micro(shape: str) -> str:
     return small if small in MICRO_SHAPES else shape
 
 
-def _numbers(plan: Plan, shape: str) -> tuple[list[int], list[int]]:
+def _tries(plan: Plan, shape: str, others: int) -> list[tuple[int, str | None]]:
+    """Schedule numbers and answers to try: "yes" to everything, or chance."""
+    alike, rest = _numbers(plan, shape, others)
+    tries: list[tuple[int, str | None]] = [(number, choices) for choices in ("none", None) for number in alike]
+    return [*tries, *((number, (None, "none")[at % 2]) for at, number in enumerate(rest))]
+
+
+def _numbers(plan: Plan, shape: str, most: int) -> tuple[list[int], list[int]]:
     """Schedule numbers, each with a workload of its own: those with which another shape runs the plan's variant, and
-    some with which it runs others."""
+    at most so many with which it runs others."""
     count = scenario_of(plan).table.variants
     alike: list[int] = []
     others: list[int] = []
-    for number in range(count * ALIKE):
+    for number in range(max(count * ALIKE, most)):
         variant = dataclasses.replace(plan, shape=shape, schedule=number).variant
         (others if (variant - plan.variant) % count else alike).append(number)
-    return alike[:ALIKE] or [plan.schedule], others[:OTHERS]
+    return alike[:ALIKE] or [plan.schedule], others[:most]

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from kvcheck.core.base.situations import Situation, situations_of
 from kvcheck.core.stress.scenarios.rivals import Rival
-from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.scenario import ACTS, Load
 from kvcheck.core.targets.target import Engine, Standing
 from kvcheck.core.workload.events import Aborted, Emit, Event, Happened
 
@@ -73,7 +73,7 @@ def disturber(
     shape: of the cell, so that cells begin with different situations. spared: requests that nothing is done to. focus:
     keys of situations that every schedule aims at.
     """
-    if load.from_trace or variant % CALM_EVERY == 0:
+    if load.from_trace or variant % CALM_EVERY == 0 or ACTS not in load.faults:
         return None
     start = variant + crc32(f"{scenario} {shape}".encode()) + sum(job.total_tokens for job in load.jobs)
     return Disturber(

@@ -33,17 +33,17 @@ DAMAGE_EVERY = 11
 
 
 class FaultyMemoryStore(MemoryStore):
-    """Objects in a dict; every DAMAGE_EVERY-th read finds one damaged."""
+    """Objects in a dict; one of `every` reads finds its object damaged, none for None."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__()
-        self._tell = tell
+        self._tell, self._every = tell, every
         self._reads = 0
 
     def get(self, key: str, size: int) -> bytes | None:
         """Damage the object if it is its turn, then read it."""
         self._reads += 1
-        if self._reads % DAMAGE_EVERY == 0 and self.contains(key):
+        if self._every is not None and self._reads % self._every == 0 and self.contains(key):
             self._tell(key)
             kind = self._reads // DAMAGE_EVERY % 3
             if kind == 0 and (left := len(self._object(key))):  # it may have been cut short before
@@ -56,11 +56,11 @@ class FaultyMemoryStore(MemoryStore):
 
 
 class FaultyFileStore(FileStore):
-    """Objects in a folder; every DAMAGE_EVERY-th read finds one damaged."""
+    """Objects in a folder; one of `every` reads finds its object damaged, none for None."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__(folder)
-        self._tell = tell
+        self._tell, self._every = tell, every
         self._reads = 0
 
     def put(self, key: str, payload: bytes) -> None:
@@ -73,7 +73,7 @@ class FaultyFileStore(FileStore):
     def get(self, key: str, size: int) -> bytes | None:
         """Damage the file if it is its turn, then read it."""
         self._reads += 1
-        if self._reads % DAMAGE_EVERY == 0 and self.contains(key):
+        if self._every is not None and self._reads % self._every == 0 and self.contains(key):
             self._tell(key)
             try:
                 self._damage(key, size)
@@ -96,18 +96,21 @@ class FaultyFileStore(FileStore):
 
 
 @contextmanager
-def faulty_store(kind: str | None, tell: Callable[[str], None] = lambda key: None) -> Iterator[PageStore | None]:
+def faulty_store(
+    kind: str | None, tell: Callable[[str], None] = lambda key: None, *, is_faulty: bool = True
+) -> Iterator[PageStore | None]:
     """A new, empty store for one schedule, gone afterwards. kind: "memory", "files", or None for no store.
 
-    tell: is told the key of each object that is damaged.
+    tell: is told the key of each object that is damaged. is_faulty: some are.
     """
+    every = DAMAGE_EVERY if is_faulty else None
     if kind is None:
         yield None
     elif kind == "memory":
-        with closing(FaultyMemoryStore(tell)) as store:
+        with closing(FaultyMemoryStore(tell, every)) as store:
             yield store
     elif kind == "files":
-        with _temporary_folder() as folder, closing(FaultyFileStore(folder.path, tell)) as files:
+        with _temporary_folder() as folder, closing(FaultyFileStore(folder.path, tell, every)) as files:
             yield files
     else:
         raise InternalError(f"no faulty store of kind {kind!r}; expected memory or files")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
@@ -23,7 +24,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.faulty_store import faulty_store
 from kvcheck.core.stress.scenarios.rivals import rivals_of
-from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.scenario import ABORTS, STORE, Load
 from kvcheck.core.stress.scenarios.serving import (
     CHUNKS,
     LoadingAborts,
@@ -97,13 +98,22 @@ class HiCacheScenario:
             "host ratio": HOST_RATIOS,
         }
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
-        """Sessions, or a trace scaled to the device pool."""
+    def load(
+        self,
+        shape: ModelShape,
+        *,
+        seed: int,
+        requests: int | None,
+        trace: str | None,
+        variant: int,
+        is_short: bool = False,
+    ) -> Load:
+        """Sessions, or a trace scaled to the device pool. Short requests are all of one session, so that few are
+        enough to come back to a prefix."""
         if trace is None:
             capacity = SYNTHETIC_PAGES * grain_of(shape)
-            jobs = session_jobs(
-                grain_of(shape), capacity, requests=requests or SYNTHETIC_REQUESTS, sessions=SESSIONS, seed=seed
-            )
+            sessions, count = 1 if is_short else SESSIONS, requests or SYNTHETIC_REQUESTS
+            jobs = session_jobs(grain_of(shape), capacity, requests=count, sessions=sessions, seed=seed)
             rivals = rivals_of(jobs, shape.page_size, capacity, count=len(jobs) // RIVAL_SHARE, seed=seed)
             row = self.table.variant(variant)
             return Load(
@@ -111,7 +121,7 @@ class HiCacheScenario:
                 capacity_tokens=capacity,
                 max_running=MAX_RUNNING,
                 chunk_tokens=CHUNKS[row["prefill chunk"]](shape.page_size),
-                note=f"{len(jobs)} requests of {SESSIONS} sessions, {len(rivals)} rivals",
+                note=f"{len(jobs)} requests of {counted(sessions, 'session')}, {len(rivals)} rivals",
                 rivals=rivals,
             )
         return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
@@ -134,7 +144,7 @@ class HiCacheScenario:
         kind = None if wanted == NO_STORE else wanted
         if kind is not None:
             emit(StoreKeeps())
-        with faulty_store(kind, lambda key: emit(Damaged(key))) as store:
+        with faulty_store(kind, lambda key: emit(Damaged(key)), is_faulty=STORE in load.faults) as store:
             # One of the ranks that share a store, beside engines of other models, dtypes and layouts.
             tier = replace(
                 host_tier(shape, load, row, store),
@@ -147,7 +157,8 @@ class HiCacheScenario:
             batch = None if load.from_trace else BATCHES[row["batch"]]
             setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=batch)
             engine = target.build(setup)
-            return serve(engine, load, emit, backend, aborts=LoadingAborts(), disturber=acts, variant=variant)
+            aborts = LoadingAborts() if ABORTS in load.faults else None
+            return serve(engine, load, emit, backend, aborts=aborts, disturber=acts, variant=variant)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""

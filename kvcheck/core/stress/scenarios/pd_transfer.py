@@ -21,7 +21,7 @@ from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.scenarios.disturber import disturber
-from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.scenario import ABORTS, TRANSFERS, Load
 from kvcheck.core.stress.scenarios.serving import (
     CHUNKS,
     buffer_names,
@@ -120,7 +120,16 @@ class PDTransfer:
         aux = ("aux",) if variant["metadata path"] == "async" else ()
         return ("compute", "d2h", "h2d", "wire", "message", *state, *aux)
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
+    def load(
+        self,
+        shape: ModelShape,
+        *,
+        seed: int,
+        requests: int | None,
+        trace: str | None,
+        variant: int,
+        is_short: bool = False,
+    ) -> Load:
         """Synthetic jobs, or a trace scaled to the decode pool."""
         if trace is not None:
             return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
@@ -147,7 +156,7 @@ class PDTransfer:
     ) -> int:
         """Feed jobs by their arrival rounds until all have finished or failed, then close."""
         row = self.table.variant(variant)
-        faults = Faults(load.jobs, shape, emit, row)
+        faults = Faults(load.jobs, shape, emit, row, is_kept=TRANSFERS in load.faults)
         prefill, decode = parse_ranks(row["rank layout"])
         way = row["metadata path"]
         paths = dict.fromkeys(LEGS, self.path)
@@ -178,7 +187,7 @@ class PDTransfer:
             load,
             emit,
             backend,
-            aborts=aborts,
+            aborts=aborts if ABORTS in load.faults else None,
             retries=retries,
             disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has, focus=self.focus),
             variant=variant,
@@ -212,10 +221,12 @@ class Faults:
     A rank notices the last two only by waiting, so they have schedules for themselves. There some answers (Done, Abort,
     Drained) are lost as well, which only costs time. A fault is an event of the history when it happens, with what the
     reason of the failure has to name. Where the message count is 2, a late copy of each arrives as well, which is no
-    fault.
+    fault. is_kept: some of this happens; else every write is made, and each message arrives once.
     """
 
-    def __init__(self, jobs: tuple[Job, ...], shape: ModelShape, emit: Emit, variant: Variant) -> None:
+    def __init__(
+        self, jobs: tuple[Job, ...], shape: ModelShape, emit: Emit, variant: Variant, *, is_kept: bool = True
+    ) -> None:
         self._emit = emit
         self._kinds: dict[int, str] = {}
         self._requests = {room_of(job.request): job.request for job in jobs}
@@ -225,12 +236,12 @@ class Faults:
         if self._leg == "state" and shape.family not in STATE_FAMILIES:
             self._leg = "kv"
         self._lost = LOST_MESSAGES[variant["lost message"]]
-        self._copies = int(variant["message count"])
+        self._copies = int(variant["message count"]) if is_kept else 1
         self._number = variant.number
         kinds = FAULT_KINDS[variant["fault kind"]]
-        self._has_losses = "lost" in kinds
+        self._has_losses = is_kept and "lost" in kinds
         self._unheard: set[tuple[str, str, int, type]] = set()
-        for job in jobs:
+        for job in jobs if is_kept else ():
             if job.request % FAULT_EVERY == self._number % FAULT_EVERY:
                 self._kinds[job.request] = kinds[(job.request // FAULT_EVERY + self._number) % len(kinds)]
 

@@ -62,7 +62,16 @@ class RetractResume:
         """Those of an engine, and of the wire over which prompts arrive."""
         return ("compute", "d2h", "h2d", "wire", "message")
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
+    def load(
+        self,
+        shape: ModelShape,
+        *,
+        seed: int,
+        requests: int | None,
+        trace: str | None,
+        variant: int,
+        is_short: bool = False,
+    ) -> Load:
         """Synthetic jobs, or a trace scaled to the pool.
 
         Where layers see a window, outputs are longer by it, and the pool by two: so windows move on by all their pages

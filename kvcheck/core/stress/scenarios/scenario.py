@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
@@ -18,6 +18,11 @@ from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Emit
 from kvcheck.core.workload.jobs import Job
 
+ACTS, ABORTS, TRANSFERS, STORE = "acts", "aborts", "transfers", "store"
+FAULTS: Final = (ACTS, ABORTS, TRANSFERS, STORE)
+"""Kinds of faults: what a disturber does, aborts by a scenario's rule, writes and messages of a transfer that go wrong,
+and stored objects that are damaged."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -26,6 +31,7 @@ class Load:
     max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
     was scaled. from_trace: the jobs are of a trace. rivals: the last of the jobs, where a disturber may hold some back
     until what they share is in a certain state. decoder: row of DECODERS. is_misused: illegal calls are made too.
+    faults: the kinds of faults that happen.
     """
 
     jobs: tuple[Job, ...]
@@ -37,6 +43,7 @@ class Load:
     decoder: str = "words"
     rivals: tuple[Rival, ...] = ()
     is_misused: bool = True
+    faults: frozenset[str] = frozenset(FAULTS)
 
 
 class Scenario(Protocol):
@@ -54,8 +61,17 @@ class Scenario(Protocol):
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
         """Rows of LANE_GROUPS that operations of such a schedule use."""
 
-    def load(self, shape: ModelShape, *, seed: int, requests: int | None, trace: str | None, variant: int) -> Load:
-        """The workload; equal arguments give equal jobs."""
+    def load(
+        self,
+        shape: ModelShape,
+        *,
+        seed: int,
+        requests: int | None,
+        trace: str | None,
+        variant: int,
+        is_short: bool = False,
+    ) -> Load:
+        """The workload; equal arguments give equal jobs. is_short: its requests will be cut to few pages."""
 
     def run(
         self,

@@ -1,0 +1,122 @@
+"""Waits: a wait that the code under test does not make, put in by a backend around the one that runs the schedule.
+
+    lane       decode.read on forward waits for hicache.load on h2d
+    lane       every operation on forward waits for hicache.load on h2d
+    process    the process waits for hicache.load on h2d before it submits decode.read on forward
+    process    the process waits for hicache.load on h2d before it submits anything on forward
+
+Invariants:
+- A wait names operations and lanes as the code does, never by number, so that it says something about the code.
+- It only adds order: what is submitted, and with which footprints, is up to the code under test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Lane, Operation, Place, Signal
+
+
+class Waiter(Enum):
+    """Who waits. A lane's wait holds back less than the process's."""
+
+    LANE = "lane"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """later waits for earlier, the latest one in each lane. earlier_lane, later_lane: kinds of lanes, see `kind_of`.
+
+    later: None means every operation on that lane.
+    """
+
+    earlier: str
+    earlier_lane: str
+    later: str | None
+    later_lane: str
+    waiter: Waiter = Waiter.LANE
+
+    def text(self) -> str:
+        """As a sentence without a full stop."""
+        earlier = f"{self.earlier} on {self.earlier_lane}"
+        if self.waiter is Waiter.LANE:
+            what = "every operation" if self.later is None else self.later
+            return f"{what} on {self.later_lane} waits for {earlier}"
+        what = "anything" if self.later is None else self.later
+        return f"the process waits for {earlier} before it submits {what} on {self.later_lane}"
+
+    def stronger(self) -> Iterator[Wait]:
+        """This wait and those that hold back more, in the order in which they are tried."""
+        for waiter in Waiter:
+            for later in (self.later, None):
+                yield replace(self, later=later, waiter=waiter)
+
+
+_WHICH = re.compile(r"(\.[0-9]+)?(\.side)?$")
+"""Behind the name of a kind of copy lanes: which one of them it is."""
+
+
+def kind_of(lane: str) -> str:
+    """The name of a lane without its rank, and without which one of several it is."""
+    return _WHICH.sub("", lane.rpartition(":")[2])
+
+
+class WaitingBackend:
+    """A backend that makes the wait in each place where the code does not. made: how often it made it."""
+
+    def __init__(self, inner: Backend, wait: Wait) -> None:
+        self.name, self.device = inner.name, inner.device
+        self.made = 0
+        self._inner, self._wait = inner, wait
+        self._latest: dict[int, Signal] = {}
+        self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
+        self.record, self.wait, self.query = inner.record, inner.wait, inner.query
+        self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
+        self.release, self.capture = inner.release, inner.capture
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        return self._inner.empty(name, shape, dtype, place)
+
+    def submit(
+        self,
+        operation: Operation,
+        *,
+        lane: Lane,
+        reads: Sequence[Footprint] = (),
+        writes: Sequence[Footprint] = (),
+        after: Sequence[Signal] = (),
+    ) -> Signal:
+        """Submit the operation, behind the wait where it is the later one; a captured one waits at its replay."""
+        if self._is_later(operation, lane):
+            self._make(lane)
+        signal = self._inner.submit(operation, lane=lane, reads=reads, writes=writes, after=after)
+        if signal.handle is not None and self._is_earlier(operation, lane):
+            self._latest[lane.index] = signal
+        return signal
+
+    def replay(self, graph: Graph) -> None:
+        """Replay the graph, behind the wait where a later operation is in it."""
+        if any(self._is_later(each.operation, graph.lane) for each in graph.operations):
+            self._make(graph.lane)
+        self._inner.replay(graph)
+        if any(self._is_earlier(each.operation, graph.lane) for each in graph.operations):
+            self._latest[graph.lane.index] = signal = self._inner.signal()
+            self._inner.record(signal, lane=graph.lane)
+
+    def _make(self, lane: Lane) -> None:
+        for at, signal in self._latest.items():
+            if at != lane.index:
+                self.made += 1
+                self._inner.wait(signal, lane=lane if self._wait.waiter is Waiter.LANE else None)
+
+    def _is_later(self, operation: Operation, lane: Lane) -> bool:
+        return kind_of(lane.name) == self._wait.later_lane and self._wait.later in (None, operation.name)
+
+    def _is_earlier(self, operation: Operation, lane: Lane) -> bool:
+        return kind_of(lane.name) == self._wait.earlier_lane and operation.name == self._wait.earlier

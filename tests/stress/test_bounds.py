@@ -1,0 +1,113 @@
+"""Bounds of a plan: requests hold as few pages as the line says, and faults that it leaves out do not happen.
+
+Invariants:
+- The fixed build has no finding under any bound that is tried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.plan_bounds import check_bounds, faults_of, faults_text, pages_of
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.scenarios import SCENARIOS
+from kvcheck.core.stress.scenarios.scenario import ABORTS, FAULTS, STORE
+from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan, parse_line
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.workload.events import Aborted, Faulted
+from kvcheck.core.workload.shapes import MICRO_SHAPES, shape
+from kvcheck.core.workload.tier_events import Damaged
+
+CELLS = [
+    (scenario, name)
+    for scenario in SCENARIOS.names()
+    for name in MICRO_SHAPES
+    if shape(name).family in SCENARIOS.load(scenario).families
+]
+SMALL = Plan(scenario="hicache", shape="llama-3-micro", strategy=ANSWERS, extras=NO_EXTRAS)
+
+
+class Disturbed:
+    """Counts what is done to a run from outside."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[type] = Counter()
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        return [(kind, lambda event: self.counts.update([type(event)])) for kind in (Aborted, Damaged, Faulted)]
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize(("scenario", "name"), CELLS, ids=lambda value: str(value))
+def test_the_fixed_build_has_no_finding_under_bounds(scenario: str, name: str) -> None:
+    runner = ScheduleRunner(BuiltinTarget())
+    for number, (requests, pages, faults) in enumerate([(1, 1, None), (2, 2, None), (4, 2, "none"), (3, 3, ABORTS)]):
+        plan = replace(
+            SMALL, scenario=scenario, shape=name, schedule=number, requests=requests, pages=pages, faults=faults
+        )
+        assert [each for each in runner.run(plan).findings if each.condition is None] == []
+        load, _ = runner.workloads.of(plan)
+        assert pages_of(load, shape(name)) <= pages
+        assert load.capacity_tokens <= (pages + 1) * shape(name).page_size
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("scenario", ["hicache", "pd-transfer", "retract-resume"])
+def test_faults_that_are_left_out_do_not_happen(scenario: str) -> None:
+    def counted(faults: str | None) -> Counter[type]:
+        seen = Disturbed()
+        runner = ScheduleRunner(BuiltinTarget())
+        for number in range(1, 7):
+            plan = replace(SMALL, scenario=scenario, schedule=number, faults=faults)
+            runner.run(plan, handlers=seen.handlers())
+        return seen.counts
+
+    assert counted(None)[Aborted] > 0
+    assert not counted("none")
+    if scenario == "pd-transfer":
+        assert counted("transfers")[Faulted] > 0 and counted("aborts")[Faulted] == 0
+    if scenario == "hicache":
+        assert counted(STORE)[Damaged] > 0 == counted(STORE)[Aborted]
+
+
+@pytest.mark.schedules
+def test_a_plan_without_bounds_runs_as_before() -> None:
+    def digest(plan: Plan) -> Outcome:
+        return ScheduleRunner(BuiltinTarget()).run(plan)
+
+    plan = replace(SMALL, requests=3, seed=1, schedule=1)
+    every = replace(plan, faults=faults_text(frozenset(FAULTS)))
+    assert digest(plan).digest == digest(every).digest
+
+
+def test_bounds_stand_in_the_line() -> None:
+    plan = replace(SMALL, pages=2, faults="acts.store")
+    assert parse_line(plan.line()) == plan and "pages=2,faults=acts.store" in plan.line()
+    assert "pages" not in SMALL.line() and "faults" not in SMALL.line()
+    assert faults_text(faults_of("store.acts")) == "acts.store" and faults_of("none") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (replace(SMALL, pages=0), "pages: expected 1 to"),
+        (replace(SMALL, faults="rain"), "faults: expected some of acts"),
+        (replace(SMALL, faults="acts.acts"), "faults: expected some of acts"),
+        (replace(SMALL, faults=""), "faults: expected some of acts"),
+        (replace(SMALL, pages=2, trace="sample"), "pages: expected a line of one process"),
+        (replace(SMALL, faults="none", backend="cuda", device="cuda"), "faults: expected a line of one process"),
+        (replace(SMALL, pages=2, decoder="known-answer"), "pages: expected a line of one process"),
+        (replace(SMALL, pages=2, transport=PROCESS_TRANSPORTS[0]), "pages: expected a line of one process"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bounds_that_mean_nothing_are_refused(plan: Plan, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_bounds(plan)
