@@ -1,5 +1,7 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes one JSON line a schedule.
 
+With an argument it is one of `kvcheck campaign --jobs`: it reads one batch a line and writes the line of its result.
+
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
 - An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from itertools import chain
 from types import FrameType
 
@@ -21,19 +24,28 @@ from kvcheck.core.stress.cell_task import Report
 
 
 def main() -> int:
-    """Run the tasks on stdin."""
+    """Run the tasks on stdin, or batch after batch until it ends."""
     signal.signal(signal.SIGTERM, _end)
     try:
-        asked = sys.stdin.read()
+        is_of_campaign = len(sys.argv) > 1
+        asked = "" if is_of_campaign else sys.stdin.read()
         from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
 
-        for line in chain((BEGUN,), work(asked, target_of)):
+        for line in chain((BEGUN,), _batches() if is_of_campaign else work(asked, target_of)):
             _say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     except Exception as error:  # the target's own exceptions are findings already
         return _last_line(error)
     return 0
+
+
+def _batches() -> Iterator[str]:
+    from kvcheck.core.stress.campaign.batches import run_text
+    from kvcheck.core.stress.campaign.crew import telling
+
+    for line in sys.stdin:
+        yield telling(run_text(line, target_of))
 
 
 def _say(line: str) -> None:
