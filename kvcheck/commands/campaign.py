@@ -10,9 +10,11 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +23,7 @@ import typer
 from kvcheck.commands import worker
 from kvcheck.commands.campaign_known import KnownFindings
 from kvcheck.commands.campaign_lines import LINES, FailingLines
-from kvcheck.commands.campaign_record import goes_on_from, session_of, tell_rows, update
+from kvcheck.commands.campaign_record import LIMITS, goes_on_from, session_of, tell_rows, update
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -83,6 +85,9 @@ def campaign(
     max_time: Annotated[float | None, typer.Option(help="Seconds after which it stops.")] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Run the I-th of N shares; see kvcheck merge.")] = "1/1",
     jobs: Annotated[int | None, typer.Option(help="Processes. Default: one for each core.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run as tasks of Ray: local, auto, HOST:PORT or ray://...")
+    ] = None,
     mutant: Annotated[str | None, typer.Option(help="Put a known bug back; see kvcheck list mutants.")] = None,
     lines: Lines = None,
     baseline: Baseline = None,
@@ -105,31 +110,46 @@ def campaign(
     check_outputs(outputs)
     make_folder(out)
     failing = FailingLines(out / LINES if lines is None else lines, plan)
-    session = session_of(ctx, plan, limits={"traces": traces, "max_time_s": max_time})
-    done = goes_on_from(session, plan, out) if resume else []
+    with closing(_crew(jobs, ray)) as crew:
+        return _run(ctx, plan, crew, _Asked(known, failing, outputs, None if max_time is None else began + max_time))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a campaign is run with, beside its plan. until: the time.monotonic() at which it ends."""
+
+    known: KnownFindings
+    failing: FailingLines
+    outputs: list[tuple[str, Path]]
+    until: float | None
+
+
+def _run(ctx: typer.Context, plan: CampaignPlan, crew: Crew, asked: _Asked) -> int:
+    """Run what is left of a plan, and tell it; the exit code."""
     from kvcheck.core.stress.campaign.tally import Tally
 
-    tally = Tally(plan)
+    given, tally = ctx.params, Tally(plan)
+    session = session_of(ctx, plan, limits={name: given[name.removesuffix("_s")] for name in LIMITS})
+    done = goes_on_from(session, plan, given["out"]) if given["resume"] else []
     for result in done:
         tally.add(result)
     update(session, tally, complete=False)
     _tell_head(session, plan, tally)
     finished = {each.line for each in done}
-    batches = (each for each in itertools.chain(failing.batches(), plan.batches()) if each.line not in finished)
-    until = None if max_time is None else began + max_time
-    with closing(_crew(jobs)) as crew:
-        interrupted = _collect(session, tally, crew, batches, failing, until=until, traces=traces)
-    session.warnings += [*unfound_mutant(mutant, is_found=bool(session.findings)), *sorted(tally.notes)[:MOST_NOTES]]
+    left = (each for each in itertools.chain(asked.failing.batches(), plan.batches()) if each.line not in finished)
+    interrupted = _collect(session, tally, crew, left, asked, traces=given["traces"])
+    session.warnings += unfound_mutant(given["mutant"], is_found=bool(session.findings))
+    session.warnings += sorted(tally.notes)[:MOST_NOTES]
     record = update(session, tally, complete=not interrupted)
 
     def shown(record: RunRecord) -> RunRecord:
-        return known.shown(record, tally.rows)
+        return asked.known.shown(record, tally.rows)
 
     tell_rows(session, shown(record))
-    failing.tell(session)
-    known.tell(session, record)
+    asked.failing.tell(session)
+    asked.known.tell(session, record)
     _tell_sum(session, tally, interrupted=interrupted)
-    return close(session, outputs, reports=reports, interrupted=interrupted, shown=shown)
+    return close(session, asked.outputs, reports=given["reports"], interrupted=interrupted, shown=shown)
 
 
 def _plan(ctx: typer.Context) -> CampaignPlan:
@@ -166,9 +186,15 @@ def _plan(ctx: typer.Context) -> CampaignPlan:
     )
 
 
-def _crew(jobs: int | None) -> Crew:
+def _crew(jobs: int | None, ray: str | None) -> Crew:
     from kvcheck.core.stress.campaign.crew import Children, OwnProcess
 
+    if ray is not None:
+        from kvcheck.core.stress.campaign.ray_crew import VARIABLES, RayCrew
+
+        for name, value in VARIABLES.items():
+            os.environ.setdefault(name, value)
+        return RayCrew(ray, places=jobs, worker=worker.__name__)
     places = jobs or Session.cpus()
     return OwnProcess(target_of) if places == 1 else Children(places, worker.__name__)
 
@@ -210,9 +236,8 @@ def _collect(
     tally: Tally,
     crew: Crew,
     batches: Iterable[Batch],
-    failing: FailingLines,
+    asked: _Asked,
     *,
-    until: float | None,
     traces: int | None,
 ) -> bool:
     """Take results until nothing is left to run; True when interrupted. What has been judged is kept where an error
@@ -224,11 +249,11 @@ def _collect(
     session.progress("starting")
     try:
         for result in results(
-            batches, crew, until=until, is_enough=lambda: traces is not None and tally.traces >= traces
+            batches, crew, until=asked.until, is_enough=lambda: traces is not None and tally.traces >= traces
         ):
             ledger.add([result])
             tally.add(result)
-            failing.take(result)
+            asked.failing.take(result)
             if result.findings or time.monotonic() >= saved + SAVED_EVERY_S:
                 update(session, tally, complete=False)
                 saved = time.monotonic()

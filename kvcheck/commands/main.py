@@ -32,13 +32,13 @@ from kvcheck.core.base.misspelt import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
-    "campaign": ("kvcheck.commands.campaign:campaign", "Explore workloads of many seeds, for hours; stop and go on."),
-    "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards of a campaign, other seeds."),
     "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
     "shrink": ("kvcheck.commands.shrink:shrink", "Look for a smaller schedule that fails as a line does."),
     "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
+    "campaign": ("kvcheck.commands.campaign:campaign", "Explore workloads of many seeds, for hours; stop and go on."),
+    "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards of a campaign, other seeds."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what the fixes cost here; serve: compare running servers."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
     "baseline": ("kvcheck.commands.baseline:app", "Keep the file of known findings that the gate reads."),

@@ -41,11 +41,23 @@ def main() -> int:
 
 
 def _batches() -> Iterator[str]:
+    yield from map(_told, sys.stdin)
+
+
+def _told(text: str) -> str:
+    """The line of a batch's result."""
     from kvcheck.core.stress.campaign.batches import run_text
     from kvcheck.core.stress.campaign.crew import telling
 
-    for line in sys.stdin:
-        yield telling(run_text(line, target_of))
+    return telling(run_text(text, target_of))
+
+
+def ran(text: str) -> str:
+    """The line of a batch's result, or of what went wrong: for a process that others have started."""
+    try:
+        return _told(text)
+    except Exception as error:  # as in main: the target's own exceptions are findings already
+        return _failure(error).line()
 
 
 def _say(line: str) -> None:
@@ -54,19 +66,23 @@ def _say(line: str) -> None:
 
 
 def _last_line(error: Exception) -> int:
-    trouble = machine_trouble(error)
-    if trouble is not None:
-        report = Report(error=trouble, exit_code=UnknownVerdict.exit_code)
-    elif isinstance(error, KvcheckError):
-        report = Report(error=str(error), exit_code=error.exit_code)
-    else:
-        for line in traceback.format_exc().splitlines():
-            complain(line)
-        text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
-        report = Report(error=text, exit_code=InternalError.exit_code)
+    report = _failure(error)
     _say(report.line())
     assert report.exit_code is not None
     return report.exit_code
+
+
+def _failure(error: Exception) -> Report:
+    """What a child says of an error that ends it."""
+    trouble = machine_trouble(error)
+    if trouble is not None:
+        return Report(error=trouble, exit_code=UnknownVerdict.exit_code)
+    if isinstance(error, KvcheckError):
+        return Report(error=str(error), exit_code=error.exit_code)
+    for line in traceback.format_exc().splitlines():
+        complain(line)
+    text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
+    return Report(error=text, exit_code=InternalError.exit_code)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

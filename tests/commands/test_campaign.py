@@ -29,7 +29,10 @@ FAILING = [*MUTANT, "--seeds", "1", "--workloads", "3", "--jobs", "1", "--no-rep
 
 def newest(out: Path) -> Path:
     """The folder of the last run."""
-    return max((path for path in out.iterdir() if (path / "run.json").is_file()), key=lambda path: path.name)
+    return max(
+        (path for path in out.iterdir() if (path / "run.json").is_file()),
+        key=lambda path: (path / "run.json").stat().st_mtime,
+    )
 
 
 def without_time(record: RunRecord) -> object:

@@ -147,6 +147,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "docs/reading-a-report.md": {"kvcheck show": Runs((0, 0, 0))},
     "docs/campaigns.md": {
         "kvcheck campaign retract-resume": Parsed(HOURS),
+        "kvcheck campaign --requests 3": Parsed(HOURS),
         "kvcheck campaign --seeds 100": Parsed(HOURS),
     },
     "docs/schedules.md": {
