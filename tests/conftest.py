@@ -3,7 +3,7 @@
 Invariants:
 - `torch.empty` and its kin never return zeros by luck: floats are NaN, all other bytes are 0xA5.
 - A test that starts a process or runs a whole schedule without the marker for it fails.
-- A test marked gpu or mooncake is skipped with the reason, never passed, where the thing is missing.
+- A test marked gpu, mooncake or ray is skipped with the reason, never passed, where the thing is missing.
 """
 
 from __future__ import annotations
@@ -121,3 +121,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device; torch sees none")
     if item.get_closest_marker("mooncake") and importlib.util.find_spec("mooncake") is None:
         pytest.skip("needs the mooncake transfer engine: pip install 'kvcheck[mooncake]'")
+    if item.get_closest_marker("ray") and importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'kvcheck[ray]'")

@@ -129,8 +129,8 @@ MAY_CATCH_ALL = {
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.cache.transfer.mooncake.child", "core.cache.hicache.mooncake_store"),
     **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.targets",)),
-    "triton": ("kernels",),
-    "numba": ("kernels",),
+    "ray": ("core.stress.campaign.ray_crew",),
+    **dict.fromkeys(("triton", "numba"), ("kernels",)),
     "safetensors": ("core.live.model.folder",),
     "pandas": ("core.report",),
     "matplotlib": ("core.report",),

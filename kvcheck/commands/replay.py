@@ -142,11 +142,12 @@ def _replay(plan: Plan, times: int, engine: ProbeRunner | None) -> Replayed:
     runs = [list(run_cell(0, CellTask(plan=plan, schedules=1), target_of, engine)) for _ in range(times)]
     seen = [unconditional_first(finding for report in reports for finding in report.findings) for reports in runs]
     gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
-    verdict, told = _judge(plan, runs, seen)
+    verdict, told = judge(plan, runs, seen)
     return Replayed(verdict, sum(each == gave[0] for each in gave), told)
 
 
-def _judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
+def judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
+    """The verdict on a line's runs and lines for the terminal. seen: the findings of each run."""
     times = len(runs)
     head = plan.cell
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)

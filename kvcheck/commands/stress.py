@@ -192,7 +192,8 @@ def _tell_end(
     if not interrupted:
         tell_stories(session, max_time)
         look_for_smaller(session, max_time)
-    session.warnings += unfound_mutant(session, mutant)
+    is_found = any(cell.findings for cell in session.cells.values())
+    session.warnings += unfound_mutant(mutant, is_found=is_found)
     tell_untried(session, untried)
 
 
@@ -273,9 +274,9 @@ def _task(cell: Cell) -> CellTask:
     )
 
 
-def unfound_mutant(session: Session, mutant: str | None) -> list[str]:
+def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
     """A line where a bug was put back and no cell failed."""
-    if mutant is None or any(cell.findings for cell in session.cells.values()):
+    if mutant is None or is_found:
         return []
     return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code"]
 

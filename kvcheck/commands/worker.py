@@ -1,5 +1,7 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes one JSON line a schedule.
 
+With an argument it is one of `kvcheck campaign --jobs`: it reads one batch a line and writes the line of its result.
+
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
 - An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from itertools import chain
 from types import FrameType
 
@@ -21,13 +24,14 @@ from kvcheck.core.stress.cell_task import Report
 
 
 def main() -> int:
-    """Run the tasks on stdin."""
+    """Run the tasks on stdin, or batch after batch until it ends."""
     signal.signal(signal.SIGTERM, _end)
     try:
-        asked = sys.stdin.read()
+        is_of_campaign = len(sys.argv) > 1
+        asked = "" if is_of_campaign else sys.stdin.read()
         from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
 
-        for line in chain((BEGUN,), work(asked, target_of)):
+        for line in chain((BEGUN,), _batches() if is_of_campaign else work(asked, target_of)):
             _say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
@@ -36,25 +40,49 @@ def main() -> int:
     return 0
 
 
+def _batches() -> Iterator[str]:
+    yield from map(_told, sys.stdin)
+
+
+def _told(text: str) -> str:
+    """The line of a batch's result."""
+    from kvcheck.core.stress.campaign.batches import run_text
+    from kvcheck.core.stress.campaign.crew import telling
+
+    return telling(run_text(text, target_of))
+
+
+def ran(text: str) -> str:
+    """The line of a batch's result, or of what went wrong: for a process that others have started."""
+    try:
+        return _told(text)
+    except Exception as error:  # as in main: the target's own exceptions are findings already
+        return _failure(error).line()
+
+
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def _last_line(error: Exception) -> int:
-    trouble = machine_trouble(error)
-    if trouble is not None:
-        report = Report(error=trouble, exit_code=UnknownVerdict.exit_code)
-    elif isinstance(error, KvcheckError):
-        report = Report(error=str(error), exit_code=error.exit_code)
-    else:
-        for line in traceback.format_exc().splitlines():
-            complain(line)
-        text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
-        report = Report(error=text, exit_code=InternalError.exit_code)
+    report = _failure(error)
     _say(report.line())
     assert report.exit_code is not None
     return report.exit_code
+
+
+def _failure(error: Exception) -> Report:
+    """What a child says of an error that ends it."""
+    trouble = machine_trouble(error)
+    if trouble is not None:
+        return Report(error=trouble, exit_code=UnknownVerdict.exit_code)
+    if isinstance(error, KvcheckError):
+        return Report(error=str(error), exit_code=error.exit_code)
+    for line in traceback.format_exc().splitlines():
+        complain(line)
+    text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
+    return Report(error=text, exit_code=InternalError.exit_code)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

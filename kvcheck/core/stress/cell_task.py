@@ -19,7 +19,8 @@ class CellTask:
 
     before: what an interrupted run has judged of the cell; this run continues after that. confirms: also run operations
     that the first failing schedule left unordered in the other order. fails_on_conditional: a conditional finding ends
-    the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each.
+    the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: a
+    finding does not end the cell, unless it is that of a hang or a crash; what was found is not reported again.
     """
 
     plan: Plan
@@ -29,6 +30,7 @@ class CellTask:
     confirms: bool = False
     fails_on_conditional: bool = False
     within: int | None = None
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

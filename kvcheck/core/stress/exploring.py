@@ -64,12 +64,7 @@ class Exploration:
     @property
     def scope(self) -> str | None:
         """What has been run whole, in words; None if no workload was."""
-        if not self.explored:
-            return None
-        return (
-            f"every schedule within {counted(self._within, 'answer')} of the eager order, "
-            f"of {counted(self.explored, 'workload')}"
-        )
+        return scope_text(self.explored, within=self._within)
 
     @property
     def gap(self) -> str | None:
@@ -81,3 +76,10 @@ class Exploration:
             f"{counted(self._within, 'answer')}; of the next one, "
             f"{counted(len(self._left), 'schedule')} or more are left"
         )
+
+
+def scope_text(workloads: int, *, within: int) -> str | None:
+    """The scope of so many workloads that were run whole; None for none."""
+    if not workloads:
+        return None
+    return f"every schedule within {counted(within, 'answer')} of the eager order, of {counted(workloads, 'workload')}"

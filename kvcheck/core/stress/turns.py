@@ -28,6 +28,8 @@ UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
 LOSSES = 2
 """A cell is given up after it has lost so many processes."""
+COSTLY = frozenset({"KV901", "KV902"})
+"""Codes of findings after which no cell goes on: a hang takes long each time, and a crash may leave anything behind."""
 MORE_WORKLOADS = 6
 """Schedules that a cell without evidence may take beyond its budget."""
 
@@ -82,7 +84,7 @@ class Budget:
         return self.until is not None and time.monotonic() >= self.until
 
 
-def _key(finding: Finding) -> tuple[str, str | None, str | None]:
+def reported_once(finding: Finding) -> tuple[str, str | None, str | None]:
     """What is equal for findings of two schedules that a cell reports once."""
     return finding.code, finding.message if finding.code == CALL else finding.buffer, finding.condition
 
@@ -155,6 +157,8 @@ class Turns:
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
         """A finding ends the cell. A call that went wrong does so once a pass could have been given: what else is
         wrong may show in a later schedule."""
+        if self._task.goes_on:
+            return any(each.code in COSTLY for each in findings)
         ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]
         self._has_wrong_call = self._has_wrong_call or any(each.code == CALL for each in ending)
         others = any(each.code != CALL for each in ending)
@@ -204,7 +208,7 @@ class Turns:
 
     def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:
         """The findings of a schedule. They are confirmed first if that is possible and there is time."""
-        if not (outcome.findings and self._task.confirms):
+        if not (self._task.confirms and any(reported_once(each) not in self._told for each in outcome.findings)):
             return outcome.findings
         try:
             with time_limit(self._budget.until):
@@ -214,8 +218,9 @@ class Turns:
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """The findings without conditional ones and calls that an earlier schedule has reported already."""
-        fresh = [each for each in findings if _key(each) not in self._told]
-        self._told |= {_key(each) for each in fresh if each.condition is not None or each.code == CALL}
+        fresh = [each for each in findings if reported_once(each) not in self._told]
+        kept = fresh if self._task.goes_on else [e for e in fresh if e.condition is not None or e.code == CALL]
+        self._told |= set(map(reported_once, kept))
         return tuple(fresh)
 
     def _end(self, reason: str | None, cut: str | None = None) -> Report:

@@ -1,0 +1,128 @@
+"""Merging: what several runs say together, as the rows of one record; and why some runs cannot be taken together.
+
+Invariants:
+- A cell and a seed are counted once. Two runs that have both are refused, so that counts of distinct traces add up.
+- Worst wins. Sums are sums of what the rows say, and a scope names no workload that one of them did not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvcheck.core.base.cells import cell_of, is_of_server, keys_of, lines_of
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import Coverage, Evidence, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.report.gate.builds import changes
+from kvcheck.core.report.gate.contradictions import contradictions
+
+OF_CELLS = ("cells", "families", "shows")
+"""Keys of a plan that say which cells a run has."""
+LIMITS = ("max_time_s", "traces")
+SCOPE = re.compile(r"(every schedule within .+), of ([\d,]+) workloads?")
+
+
+def check_each(records: Sequence[RunRecord]) -> None:
+    """Raise UsageError for a run that is no evidence by itself, or that is of another build than the first."""
+    seen: dict[str, RunRecord] = {}
+    for record in records:
+        if record.run_id in seen:
+            raise UsageError(f"run {record.run_id} is named twice; expected each run once")
+        seen[record.run_id] = record
+        if not record.complete:
+            raise UsageError(f"run {record.run_id} was interrupted; go on with it first: {record.repro} --resume")
+        if wrong := contradictions(record):
+            raise UsageError(f"run {record.run_id} contradicts itself: {'; '.join(wrong)}")
+        lines = lines_of(record.plan)
+        if record.bench or record.mutants or not lines or any(map(is_of_server, lines)):
+            raise UsageError(f"run {record.run_id}: expected a run of kvcheck stress or campaign, of no running server")
+        if record.identity is None:
+            raise UsageError(f"run {record.run_id} does not say which build of kvcheck made it")
+        if changed := changes(records[0].identity, record.identity):
+            first = records[0].run_id
+            raise UsageError(f"run {record.run_id} is about something else than {first}: {'; '.join(changed)}")
+
+
+def check_runs(records: Sequence[RunRecord]) -> None:
+    """Raise UsageError for runs of different plans, and for a cell and a seed that two of them have."""
+    first = records[0]
+    owners: dict[tuple[str, str], RunRecord] = {}
+    lines: dict[str, tuple[dict[str, str], RunRecord]] = {}
+    for record in records:
+        if differing := _differing(first.plan, record.plan):
+            raise UsageError(
+                f"run {record.run_id} is of another plan than {first.run_id}: they differ in {', '.join(differing)}"
+            )
+        for line in lines_of(record.plan):
+            cell, seed = cell_of(line, [row.id for row in record.scenarios]), keys_of(line)["seed"]
+            other = owners.setdefault((cell, seed), record)
+            if other is not record:
+                raise UsageError(
+                    f"runs {other.run_id} and {record.run_id} both have {cell} with seed {seed}; expected each once"
+                )
+            masked, whose = lines.setdefault(cell, (_without_seed(line), record))
+            if masked != _without_seed(line):
+                raise UsageError(f"runs {whose.run_id} and {record.run_id} have different plans of {cell}: {line}")
+
+
+def merged_rows(parts: Iterable[tuple[str, Sequence[ScenarioResult]]]) -> tuple[ScenarioResult, ...]:
+    """One row for each cell of several runs. parts: the name of each run, by which reasons are told, and its rows."""
+    by_cell: dict[str, list[tuple[str, ScenarioResult]]] = {}
+    for name, rows in parts:
+        for row in rows:
+            by_cell.setdefault(row.id, []).append((name, row))
+    return tuple(rows[0][1] if len(rows) == 1 else _merged(rows) for rows in by_cell.values())
+
+
+def _merged(named: Sequence[tuple[str, ScenarioResult]]) -> ScenarioResult:
+    rows = [row for _, row in named]
+    verdict = Verdict.worst(row.verdict for row in rows)
+    evidence = Evidence(schedules=0)
+    for row in rows:
+        evidence = evidence.plus(row.evidence)
+    reasons = [f"{name}: {row.reason}" for name, row in named if row.reason and row.verdict is verdict]
+    covered = [row.coverage for row in rows if row.coverage is not None]
+    return ScenarioResult(
+        id=rows[0].id,
+        shape=rows[0].shape,
+        verdict=verdict,
+        code=next((row.code for row in rows if row.verdict is verdict and row.code), None),
+        reason="; ".join(reasons) or None,
+        schedules=sum(row.schedules for row in rows),
+        duration_s=round(sum(row.duration_s for row in rows), 3),
+        evidence=evidence,
+        coverage=_covered(covered) if len(covered) == len(rows) else None,
+    )
+
+
+def _covered(found: Sequence[Coverage]) -> Coverage:
+    tried = tuple(dict.fromkeys(name for each in found for name in each.tried))
+    left = dict.fromkeys(name for each in found for name in each.not_tried if name not in tried)
+    return Coverage(
+        wanted=sum(each.wanted for each in found),
+        floor=sum(each.floor for each in found),
+        tried=tried,
+        not_tried=tuple(left),
+        scope=_scope([each.scope for each in found]),
+    )
+
+
+def _scope(scopes: Sequence[str | None]) -> str | None:
+    """One sentence for scopes within one bound; None where something was run without a scope, or bounds differ."""
+    found = [SCOPE.fullmatch(scope or "") for scope in scopes]
+    heads = {each[1] for each in found if each is not None}
+    if None in found or len(heads) != 1:
+        return None
+    workloads = sum(int(each[2].replace(",", "")) for each in found if each is not None)
+    return f"{heads.pop()}, of {counted(workloads, 'workload')}"
+
+
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """The keys in which two plans differ, but for those of the cells and of limits."""
+    names = sorted({*one, *other} - {*OF_CELLS, *LIMITS})
+    return [name for name in names if one.get(name) != other.get(name)]
+
+
+def _without_seed(line: str) -> dict[str, str]:
+    return {key: value for key, value in keys_of(line).items() if key != "seed"}

@@ -1,0 +1,1 @@
+"""Campaigns: many small batches of schedules, in many processes or on many machines, counted once."""

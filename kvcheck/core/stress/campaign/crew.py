@@ -1,0 +1,226 @@
+"""Crews: who runs the batches of a campaign, and what becomes of a batch whose process died.
+
+Invariants:
+- At most as many batches are under way as the crew has places. A result is given once.
+- A batch whose process died runs again, in another process. One that has ended LOSSES processes is a finding (KV902).
+- A process with another kvcheck has no results: the campaign ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcheck.core.base.child import Streams, end, listen, start, tell
+from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
+from kvcheck.core.base.identity import code_digest, short
+from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.stress.campaign.batches import Batch, BatchResult, parse_result, run_batch
+from kvcheck.core.stress.cell_workers import BEGUN, ENDING_S, LATE_S
+from kvcheck.core.stress.runner_rows import TargetOf
+
+LOSSES = 3
+"""Processes that a batch may end, before its death is that of what is under test."""
+BATCHES = "batches"
+"""The argument with which a worker takes batches, one a line, until its input ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A batch that ended. result: None where the time was up before its end."""
+
+    batch: Batch
+    result: BatchResult | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A batch whose process ended without a result. has_begun: kvcheck was loaded in it."""
+
+    batch: Batch
+    why: str
+    has_begun: bool = True
+
+
+class Crew(Protocol):
+    """Runs batches, `places` at once."""
+
+    places: int
+
+    def give(self, batch: Batch, until: float | None) -> None:
+        """Begin a batch. until: the time.monotonic() at which it ends."""
+
+    def take(self, until: float | None) -> Done | Lost | None:
+        """The next batch that has ended; None where that took longer than until a while after `until`."""
+
+    def close(self) -> None:
+        """End all that is under way."""
+
+
+def results(
+    batches: Iterable[Batch], crew: Crew, *, until: float | None, is_enough: Callable[[], bool]
+) -> Iterator[BatchResult]:
+    """The results of batches, as they come. is_enough: asked before each batch is begun; True ends that."""
+    left = iter(batches)
+    again: list[Batch] = []
+    lost: dict[str, int] = {}
+    under_way = 0
+    is_over = False
+    while True:
+        while not is_over and under_way < crew.places:
+            is_over = (until is not None and time.monotonic() >= until) or is_enough()
+            batch = None if is_over else again.pop() if again else next(left, None)
+            if batch is None:
+                break
+            crew.give(batch, until)
+            under_way += 1
+        if not under_way:
+            return
+        event = crew.take(until)
+        if event is None:
+            return
+        under_way -= 1
+        if isinstance(event, Lost):
+            line = event.batch.line
+            lost[line] = lost.get(line, 0) + 1
+            if lost[line] < LOSSES:
+                again.append(event.batch)
+            elif not event.has_begun:
+                raise UnknownVerdict(
+                    f"{LOSSES} processes ended while kvcheck was loaded in them; the last one: {event.why}"
+                )
+            else:
+                yield died(event.batch, event.why)
+        elif event.result is not None:
+            yield checked(event.result)
+
+
+def checked(result: BatchResult) -> BatchResult:
+    """The result, if it is of this kvcheck. Raises UnknownVerdict."""
+    if result.code != code_digest():
+        raise UnknownVerdict(
+            f"a worker runs another kvcheck: its code is {short(result.code)}, and {short(code_digest())} here; "
+            "install one version on all machines"
+        )
+    return result
+
+
+def died(batch: Batch, why: str) -> BatchResult:
+    """What is known of a batch that ends every process that runs it."""
+    plan = batch.plan
+    finding = Finding(
+        code="KV902",
+        oracle="liveness",
+        scenario=plan.scenario,
+        shape=plan.tried_with,
+        message=f"{plan.cell}: {LOSSES} processes that ran the batch {batch.line} died, the last one: {why}",
+    )
+    return BatchResult(
+        at=batch.at,
+        line=batch.line,
+        within=batch.within,
+        code=code_digest(),
+        evidence=Evidence(schedules=1),
+        findings=(finding,),
+    )
+
+
+class OwnProcess:
+    """Runs each batch at once, in this process."""
+
+    places = 1
+
+    def __init__(self, target_of: TargetOf) -> None:
+        self._target_of = target_of
+        self._done: list[Done] = []
+
+    def give(self, batch: Batch, until: float | None) -> None:
+        self._done.append(Done(batch=batch, result=run_batch(batch, until=until, target_of=self._target_of)))
+
+    def take(self, until: float | None) -> Done:
+        return self._done.pop()
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class _Worker:
+    """A child process, and the batch that it runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.batch: Batch | None = None
+        self.has_begun = False
+
+
+class Children:
+    """Runs batches in so many child processes of this machine. program: the module that each of them runs."""
+
+    def __init__(self, places: int, program: str) -> None:
+        self.places = places
+        self._program = program
+        self._messages: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
+        self._workers: list[_Worker] = []
+
+    def give(self, batch: Batch, until: float | None) -> None:
+        worker = next((each for each in self._workers if each.batch is None), None) or self._start()
+        worker.batch = batch
+        tell(worker.process, batch.text(None if until is None else max(0.0, until - time.monotonic())))
+
+    def take(self, until: float | None) -> Done | Lost | None:
+        while True:
+            try:
+                worker, line = self._messages.get(timeout=_patience_s(until))
+            except queue.Empty:
+                return None
+            if line is None:
+                self._workers.remove(worker)
+                status = worker.process.wait()
+                if worker.batch is None:
+                    continue
+                return Lost(batch=worker.batch, why=f"it ended with status {status}", has_begun=worker.has_begun)
+            if line.strip() == BEGUN:
+                worker.has_begun = True
+                continue
+            batch, worker.batch = worker.batch, None
+            if batch is not None:
+                return Done(batch=batch, result=told(line))
+
+    def close(self) -> None:
+        end(*(worker.process for worker in self._workers), within_s=ENDING_S)
+        for worker in self._workers:
+            if worker.process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    worker.process.stdin.close()
+
+    def _start(self) -> _Worker:
+        streams = Streams(stdin=subprocess.PIPE)
+        worker = _Worker(start(self._program, BATCHES, streams=streams, variables={"OMP_NUM_THREADS": "1"}))
+        self._workers.append(worker)
+        listen(worker.process, lambda line: self._messages.put((worker, line)))
+        return worker
+
+
+def told(line: str) -> BatchResult | None:
+    """The result in a line of a worker; None where the time was up. Raises what the worker says that it failed with."""
+    row = json.loads(line)
+    if row.get("error") is not None:
+        kind = {2: UsageError, 4: UnknownVerdict}.get(row["exit_code"], InternalError)
+        raise kind(str(row["error"]))
+    text = row["result"]
+    return None if text == "" else parse_result(text)
+
+
+def telling(text: str) -> str:
+    """A result as a worker tells it, "" for none."""
+    return json.dumps({"result": text, "error": None})
+
+
+def _patience_s(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until + LATE_S - time.monotonic())

@@ -1,0 +1,114 @@
+"""Runs the batches of a campaign as tasks of Ray, on this machine or on a cluster.
+
+Invariants:
+- This is the only module that imports ray.
+- A task gets a line of JSON and gives one back. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
+- A task runs in the kvcheck that its node has installed, and says which: results of another one are refused.
+- Ray restarts no task by itself. A batch whose worker or node is gone comes back as lost.
+- A cluster that kvcheck started ends with it. One that it joined is left as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import time
+from types import ModuleType
+from typing import Any
+
+from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.stress.campaign.batches import Batch
+from kvcheck.core.stress.campaign.crew import Done, Lost, told
+from kvcheck.core.stress.cell_workers import LATE_S
+
+LOCAL = "local"
+"""The address with which Ray is started on this machine."""
+INSTALL = "pip install 'kvcheck[ray]'"
+OLDEST = (2, 40)
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+"""Variables of Ray that have to be set before it is imported: it reports nothing to anybody, and warns of nothing."""
+
+
+def load_ray() -> ModuleType:
+    """The library. Raises UnknownVerdict where it is missing or too old."""
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise UnknownVerdict(f"--ray needs Ray, which cannot be imported: {error}; next: {INSTALL}") from error
+    version = str(getattr(ray, "__version__", ""))
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    if tuple(numbers) < OLDEST:
+        raise UnknownVerdict(f"--ray needs Ray {OLDEST[0]}.{OLDEST[1]} or newer, found {version!r}; next: {INSTALL}")
+    return ray
+
+
+class RayCrew:
+    """A task of Ray for each batch. address: "local", or that of a cluster. places: batches at once; None: one for each
+    CPU that the cluster has. worker: the module whose function `ran` runs a batch; it is imported where the task runs.
+
+    Raises UsageError where the cluster cannot be reached.
+    """
+
+    def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
+        self._ray: Any = ray or load_ray()
+        self._under_way: dict[Any, Batch] = {}
+        is_local = address == LOCAL
+        own = {"num_cpus": places, "include_dashboard": False} if is_local else {}
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        try:
+            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="kvcheck", **own)
+        except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
+            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UsageError(
+                f"--ray {address}: no cluster answers there: {why}; expected local, auto, HOST:PORT or ray://HOST:PORT"
+            ) from error
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which leaves at once
+        self.places = places or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self._task = self._ray.remote(num_cpus=1, max_retries=0)(run_in_task)
+        self._worker = worker
+
+    def give(self, batch: Batch, until: float | None) -> None:
+        left_s = None if until is None else max(0.0, until - time.monotonic())
+        self._under_way[self._task.remote(self._worker, batch.text(left_s))] = batch
+
+    def take(self, until: float | None) -> Done | Lost | None:
+        timeout_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
+        ready, _ = self._ray.wait([*self._under_way], num_returns=1, timeout=timeout_s)
+        if not ready:
+            return None
+        batch = self._under_way.pop(ready[0])
+        try:
+            line = self._ray.get(ready[0])
+        except self._ray.exceptions.RayTaskError as error:
+            raise UnknownVerdict(
+                f"a task of Ray failed: {_last(error)}; expected this kvcheck and what it needs on every node"
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            return Lost(batch=batch, why=f"{type(error).__name__}: {_first(error)}")
+        return Done(batch=batch, result=told(line))
+
+    def close(self) -> None:
+        """End the tasks that are under way, and leave the cluster."""
+        for task in self._under_way:
+            self._ray.cancel(task, force=True)
+        self._under_way.clear()
+        self._ray.shutdown()
+
+
+def run_in_task(worker: str, text: str) -> str:
+    """A batch, in a process of Ray. worker: the module that runs it."""
+    line: str = importlib.import_module(worker).ran(text)
+    return line
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def _last(error: BaseException) -> str:
+    return next(reversed(str(error).strip().splitlines()), "")

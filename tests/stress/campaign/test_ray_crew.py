@@ -1,0 +1,175 @@
+"""The adapter to Ray over a stand-in: a lost worker, a task that fails, a cluster that does not answer, no library."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
+from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.stress.campaign.batches import Batch, BatchResult
+from kvcheck.core.stress.campaign.crew import Done, Lost, results, telling
+from kvcheck.core.stress.campaign.ray_crew import RayCrew, load_ray, run_in_task
+from kvcheck.core.stress.cell_task import Report
+from kvcheck.core.stress.schedule import parse_line
+
+
+class RayError(Exception):
+    """What Ray raises for a worker or a node that is gone."""
+
+
+class RayTaskError(RayError):
+    """What Ray raises for an exception of the task."""
+
+
+class StandIn:
+    """Tasks run when they are asked for; `failing` raises in their place, once each."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, answer: Callable[[str], str], failing: list[Exception] | None = None) -> None:
+        self._answer, self._failing = answer, failing or []
+        self.began: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+        self.cancelled: list[str] = []
+        self.is_over = False
+
+    def init(self, **settings: Any) -> None:
+        self.began = settings
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
+    def remote(self, **options: Any) -> Callable[[object], object]:
+        self.options = options
+        return lambda function: SimpleNamespace(remote=lambda worker, text: text)
+
+    def wait(self, tasks: list[str], *, num_returns: int, timeout: float | None) -> tuple[list[str], list[str]]:
+        return ([], tasks) if timeout == 0 else (tasks[:1], tasks[1:])
+
+    def get(self, task: str) -> str:
+        if self._failing:
+            raise self._failing.pop(0)
+        return self._answer(task)
+
+    def cancel(self, task: str, *, force: bool) -> None:
+        self.cancelled.append(task)
+
+    def shutdown(self) -> None:
+        self.is_over = True
+
+
+def batch(number: int) -> Batch:
+    return Batch(at=number, plan=parse_line(f"hicache:shape=llama-3-micro,seed=1,schedule={number}"), within=1)
+
+
+def crew_of(ray: StandIn, address: str = "auto", places: int | None = None) -> RayCrew:
+    return RayCrew(address, places=places, worker="a.worker", ray=ray)  # type: ignore[arg-type]
+
+
+def right(number: int = 0, code: str | None = None) -> Callable[[str], str]:
+    evidence = Evidence(schedules=1, traces=1)
+    result = BatchResult(at=number, line=batch(number).line, within=1, code=code or code_digest(), evidence=evidence)
+    return lambda text: telling(result.text())
+
+
+def test_a_result_comes_back_as_json() -> None:
+    ray = StandIn(right())
+    crew = crew_of(ray)
+    assert crew.places == 3 and ray.options == {"num_cpus": 1, "max_retries": 0}
+    assert "num_cpus" not in ray.began and ray.began["log_to_driver"] is False
+    crew.give(batch(0), None)
+    event = crew.take(None)
+    assert isinstance(event, Done) and event.result is not None and event.result.evidence.traces == 1
+    crew.close()
+    assert ray.is_over and not ray.cancelled
+
+
+def test_ray_on_this_machine_has_so_many_cpus_and_no_dashboard() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ray = StandIn(right())
+    crew_of(ray, "local", places=2)
+    assert ray.began["num_cpus"] == 2 and ray.began["include_dashboard"] is False
+    assert signal.getsignal(signal.SIGTERM) is before, "the command still ends as it says"
+
+
+def test_a_lost_worker_is_told_and_its_batch_runs_again() -> None:
+    ray = StandIn(right(), failing=[RayError("The worker died: SIGKILL")])
+    crew = crew_of(ray)
+    crew.give(batch(0), None)
+    event = crew.take(None)
+    assert isinstance(event, Lost) and event.batch == batch(0) and "The worker died" in event.why
+    again = crew_of(StandIn(right(), failing=[RayError("gone"), RayError("gone")]))
+    (found,) = results([batch(0)], again, until=None, is_enough=lambda: False)
+    assert not found.findings and found.evidence.schedules == 1
+
+
+def test_a_batch_that_ends_every_worker_is_a_finding() -> None:
+    crew = crew_of(StandIn(right(), failing=[RayError("gone")] * 9))
+    (found,) = results([batch(0)], crew, until=None, is_enough=lambda: False)
+    assert [finding.code for finding in found.findings] == ["KV902"]
+
+
+def test_a_node_with_another_kvcheck_is_refused() -> None:
+    crew = crew_of(StandIn(right(code="f" * 64)))
+    with pytest.raises(UnknownVerdict, match="a worker runs another kvcheck"):
+        list(results([batch(0)], crew, until=None, is_enough=lambda: False))
+
+
+@pytest.mark.parametrize(
+    ("failing", "answer", "raised", "says"),
+    [
+        ([RayTaskError("x\nModuleNotFoundError: kvcheck")], right(), UnknownVerdict, "ModuleNotFoundError: kvcheck"),
+        ([], lambda text: Report(error="bad line", exit_code=2).line(), UsageError, "bad line"),
+        ([], lambda text: Report(error="no memory", exit_code=4).line(), UnknownVerdict, "no memory"),
+        ([], lambda text: Report(error="bug", exit_code=70).line(), InternalError, "bug"),
+    ],
+)
+def test_what_a_task_fails_with_is_raised_here(
+    failing: list[Exception], answer: Callable[[str], str], raised: type[Exception], says: str
+) -> None:
+    crew = crew_of(StandIn(answer, failing))
+    crew.give(batch(0), None)
+    with pytest.raises(raised, match=says):
+        crew.take(None)
+
+
+def test_time_that_is_up_ends_what_is_under_way() -> None:
+    ray = StandIn(right())
+    crew = crew_of(ray)
+    crew.give(batch(0), 1.0)
+    assert crew.take(-1000.0) is None
+    crew.close()
+    assert len(ray.cancelled) == 1 and ray.is_over
+
+
+def test_a_cluster_that_does_not_answer_is_one_line() -> None:
+    ray = StandIn(right())
+    ray.init = lambda **settings: (_ for _ in ()).throw(ConnectionError("nobody\nthere"))  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=r"--ray 10.0.0.1:6379: no cluster answers there: nobody; expected local"):
+        crew_of(ray, "10.0.0.1:6379")
+
+
+def test_a_missing_and_an_old_library_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ImportError("No module named 'ray'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UnknownVerdict, match=r"No module named 'ray'; next: pip install 'kvcheck\[ray\]'"):
+        load_ray()
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(__version__="2.9.3"))
+    with pytest.raises(UnknownVerdict, match=r"needs Ray 2.40 or newer, found '2.9.3'"):
+        load_ray()
+
+
+@pytest.mark.schedules
+def test_a_task_runs_a_batch_and_says_what_is_wrong() -> None:
+    text = run_in_task("kvcheck.commands.worker", batch(0).text().replace("hicache", "nowhere"))
+    assert '"exit_code": 2' in text and "nowhere" in text
