@@ -7,14 +7,20 @@ Invariants:
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from mutants.bounds import WORKLOADS, exploration_of
-from mutants.search_table import explored
+from mutants.search_table import COLUMNS, HARDER_ARMS, by_mutant, explored
 
 from kvcheck.commands.main import run
+from kvcheck.commands.session import Session
+from kvcheck.commands.stress import unfound_mutant
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutant_trials import timed_mutants
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
@@ -29,6 +35,7 @@ MOST = 200
 """Schedules of an exploration, which ends far below."""
 LEVELS = {1: 1, 2: 3}
 """By bound, how many rows there are at the least."""
+PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "cpu" / "search"
 
 
 def ran(name: str, target: Target, workloads: Workloads, *, most: int = MOST) -> Iterator[Outcome]:
@@ -91,7 +98,37 @@ def test_the_card_names_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bound: answers within 2" in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.schedules
+def test_selftest_gives_it_the_answers_that_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["selftest", "wait-looks-twice", "--schedules", "4", "--seed", "1", "--no-reports"]
+    assert run([*command, "--out", str(tmp_path)]) == 0
+    assert "killed           by lifetime KV202" in capsys.readouterr().out
+
+
+def test_a_search_that_did_not_find_it_names_the_command_that_does() -> None:
+    session = cast(Session, SimpleNamespace(cells={}))
+    (easy,) = unfound_mutant(session, "load-without-pin")
+    (harder,) = unfound_mutant(session, "wait-looks-twice")
+    assert "selftest" not in easy
+    assert harder.endswith("; next: kvcheck selftest wait-looks-twice, which answers by chance")
+
+
 def test_a_delay_is_no_answer() -> None:
     """On a device nothing tells the process "no"."""
     with pytest.raises(UsageError, match="no delay shows asked-load-leaves-ring"):
         timed_mutants([mutant("asked-load-leaves-ring")], "cuda:0")
+
+
+def test_the_published_page_has_the_lines_of_its_table() -> None:
+    with (PUBLISHED / "search.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert tuple(rows[0]) == COLUMNS
+    arms = [strategy for _, strategy in HARDER_ARMS]
+    assert [(each["mutant"], each["strategy"]) for each in rows] == [
+        (name, arm) for name in sorted(NAMES) for arm in arms
+    ]
+    page = (PUBLISHED / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in by_mutant(rows) if line not in page] == []
+    assert {each["fixed"] for each in rows} == {"0"}
+    assert {each["bound"] for each in rows if each["mutant"] == "wait-looks-twice"} == {"2"}
+    assert not any(each["schedules"] for each in rows if each["strategy"] == "eager"), "the eager order shows none"
