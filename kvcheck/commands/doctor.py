@@ -251,7 +251,7 @@ def _card(name: str) -> dict[str, str]:
 
 def _prose(thing: object) -> dict[str, str]:
     if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
-        fields = ("bug", "scenario", "shape", "killed_by", "code", *CARD_FIELDS, "checked_by")
+        fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS, "checked_by")
         card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
         return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
     return {"card": str(thing)}

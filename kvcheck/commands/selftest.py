@@ -94,7 +94,9 @@ def selftest(
     until = None if max_time is None else time.monotonic() - session.elapsed_s + max_time
     try:
         for each in chosen:
-            plan = Plan(scenario=each.scenario, shape=each.shape, decoder=each.decoder, seed=drawn)
+            plan = Plan(
+                scenario=each.scenario, shape=each.shape, decoder=each.decoder, strategy=each.strategy, seed=drawn
+            )
             session.progress(f"{each.name}: fixed build first")
             try:
                 with time_limit(until):

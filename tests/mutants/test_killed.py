@@ -35,11 +35,13 @@ MOST_CAUSES = dict.fromkeys(
     (
         *("ack-by-kv-alone", "write-back-without-pin", "abort-keeps-saved-copy", "value-dropped-before-restored"),
         *("aborted-fetch-forgotten", "offload-skips-index-buffer", "restore-skips-index-buffer"),
+        *("late-backup-loses-pins", "stuck-backup-loses-pins", "drain-waits-one-round"),
     ),
     2,
-) | {"offload-value-aliases-pool": 3}
-"""Causes of a mutant's schedule, where not one: what is broken shows in backups and in loads, in a value and in its
-pages, in a race and in a page that is lost, in each buffer, or also in what is let through or in a call at the edge."""
+) | {"offload-value-aliases-pool": 3, "wait-looks-twice": 3}
+"""Causes of a mutant's schedule, where not one: what is broken shows in backups and in loads, on both tiers, in a value
+and in its pages, in a race and in a page that is lost, in each buffer, or also in what is let through or in a call at
+the edge."""
 LATER = {
     "abort-frees-what-is-sent": 3,
     "align-trims-one-side": 3,
@@ -86,6 +88,7 @@ def test_a_mutant_is_killed_by_its_oracle_where_the_fixed_build_passes(
     bug, broken = mutant(name), ScheduleRunner(mutant_target(name), workloads=workloads)
     seed, at = SHOWN_BY.get(name, SEED), LATER.get(name, 0)
     first = Plan(scenario=bug.scenario, shape=bug.shape, decoder=bug.decoder, mutant=name, seed=seed, schedule=at)
+    first = replace(first, strategy=bug.strategy)
     for plan in schedules(first, SCHEDULES - first.schedule):
         outcome = broken.run(plan)
         found = [each for each in outcome.findings if (each.oracle, each.code) == (bug.killed_by, bug.code)]

@@ -164,6 +164,9 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "reports/published/cpu/README.md": {
         "PYTHONPATH=.:tests": By("mutants/test_decoders.py::test_the_table_is_what_this_build_does")
     },
+    "reports/published/cpu/search/README.md": {
+        "PYTHONPATH=.:tests": By("mutants/test_late.py::test_it_shows_within_its_bound_and_not_with_fewer_answers")
+    },
     "reports/published/engines/README.md": {"kvcheck stress --target": Parsed(ENGINE)},
     "reports/published/engines/transfers/README.md": {
         "python tests/engines/transfer_table.py": Parsed(ENGINE),

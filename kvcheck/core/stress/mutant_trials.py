@@ -35,8 +35,11 @@ JUDGE = "ordering"
 
 
 def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
-    """The mutants that a delay can show. Raises UsageError if there is none."""
-    timed = [each for each in mutants if each.killed_by == JUDGE]
+    """The mutants that a delay can show. Raises UsageError if there is none.
+
+    One that goes wrong only after an answer of "no" is left out: a delay holds a lane, and gives no answers.
+    """
+    timed = [each for each in mutants if each.killed_by == JUDGE and not each.within]
     if not timed:
         names = ", ".join(each.name for each in mutants)
         raise UsageError(f"--device {device}: no delay shows {names}; expected a mutant that {JUDGE} kills")

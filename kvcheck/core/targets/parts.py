@@ -1,7 +1,7 @@
 """TargetParts: the classes that engines under test are made of.
 
 Invariants:
-- FIXED names every part; a mutant is FIXED with one part replaced, and nothing else differs.
+- FIXED names every part; a mutant is FIXED with one part replaced, or two, and nothing else differs.
 - Engines pass parts on through constructors: no part names another as a class attribute.
 """
 

@@ -13,6 +13,7 @@ from kvcheck.core.targets.mutants.attention import ATTENTION
 from kvcheck.core.targets.mutants.checks import CHECKS
 from kvcheck.core.targets.mutants.disturbed import DISTURBED
 from kvcheck.core.targets.mutants.hicache import HICACHE
+from kvcheck.core.targets.mutants.late import LATE
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.mutants.pd_transfer import PD_TRANSFER
 from kvcheck.core.targets.mutants.reports import REPORTS
@@ -20,7 +21,18 @@ from kvcheck.core.targets.mutants.retract_resume import RETRACT_RESUME
 from kvcheck.core.targets.mutants.situations import SITUATIONS
 from kvcheck.core.targets.mutants.state_pairs import STATE_PAIRS
 
-ROWS = (*REPORTS, *RETRACT_RESUME, *HICACHE, *SITUATIONS, *STATE_PAIRS, *PD_TRANSFER, *DISTURBED, *CHECKS, *ATTENTION)
+ROWS = (
+    *LATE,
+    *REPORTS,
+    *RETRACT_RESUME,
+    *HICACHE,
+    *SITUATIONS,
+    *STATE_PAIRS,
+    *PD_TRANSFER,
+    *DISTURBED,
+    *CHECKS,
+    *ATTENTION,
+)
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in ROWS}
 
 

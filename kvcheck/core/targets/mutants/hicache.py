@@ -254,7 +254,7 @@ def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str
         "example": _HAZARD,
         **rest,
     }
-    return Mutant(name=name, parts=parts, shows=shows, matters=matters, **row)
+    return Mutant(name=name, parts=parts, shows=shows, matters=matters, within=0, **row)
 
 
 _EARLY = "Attention or the indexer works on what was in the page before: another request's prefix, in a few answers."

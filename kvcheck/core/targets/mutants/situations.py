@@ -85,7 +85,7 @@ def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str
         "example": "a hazard of the same family",
         **rest,
     }
-    return Mutant(name=name, parts=parts, shows=shows, matters=matters, **row)
+    return Mutant(name=name, parts=parts, shows=shows, matters=matters, within=0, **row)
 
 
 SITUATIONS = (

@@ -1,0 +1,134 @@
+"""Bugs that need answers of "no" show within the bound of their row, and in no schedule with fewer.
+
+Invariants:
+- An exploration runs the schedules with fewer answers of "no" first, so the first that fails says how many it takes.
+- The fixed build passes what a mutant was judged by.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from mutants.bounds import WORKLOADS, exploration_of
+from mutants.search_table import COLUMNS, HARDER_ARMS, by_mutant, explored
+
+from kvcheck.commands.main import run
+from kvcheck.commands.session import Session
+from kvcheck.commands.stress import unfound_mutant
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.stress.mutant_trials import timed_mutants
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
+from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.targets.mutants.late import LATE
+from kvcheck.core.targets.target import Target
+
+NAMES = [each.name for each in LATE]
+PAIRS = [name for name in NAMES if len(mutant(name).faults) > 1]
+MOST = 200
+"""Schedules of an exploration, which ends far below."""
+LEVELS = {1: 1, 2: 3}
+"""By bound, how many rows there are at the least."""
+PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "cpu" / "search"
+
+
+def ran(name: str, target: Target, workloads: Workloads, *, most: int = MOST) -> Iterator[Outcome]:
+    """The outcomes of the mutant's exploration with that target, up to the first that fails."""
+    for outcome in explored(exploration_of(name), most, ScheduleRunner(target, workloads=workloads).run):
+        yield outcome
+        if outcome.findings:
+            return
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("name", NAMES)
+def test_it_shows_within_its_bound_and_not_with_fewer_answers(name: str) -> None:
+    bug, workloads = mutant(name), Workloads()
+    *before, last = ran(name, mutant_target(name), workloads)
+    assert {len(each.refused) for each in before} >= {*range(bug.within)}, "all with fewer answers ran"
+    assert len(before) < MOST and len(last.refused) == bug.within
+    assert (bug.killed_by, bug.code) in {(each.oracle, each.code) for each in last.findings}
+    fixed = [*ran(name, BuiltinTarget(), workloads, most=len(before) + 1)]
+    assert [each.findings for each in fixed] == [()] * len(fixed)
+    same = ScheduleRunner(BuiltinTarget(), workloads=workloads).run(replace(last.plan, mutant=None))
+    assert (same.findings, same.broken_oracles) == ((), ())
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_two_faults_either_alone_does_no_harm_within_the_bound(name: str) -> None:
+    workloads = Workloads()
+    for parts in mutant(name).faults:
+        alone = [*ran(name, BuiltinTarget(parts), workloads)]
+        assert len(alone) < MOST, "the exploration came to its end"
+        assert [each.findings for each in alone] == [()] * len(alone)
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_eager_order_it_is_the_fixed_build(name: str) -> None:
+    """To the last event, in its workload."""
+    workloads = Workloads()
+    plan = exploration_of(name).next()
+    assert plan is not None and plan.choices == "none"
+    eager = replace(plan, strategy="eager", choices=None)
+    broken, fixed = (
+        ScheduleRunner(each, workloads=workloads).run(eager) for each in (mutant_target(name), BuiltinTarget())
+    )
+    assert broken.findings == fixed.findings == ()
+
+
+def test_there_are_rows_of_each_kind_and_each_has_its_workload() -> None:
+    assert [*WORKLOADS] == NAMES == [name for name, each in MUTANTS.items() if each.within]
+    bounds = [each.within for each in LATE]
+    assert all(bounds.count(bound) >= least for bound, least in LEVELS.items()) and min(bounds) > 0
+    assert PAIRS and {"hicache", "retract-resume", "pd-transfer"} == {each.scenario for each in LATE}
+    assert all((each.strategy, each.bound) == ("answers", f"answers within {each.within}") for each in LATE)
+    assert {(each.strategy, each.bound) for each in MUTANTS.values() if not each.within} == {("portfolio", None)}
+
+
+def test_the_card_names_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "wait-looks-twice"]) == 0
+    assert "bound: answers within 2" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.schedules
+def test_selftest_gives_it_the_answers_that_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["selftest", "wait-looks-twice", "--schedules", "4", "--seed", "1", "--no-reports"]
+    assert run([*command, "--out", str(tmp_path)]) == 0
+    assert "killed           by lifetime KV202" in capsys.readouterr().out
+
+
+def test_a_search_that_did_not_find_it_names_the_command_that_does() -> None:
+    session = cast(Session, SimpleNamespace(cells={}))
+    (easy,) = unfound_mutant(session, "load-without-pin")
+    (harder,) = unfound_mutant(session, "wait-looks-twice")
+    assert "selftest" not in easy
+    assert harder.endswith("; next: kvcheck selftest wait-looks-twice, which answers by chance")
+
+
+def test_a_delay_is_no_answer() -> None:
+    """On a device nothing tells the process "no"."""
+    with pytest.raises(UsageError, match="no delay shows asked-load-leaves-ring"):
+        timed_mutants([mutant("asked-load-leaves-ring")], "cuda:0")
+
+
+def test_the_published_page_has_the_lines_of_its_table() -> None:
+    with (PUBLISHED / "search.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert tuple(rows[0]) == COLUMNS
+    arms = [strategy for _, strategy in HARDER_ARMS]
+    assert [(each["mutant"], each["strategy"]) for each in rows] == [
+        (name, arm) for name in sorted(NAMES) for arm in arms
+    ]
+    page = (PUBLISHED / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in by_mutant(rows) if line not in page] == []
+    assert {each["fixed"] for each in rows} == {"0"}
+    assert {each["bound"] for each in rows if each["mutant"] == "wait-looks-twice"} == {"2"}
+    assert not any(each["schedules"] for each in rows if each["strategy"] == "eager"), "the eager order shows none"
