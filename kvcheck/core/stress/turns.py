@@ -1,8 +1,9 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- Cells take turns after each schedule until all have run up to their floors. Then the cell that has used the least CPU
-  time is next: where a schedule is cheap, many more of them fit than if all cells ran equally many.
+- Cells take turns after each schedule until all have run up to their floors: two rounds of the micro cells, then one of
+  the others. Then the cell that has used the least CPU time is next, and a second of another cell counts as three of a
+  micro one: where a schedule is cheap, many more of them fit than if all cells ran equally many.
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
 - A finding stays a finding, also if there is no time left to confirm it.
 """
@@ -23,11 +24,16 @@ from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.runner_rows import TargetOf, row_of
 from kvcheck.core.stress.schedule import Plan, further_workloads, workload_seed
+from kvcheck.core.workload.shapes import MICRO_SHAPES
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
 LOSSES = 2
 """A cell is given up after it has lost so many processes."""
+ROUNDS_OF_MICRO = 2
+"""Rounds of the micro cells before each of the others, up to the floors. With more, a default run would end later."""
+WEIGHT = 3.0
+"""What CPU time of a cell that is no micro one counts as behind the floors: about four rounds of those to one of it."""
 MORE_WORKLOADS = 6
 """Schedules that a cell without evidence may take beyond its budget."""
 
@@ -59,8 +65,14 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """The open cells that run next: all below their floors, else the one that has used the least CPU time."""
-    return [cell for cell in cells if cell.is_below_floor] or [min(cells, key=lambda each: each.used_s)]
+    """The open cells that run next: while one is below its floor all whose round it is, else the one that has used the
+    least CPU time. A cell that is above its floor waits only for cells of its own size."""
+    if not any(cell.is_below_floor for cell in cells):
+        return [min(cells, key=lambda each: each.weighed_s)]
+    least = min(cell.round for cell in cells if cell.is_below_floor)
+    before = [cell for cell in cells if cell.round < least and cell.is_micro]
+    now = min((cell.round for cell in before), default=least)
+    return [cell for cell in cells if cell.round == now and (cell.is_below_floor or cell.is_micro)]
 
 
 class Budget:
@@ -108,6 +120,21 @@ class Turns:
         self._told: set[tuple[str, str | None, str | None]] = set()
         self._has_wrong_call = False
         self.is_open = True
+
+    @property
+    def is_micro(self) -> bool:
+        """It is of the smallest size, whose schedules cost least."""
+        return self._task.plan.shape in MICRO_SHAPES
+
+    @property
+    def round(self) -> int:
+        """The round in which its next schedule is due: each of the micro cells, or the one behind so many of them."""
+        return self._ran if self.is_micro else (self._ran + 1) * ROUNDS_OF_MICRO
+
+    @property
+    def weighed_s(self) -> float:
+        """What its CPU time counts as, against that of others."""
+        return self.used_s if self.is_micro else self.used_s * WEIGHT
 
     @property
     def is_below_floor(self) -> bool:
