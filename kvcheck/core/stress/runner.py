@@ -57,7 +57,7 @@ from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import reference_outputs
-from kvcheck.core.stress.schedule import ANSWERS, Plan, workload_seed
+from kvcheck.core.stress.schedule import ANSWERS, Plan, makes_calls, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Broke, Expected, Forward, Verified
@@ -199,7 +199,7 @@ class ScheduleRunner:
                 "needs; next: declare it, or name the scenarios that it is for"
             )
         load, reference = self.workloads.of(plan)
-        if plan.extras is not None:
+        if plan.extras is not None or not makes_calls(plan):
             load = dataclasses.replace(load, is_misused=False)
         history = History()
         oracles = [ORACLES.load(name)() for name in ORACLES.names()]
