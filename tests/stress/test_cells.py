@@ -14,6 +14,7 @@ from kvcheck.core.stress.cell_workers import tasks_text, work
 from kvcheck.core.stress.runner import Outcome
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import (
+    BARREN,
     ROUNDS_OF_MICRO,
     UNKNOWNS,
     WEIGHT,
@@ -171,6 +172,21 @@ def test_floors_of_tiny_cells_run_when_micro_ones_have_used_the_time(clock: Cloc
     log: list[str] = []
     until_closed(*cells_of_both_sizes(clock, log, Limit(cpu_s=1.0), floor=3))
     assert sorted(log) == [f"{name} {number}" for name in sorted(SIZES) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("traces", "ran"), [((1, 2, 2), 2 + BARREN), ((*range(1, 40),), 39), ((1,) * BARREN, 1 + BARREN)]
+)
+def test_a_trace_file_ends_when_its_schedules_bring_nothing_new(
+    traces: tuple[int, ...], ran: int, clock: Clock
+) -> None:
+    runner = Timed(clock, (1.0,), traces=traces)
+    plan = Plan(scenario="retract-resume", shape="llama-3-tiny", trace="sample", strategy="random")
+    task = CellTask(plan=plan, schedules=39, floor=1)
+    *reports, end = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    assert len(reports) == ran
+    assert end.reason is None and (end.note or "").endswith("brought no new host trace") == (ran < 39)
+    assert sum(each.evidence.traces or 0 for each in reports if each.evidence is not None) == len({*traces})
 
 
 def test_after_their_floors_cells_get_equal_time_and_not_equally_many_schedules(clock: Clock) -> None:

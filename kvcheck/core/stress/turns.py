@@ -5,6 +5,7 @@ Invariants:
   the others. Then the cell that has used the least CPU time is next, and a second of another cell counts as three of a
   micro one: where a schedule is cheap, many more of them fit than if all cells ran equally many.
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
+- Where all schedules have one workload, as with a trace, the cell ends once many in a row did nothing new; it says so.
 - A finding stays a finding, also if there is no time left to confirm it.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import replace
 from kvcheck.core.base.causes import CALL
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.exploring import Exploration
@@ -34,6 +36,8 @@ ROUNDS_OF_MICRO = 2
 """Rounds of the micro cells before each of the others, up to the floors. With more, a default run would end later."""
 WEIGHT = 3.0
 """What CPU time of a cell that is no micro one counts as behind the floors: about four rounds of those to one of it."""
+BARREN = 24
+"""Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
 MORE_WORKLOADS = 6
 """Schedules that a cell without evidence may take beyond its budget."""
 
@@ -116,6 +120,7 @@ class Turns:
             None if task.within is None else Exploration(task.plan, workloads=task.schedules, within=task.within)
         )
         self._traces: set[tuple[int, int]] = set()
+        self._barren = 0
         self._cpu_s = self._wall_s = self.used_s = 0.0
         self._told: set[tuple[str, str | None, str | None]] = set()
         self._has_wrong_call = False
@@ -196,12 +201,18 @@ class Turns:
         key = workload_seed(outcome.plan), outcome.trace
         is_new = key not in self._traces
         self._traces.add(key)
+        self._barren = 0 if is_new else self._barren + 1
         return int(is_new)
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Its one workload has brought no new host trace for long."""
+        return self._task.plan.trace is not None and self._barren >= BARREN and not self.is_below_floor
 
     def _next(self) -> Plan | None:
         """The plan to run now, or None."""
         task, at = self._task, self._ran
-        if self._budget.is_over or self._gives_up:
+        if self._budget.is_over or self._gives_up or self._is_exhausted:
             return None
         if self._exploration is not None:
             fits = at < task.floor or self._budget.fits(cpu_s=self._cpu_s, wall_s=self._wall_s)
@@ -248,6 +259,9 @@ class Turns:
     def _end(self, reason: str | None, cut: str | None = None) -> Report:
         self.is_open = False
         note = self._runner.closing()
+        if self._is_exhausted and reason is None:
+            ran = f"{self._ran} of {counted(self._task.schedules, 'schedule')}"
+            note = f"{self._task.plan.cell}: ended after {ran}: the last {BARREN} brought no new host trace"
         scope = None if self._exploration is None else self._exploration.scope
         return Report(cell=self._number, reason=reason, cut=cut, scope=scope, note=note, is_note_told=note is not None)
 
