@@ -57,7 +57,10 @@ NUMBERS = ("schedules", "max_time", "requests", "jobs", "min_schedules")
 """Options that are numbers from 1, for times above 0."""
 Shapes = Annotated[
     list[str] | None,
-    typer.Option(help="See kvcheck list shapes; repeatable. Default: all tiny ones, for answers all micro ones."),
+    typer.Option(
+        help="See kvcheck list shapes; repeatable. Default: all micro and tiny ones; for answers "
+        "the micro ones alone, for a trace, processes or a device the tiny ones."
+    ),
 ]
 Backend = Annotated[str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")]
 Strategy = Annotated[str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay, random or answers.")]

@@ -13,7 +13,17 @@ from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import tasks_text, work
 from kvcheck.core.stress.runner import Outcome
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.stress.turns import UNKNOWNS, Budget, Turns, due, run_cell, take_turns
+from kvcheck.core.stress.turns import (
+    BARREN,
+    ROUNDS_OF_MICRO,
+    UNKNOWNS,
+    WEIGHT,
+    Budget,
+    Turns,
+    due,
+    run_cell,
+    take_turns,
+)
 
 PLAN = Plan(scenario="retract-resume", probe="retract.nsa", target="sglang")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")
@@ -47,14 +57,16 @@ class Timed:
     log: list[str] = field(default_factory=list)
     finding: Finding = FINDING
     cpu_s: float = 0.0
+    traces: tuple[int, ...] = (0,)
 
     def run(self, plan: Plan) -> Outcome:
         """One schedule."""
         self.clock.now += self.takes[min(len(self.ran), len(self.takes) - 1)]
         self.ran.append(plan.schedule)
-        self.log.append(f"{plan.probe} {plan.schedule}")
+        self.log.append(f"{plan.probe or plan.shape} {plan.schedule}")
+        trace = self.traces[min(len(self.ran), len(self.traces)) - 1]
         findings = (self.finding,) if plan.schedule == self.fails_at else ()
-        return Outcome(plan=plan, evidence=Evidence(schedules=1), findings=findings, digest=0)
+        return Outcome(plan=plan, evidence=Evidence(schedules=1), findings=findings, digest=0, trace=trace)
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
         """No evidence, where it is poor."""
@@ -125,6 +137,56 @@ def test_cells_take_turns_by_the_number_of_the_schedule(clock: Clock) -> None:
     ]
     until_closed(*cells)
     assert log == ["a 0", "b 0", "c 0", "a 1", "b 1", "c 1"]
+
+
+SIZES = {"llama-3-micro": 1.0, "llama-3-tiny": 1.0}
+
+
+def cells_of_both_sizes(clock: Clock, log: list[str], limit: Limit, *, floor: int) -> list[Turns]:
+    """A micro and a tiny cell, whose schedules take equally long."""
+    budget = Budget(limit, clock.process_time)
+    plans = [Plan(scenario="retract-resume", shape=name) for name in SIZES]
+    return [
+        Turns(at, CellTask(plan=plan, schedules=40, floor=floor), budget, Timed(clock, (SIZES[plan.shape],), log=log))
+        for at, plan in enumerate(plans)
+    ]
+
+
+def test_up_to_the_floors_micro_rounds_come_before_each_of_the_others(clock: Clock) -> None:
+    log: list[str] = []
+    until_closed(*cells_of_both_sizes(clock, log, Limit(cpu_s=9.0), floor=3))
+    sizes = [each.split()[0].rpartition("-")[2] for each in log]
+    assert sizes[:ROUNDS_OF_MICRO] == ["micro"] * ROUNDS_OF_MICRO
+    third = [at for at, size in enumerate(sizes) if size == "tiny"][2]
+    assert sizes[: third + 1].count("micro") == 3 * ROUNDS_OF_MICRO + 1, "it is there before the time is up"
+
+
+def test_behind_the_floors_a_second_of_a_tiny_cell_counts_as_several_of_a_micro_one(clock: Clock) -> None:
+    log: list[str] = []
+    until_closed(*cells_of_both_sizes(clock, log, Limit(cpu_s=30.0), floor=1))
+    ran = {name: sum(each.startswith(name) for each in log) for name in SIZES}
+    assert ran["llama-3-micro"] / ran["llama-3-tiny"] == pytest.approx(WEIGHT, rel=0.2)
+
+
+def test_floors_of_tiny_cells_run_when_micro_ones_have_used_the_time(clock: Clock) -> None:
+    log: list[str] = []
+    until_closed(*cells_of_both_sizes(clock, log, Limit(cpu_s=1.0), floor=3))
+    assert sorted(log) == [f"{name} {number}" for name in sorted(SIZES) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("traces", "ran"), [((1, 2, 2), 2 + BARREN), ((*range(1, 40),), 39), ((1,) * BARREN, 1 + BARREN)]
+)
+def test_a_trace_file_ends_when_its_schedules_bring_nothing_new(
+    traces: tuple[int, ...], ran: int, clock: Clock
+) -> None:
+    runner = Timed(clock, (1.0,), traces=traces)
+    plan = Plan(scenario="retract-resume", shape="llama-3-tiny", trace="sample", strategy="random")
+    task = CellTask(plan=plan, schedules=39, floor=1)
+    *reports, end = until_closed(Turns(0, task, Budget(Limit(), clock.process_time), runner))
+    assert len(reports) == ran
+    assert end.reason is None and (end.note or "").endswith("brought no new host trace") == (ran < 39)
+    assert sum(each.evidence.traces or 0 for each in reports if each.evidence is not None) == len({*traces})
 
 
 def test_after_their_floors_cells_get_equal_time_and_not_equally_many_schedules(clock: Clock) -> None:

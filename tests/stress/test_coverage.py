@@ -21,6 +21,7 @@ ORDERS = {
     "eager",
     "lazy",
     "random",
+    "answers",
     *(f"delay:{group}" for group in ("compute", "d2h", "h2d", "wire", "message", "all")),
 }
 """Those of the plan's cell, which has no other lanes."""
@@ -93,6 +94,7 @@ def test_portfolio_that_tried_nothing_late_is_too_little() -> None:
         ("pd-transfer:shape=llama-3-tiny,strategy=random", "random", "lazy"),
         ("pd-transfer:shape=llama-3-tiny,strategy=eager", "eager", "random"),
         ("pd-transfer:shape=llama-3-tiny,strategy=delay,schedule=1", "delay:d2h", "random"),
+        ("pd-transfer:shape=llama-3-tiny,strategy=answers", "answers", "delays"),
         ("pd-transfer:shape=llama-3-tiny,backend=eager", "eager", "delays"),
         ("pd-transfer:shape=llama-3-tiny,transport=tcp,ranks=2x1", "the machine's order", "chosen orders"),
         ("pd-transfer:shape=llama-3-tiny,backend=cuda,device=cuda", "the device's order", ""),
@@ -115,7 +117,7 @@ def test_coverage_in_words() -> None:
     assert coverage_text(found) == (
         "tried eager, lazy, random, audit of footprints, 3 of 9 rank layouts, 3 of 4 abort stages, 2 of 2 metadata "
         "paths, 2 of 4 prefill chunks, 1 of 3 fault kinds, 2 of 3 faulty legs, 1 of 3 retry delays, 2 of 2 faulty "
-        "ranks, 1 of 2 lost messages, 1 of 2 message counts; not tried: any of 6 delays"
+        "ranks, 1 of 2 lost messages, 1 of 2 message counts; not tried: any of 6 delays, answers"
     )
     nothing = Coverage(wanted=24, floor=3, not_tried=("eager", "write policy:write_back", "write policy:selective"))
     assert coverage_text(nothing) == "tried nothing; not tried: eager, any of 2 write policies"
@@ -142,7 +144,7 @@ def test_pass_says_how_much_it_tried(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (
         "3/3 schedules" in told
         and "tried lazy, random, eager, audit of footprints, 3 of 9 rank" in told
-        and "not tried: any of 6 delays" in told
+        and "not tried: any of 6 delays, answers" in told
     )
 
 

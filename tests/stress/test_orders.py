@@ -1,4 +1,5 @@
-"""Which order a schedule runs in: the first three soon, then delays of lanes that its variant uses, and random between.
+"""Which order a schedule runs in: the first three soon, then delays of lanes that its variant uses, and answers and
+random ones in turn between.
 
 Invariants:
 - The name that is told is the order that runs.
@@ -15,10 +16,13 @@ from kvcheck.core.stress.orders import chooser_of, order_of
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.runner_rows import RUNNERS
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.stress.scenarios.variants import pairs_tried
+from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, makes_calls, parse_line
 from kvcheck.core.stress.strategies import FIRST, LANE_GROUPS, DelayStrategy, delay_name
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import mutant_target
 from kvcheck.core.workload.events import Event, Submitted
+from kvcheck.core.workload.shapes import MICRO_SHAPES, TINY_SHAPES
 from kvcheck.core.workload.shapes import shape as shape_named
 
 CELLS = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario=""), (), ())
@@ -28,7 +32,7 @@ CELLS = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario=""), (), ())
 def test_a_cell_tries_the_first_orders_and_then_each_delay_of_its_lanes(cell: Plan) -> None:
     orders = [order_of(replace(cell, schedule=number)) for number in range(24)]
     assert {*orders[:3]} == {*FIRST}
-    assert {*orders[4::2]} == {"random"}
+    assert {*orders[4::4]} == {"answers"} and {*orders[6::4]} == {"random"}
     delays = Counter(orders[3::2])
     assert all(name.startswith("delay:") for name in delays) and "delay:all" in delays
     assert {"delay:compute", "delay:d2h", "delay:h2d"} <= {*delays}
@@ -80,3 +84,40 @@ def test_the_lanes_of_a_variant_are_those_that_a_run_submits_to(scenario: str, s
         used |= {group for group, starts in LANE_GROUPS.items() if any(lane.startswith(starts) for lane in lanes)}
         assert used <= said
     assert used == said
+
+
+@pytest.mark.schedules
+def test_the_line_of_an_answers_schedule_of_the_portfolio_names_its_answers() -> None:
+    plan = Plan(scenario="hicache", shape="glm-5.1-micro", schedule=4, mutant="backup-without-eviction")
+    assert order_of(plan) == ANSWERS
+    runner = ScheduleRunner(mutant_target("backup-without-eviction"))
+    outcome = runner.run(plan)
+    lines = {each.schedule for each in outcome.findings}
+    (line,) = {parse_line(each or "").line() for each in lines}
+    again = runner.run(parse_line(line))
+    assert parse_line(line).strategy == ANSWERS
+    assert (again.trace, again.refused, again.divergence) == (outcome.trace, outcome.refused, None)
+    assert [each.message for each in again.findings] == [each.message for each in outcome.findings]
+
+
+def test_a_run_that_names_no_shape_has_both_sizes_where_schedules_are_chosen() -> None:
+    assert {each.shape for each in CELLS} == {*MICRO_SHAPES, *TINY_SHAPES}
+    answering = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario="", strategy=ANSWERS), (), ())
+    assert {each.shape for each in answering} == {*MICRO_SHAPES}
+    for base in (Plan(scenario="", trace="sample"), Plan(scenario="", backend="cuda", device="cuda")):
+        assert {each.shape for each in RUNNERS[Kind.SCHEDULE].cells(base, (), ())} == {*TINY_SHAPES}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.names())
+def test_the_cells_of_both_sizes_try_every_pair_of_settings_soon(scenario: str) -> None:
+    """Six rounds of the micro cells and three of the tiny ones, which a default run has."""
+    cells = [each for each in CELLS if each.scenario == scenario]
+    table = SCENARIOS.load(scenario)().table
+    plans = [replace(each, schedule=at) for each in cells for at in range(6 if each.shape in MICRO_SHAPES else 3)]
+    tried = len(pairs_tried(table.variant(plan.variant).names for plan in plans))
+    assert tried >= 0.9 * table.pairs
+
+
+def test_illegal_calls_are_made_in_two_of_six_schedules() -> None:
+    plan = Plan(scenario="hicache", shape="llama-3-micro")
+    assert [makes_calls(replace(plan, schedule=at)) for at in range(8)] == [True, True, *[False] * 4, True, True]

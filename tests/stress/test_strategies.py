@@ -233,7 +233,7 @@ def test_the_portfolio_runs_the_order_that_is_due(order: str, kind: type[Chooser
 
 
 def test_the_portfolio_refuses_an_order_that_it_lacks() -> None:
-    with pytest.raises(UsageError, match="expected one of the orders eager, lazy, random, delay:compute"):
+    with pytest.raises(UsageError, match="expected one of the orders eager, lazy, random, answers, delay:compute"):
         make_strategy("portfolio", seed=1, schedule=0, choices=None, order="delay:colour")
 
 

@@ -1,7 +1,7 @@
 """Coverage: how many of the wanted schedules a cell has run, what they tried, and whether that is enough for a pass.
 
-What is tried has a name: "eager", "lazy", "random", "audit of footprints", or "kind:value" such as "delay:d2h" or
-"rank layout:2x1".
+What is tried has a name: "eager", "lazy", "random", "answers", "audit of footprints", or "kind:value" such as
+"delay:d2h" or "rank layout:2x1".
 
 Invariants:
 - A cell below its floor is no pass, for whatever reason it ended.
@@ -18,7 +18,7 @@ from kvcheck.core.base.record import Coverage
 from kvcheck.core.stress.audit import AUDIT, is_audited
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.runner_rows import row_of
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.strategies import DELAYS, delay_name
 
 NOT_FOR_PROCESSES = ("metadata path", "retry delay")
@@ -86,7 +86,7 @@ def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
     return None
 
 
-_ORDERS = ("eager", "lazy", "random", *map(delay_name, DELAYS))
+_ORDERS = ("eager", "lazy", "random", ANSWERS, *map(delay_name, DELAYS))
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:

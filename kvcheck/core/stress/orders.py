@@ -1,7 +1,9 @@
 """Orders: in which order the strategy of a plan runs its operations, by name and as a chooser.
 
-    schedule  0      1     2       3      4       5      6       ...
-    order     eager  lazy  random  delay  random  delay  random  ...     (each cell begins elsewhere in the first three)
+    schedule  0      1     2       3      4        5      6       7      8        ...
+    order     eager  lazy  random  delay  answers  delay  random  delay  answers  ...
+
+Each cell begins elsewhere in the first three.
 
 Invariants:
 - The order of a schedule follows from its plan alone.
@@ -17,27 +19,30 @@ from functools import cache
 
 from kvcheck.core.cache.backend.simulated import Chooser
 from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import ANSWERS, Plan
 from kvcheck.core.stress.strategies import FIRST, delay_name, delayed_groups, make_strategy
 from kvcheck.core.workload.shapes import shape as shape_named
 
 ALL = "all"
 RARE = ("aux", "state", "storage")
 """Groups of lanes that only some variants or shapes use."""
+BETWEEN = (ANSWERS, "random")
+"""The orders between two delays, in turn."""
 BLOCK = 64
 """Delays of a cell are worked out for so many schedules at once."""
 
 
 def order_of(plan: Plan) -> str:
-    """The order of a plan: "eager", "lazy", "delay:GROUP" (or "delay:all") or "random"."""
+    """The order of a plan: "eager", "lazy", "delay:GROUP" (or "delay:all"), "random" or "answers"."""
     if plan.strategy == "delay":
         return delay_name(delayed_groups(plan.schedule))
     if plan.strategy != "portfolio":
         return plan.strategy
     if plan.schedule < len(FIRST):
         return FIRST[(plan.schedule + plan.turn) % len(FIRST)]
-    if (plan.schedule - len(FIRST)) % 2:
-        return "random"
+    behind = plan.schedule - len(FIRST)
+    if behind % 2:
+        return BETWEEN[behind // 2 % len(BETWEEN)]
     cell = dataclasses.replace(plan, schedule=0, choices=None, expect=None, mutant=None)
     return _delays(cell, plan.schedule // BLOCK)[plan.schedule]
 

@@ -43,10 +43,13 @@ def check_decoded(plan: Plan) -> None:
 
 
 def usual_shapes(plan: Plan) -> tuple[str, ...]:
-    """The shapes of a run that names none: the smallest where answers are chosen, of which there are fewer then."""
+    """The shapes of a run that names none: both sizes where schedules are chosen, and the smaller one alone where
+    answers are, of which there are fewer then."""
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
-    return MICRO_SHAPES if plan.strategy == ANSWERS else TINY_SHAPES
+    if plan.kind is not Kind.SCHEDULE or plan.backend != "simulated" or plan.trace is not None:
+        return TINY_SHAPES
+    return MICRO_SHAPES if plan.strategy == ANSWERS else (*MICRO_SHAPES, *TINY_SHAPES)
 
 
 def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:

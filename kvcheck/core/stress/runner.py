@@ -58,7 +58,7 @@ from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import reference_outputs
-from kvcheck.core.stress.schedule import Plan, workload_seed
+from kvcheck.core.stress.schedule import ANSWERS, Plan, makes_calls, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Broke, Expected, Forward, Verified
@@ -224,7 +224,7 @@ class ScheduleRunner:
                 "needs; next: declare it, or name the scenarios that it is for"
             )
         load, reference = self.workloads.of(plan)
-        if plan.extras is not None:
+        if plan.extras is not None or not makes_calls(plan):
             load = dataclasses.replace(load, is_misused=False)
         if plan.faults is not None:
             load = dataclasses.replace(load, faults=faults_of(plan.faults))
@@ -376,7 +376,7 @@ def _code_of(error: Exception | SystemExit) -> str:
 def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
     """The plan with its choices written out, where they are short enough to be printed."""
     if recorder is not None and isinstance(recorder.inner, AnswersStrategy):
-        return dataclasses.replace(plan, choices=answers_text(recorder.inner.refused))
+        return dataclasses.replace(plan, strategy=ANSWERS, choices=answers_text(recorder.inner.refused))
     if recorder is None or not recorder.is_whole or plan.strategy in ("replay", "flip"):
         return plan
     text = encode_choices(bytes(recorder.choices))

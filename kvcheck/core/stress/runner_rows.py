@@ -169,12 +169,9 @@ def _order(plan: Plan) -> str:
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
     """Orders that a plan's strategy or backend does not try."""
-    if plan.backend == "eager":
-        return ("lazy", "delays", "random")
-    others: dict[str, tuple[str, ...]] = {"eager": ("lazy", "delays", "random"), "lazy": ("eager", "delays", "random")}
-    others |= {"random": ("eager", "lazy", "delays"), "delay": ("eager", "lazy", "random")}
-    others[ANSWERS] = ("eager", "lazy", "delays", "random")
-    return others.get(plan.strategy, ()) if plan.backend == "simulated" else ()
+    own = {"eager": "eager", "lazy": "lazy", "random": "random", "delay": "delays", ANSWERS: ANSWERS}
+    chosen = "eager" if plan.backend == "eager" else own.get(plan.strategy) if plan.backend == "simulated" else None
+    return () if chosen is None else tuple(name for name in own.values() if name != chosen)
 
 
 def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:

@@ -33,6 +33,11 @@ FLOOR = 3
 """Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
 STRIDE = 7
 """The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
+CALLS_ROUND, CALLS = 6, 2
+"""Illegal calls are made in the first two schedules of every six, each half of them by one. They do not depend on the
+order, and take a quarter of a schedule's time."""
+MICRO_APART = 11
+"""Schedules by which the variants of a micro cell are ahead of those of the tiny cell with its model."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
 """Ranks that are processes, where a plan names none."""
@@ -97,9 +102,13 @@ class Plan:
 
     @property
     def place(self) -> int:
-        """Where its cell begins: a number that tells the tiny shapes apart, and follows from the shape's name alone."""
-        from kvcheck.core.workload.shapes import TINY_SHAPES  # needs torch, which help does not load
+        """Where its cell begins: a number that tells the tiny shapes apart, and so the micro ones. It follows from the
+        shape's name alone. A micro shape has other variants than the tiny one of its model until both have many.
+        """
+        from kvcheck.core.workload.shapes import MICRO_SHAPES, TINY_SHAPES  # needs torch, which help does not load
 
+        if self.shape in MICRO_SHAPES:
+            return MICRO_SHAPES.index(self.shape) + MICRO_APART * STRIDE
         return TINY_SHAPES.index(self.shape) if self.shape in TINY_SHAPES else crc32(self.shape.encode())
 
     @property
@@ -162,6 +171,11 @@ def workload_seed(plan: Plan) -> int:
     """The seed of the plan's workload. Each schedule has its own; a trace is one workload."""
     number = plan.schedule if plan.trace is None else 0
     return Rng(plan.seed * 7_919 + number).next_u64() >> 16
+
+
+def makes_calls(plan: Plan) -> bool:
+    """Whether illegal calls are made in its schedule."""
+    return plan.schedule % CALLS_ROUND < CALLS
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:

@@ -37,7 +37,7 @@ STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
     {
         "portfolio": (
             "kvcheck.core.stress.strategies:portfolio",
-            "Runs eager, lazy and random in turn, then each delay once, with random ones in between.",
+            "Runs eager, lazy and random in turn, then each delay once, with answers and random ones in between.",
         ),
         "eager": ("kvcheck.core.stress.strategies:eager", "Runs every operation as soon as it can run, oldest first."),
         "lazy": (
@@ -272,11 +272,11 @@ def portfolio(draw: Draw) -> Chooser:
     delays = {delay_name(groups): groups for groups in DELAYS}
     if draw.order in delays:
         return DelayStrategy(delays[draw.order])
-    orders = {"eager": eager, "lazy": lazy, "random": seeded_random}
+    orders = ("eager", "lazy", "random", "answers")
     if draw.order not in orders:
         known = ", ".join((*orders, *delays))
         raise UsageError(f"strategy portfolio: expected one of the orders {known}; got {draw.order!r}")
-    return orders[draw.order](draw)
+    return STRATEGIES.load(draw.order)(draw)
 
 
 def eager(draw: Draw) -> Chooser:

@@ -1,9 +1,11 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- Cells take turns after each schedule until all have run up to their floors. Then the cell that has used the least CPU
-  time is next: where a schedule is cheap, many more of them fit than if all cells ran equally many.
+- Cells take turns after each schedule until all have run up to their floors: two rounds of the micro cells, then one of
+  the others. Then the cell that has used the least CPU time is next, and a second of another cell counts as three of a
+  micro one: where a schedule is cheap, many more of them fit than if all cells ran equally many.
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
+- Where all schedules have one workload, as with a trace, the cell ends once many in a row did nothing new; it says so.
 - A finding stays a finding, also if there is no time left to confirm it.
 """
 
@@ -16,6 +18,7 @@ from dataclasses import replace
 from kvcheck.core.base.causes import CALL
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.exploring import Exploration
@@ -23,6 +26,7 @@ from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.runner_rows import TargetOf, row_of
 from kvcheck.core.stress.schedule import Plan, further_workloads, workload_seed
+from kvcheck.core.workload.shapes import MICRO_SHAPES
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
@@ -30,6 +34,12 @@ LOSSES = 2
 """A cell is given up after it has lost so many processes."""
 COSTLY = frozenset({"KV901", "KV902"})
 """Codes of findings after which no cell goes on: a hang takes long each time, and a crash may leave anything behind."""
+ROUNDS_OF_MICRO = 2
+"""Rounds of the micro cells before each of the others, up to the floors. With more, a default run would end later."""
+WEIGHT = 3.0
+"""What CPU time of a cell that is no micro one counts as behind the floors: about four rounds of those to one of it."""
+BARREN = 24
+"""Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
 MORE_WORKLOADS = 6
 """Schedules that a cell without evidence may take beyond its budget."""
 
@@ -61,8 +71,14 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """The open cells that run next: all below their floors, else the one that has used the least CPU time."""
-    return [cell for cell in cells if cell.is_below_floor] or [min(cells, key=lambda each: each.used_s)]
+    """The open cells that run next: while one is below its floor all whose round it is, else the one that has used the
+    least CPU time. A cell that is above its floor waits only for cells of its own size."""
+    if not any(cell.is_below_floor for cell in cells):
+        return [min(cells, key=lambda each: each.weighed_s)]
+    least = min(cell.round for cell in cells if cell.is_below_floor)
+    before = [cell for cell in cells if cell.round < least and cell.is_micro]
+    now = min((cell.round for cell in before), default=least)
+    return [cell for cell in cells if cell.round == now and (cell.is_below_floor or cell.is_micro)]
 
 
 class Budget:
@@ -106,10 +122,26 @@ class Turns:
             None if task.within is None else Exploration(task.plan, workloads=task.schedules, within=task.within)
         )
         self._traces: set[tuple[int, int]] = set()
+        self._barren = 0
         self._cpu_s = self._wall_s = self.used_s = 0.0
         self._told: set[tuple[str, str | None, str | None]] = set()
         self._has_wrong_call = False
         self.is_open = True
+
+    @property
+    def is_micro(self) -> bool:
+        """It is of the smallest size, whose schedules cost least."""
+        return self._task.plan.shape in MICRO_SHAPES
+
+    @property
+    def round(self) -> int:
+        """The round in which its next schedule is due: each of the micro cells, or the one behind so many of them."""
+        return self._ran if self.is_micro else (self._ran + 1) * ROUNDS_OF_MICRO
+
+    @property
+    def weighed_s(self) -> float:
+        """What its CPU time counts as, against that of others."""
+        return self.used_s if self.is_micro else self.used_s * WEIGHT
 
     @property
     def is_below_floor(self) -> bool:
@@ -173,12 +205,18 @@ class Turns:
         key = workload_seed(outcome.plan), outcome.trace
         is_new = key not in self._traces
         self._traces.add(key)
+        self._barren = 0 if is_new else self._barren + 1
         return int(is_new)
+
+    @property
+    def _is_exhausted(self) -> bool:
+        """Its one workload has brought no new host trace for long."""
+        return self._task.plan.trace is not None and self._barren >= BARREN and not self.is_below_floor
 
     def _next(self) -> Plan | None:
         """The plan to run now, or None."""
         task, at = self._task, self._ran
-        if self._budget.is_over or self._gives_up:
+        if self._budget.is_over or self._gives_up or self._is_exhausted:
             return None
         if self._exploration is not None:
             fits = at < task.floor or self._budget.fits(cpu_s=self._cpu_s, wall_s=self._wall_s)
@@ -226,6 +264,9 @@ class Turns:
     def _end(self, reason: str | None, cut: str | None = None) -> Report:
         self.is_open = False
         note = self._runner.closing()
+        if self._is_exhausted and reason is None:
+            ran = f"{self._ran} of {counted(self._task.schedules, 'schedule')}"
+            note = f"{self._task.plan.cell}: ended after {ran}: the last {BARREN} brought no new host trace"
         scope = None if self._exploration is None else self._exploration.scope
         return Report(cell=self._number, reason=reason, cut=cut, scope=scope, note=note, is_note_told=note is not None)
 

@@ -1,7 +1,7 @@
 """Misuser: makes illegal calls between the rounds of an engine, and ends the schedule if one is let through.
 
 Invariants:
-- Two schedules in a row make every call that has to be prepared, each half of them: the number says which half.
+- Two schedules in a row make every call that has to be prepared, each half of them: the variant says which half.
 - It draws no number and lets no time pass, so the order of a schedule is the same with it and without.
 - A call on the engine that is let through ends the schedule at once, since its state is broken. One on the scene does
   so at the end, and all that other oracles have to say comes first.
