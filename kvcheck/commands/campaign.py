@@ -138,6 +138,8 @@ def _run(ctx: typer.Context, plan: CampaignPlan, crew: Crew, asked: _Asked) -> i
     finished = {each.line for each in done}
     left = (each for each in itertools.chain(asked.failing.batches(), plan.batches()) if each.line not in finished)
     interrupted = _collect(session, tally, crew, left, asked, traces=given["traces"])
+    if interrupted:
+        tally = _counted_again(session, plan)
     session.warnings += unfound_mutant(given["mutant"], is_found=bool(session.findings))
     session.warnings += sorted(tally.notes)[:MOST_NOTES]
     record = update(session, tally, complete=not interrupted)
@@ -150,6 +152,17 @@ def _run(ctx: typer.Context, plan: CampaignPlan, crew: Crew, asked: _Asked) -> i
     asked.known.tell(session, record)
     _tell_sum(session, tally, interrupted=interrupted)
     return close(session, asked.outputs, reports=given["reports"], interrupted=interrupted, shown=shown)
+
+
+def _counted_again(session: Session, plan: CampaignPlan) -> Tally:
+    """The tally of what is on disk: an interrupt may have come between the write of a batch and its count."""
+    from kvcheck.core.stress.campaign.ledger import LEDGER, read_ledger
+    from kvcheck.core.stress.campaign.tally import Tally
+
+    tally, path = Tally(plan), session.folder / LEDGER
+    for result in read_ledger(path)[0] if path.exists() else ():
+        tally.add(result)
+    return tally
 
 
 def _plan(ctx: typer.Context) -> CampaignPlan:

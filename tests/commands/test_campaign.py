@@ -136,6 +136,23 @@ def test_a_kill_loses_nothing_that_had_ended(tmp_path: Path, who: str) -> None:
 
 
 @pytest.mark.schedules
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_campaign_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+    words = [*SMALL, "--seeds", "500", "--jobs", "2", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvcheck", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert poll(lambda: any(path.stat().st_size for path in tmp_path.glob(f"*/{LEDGER}")), 120)
+        parent.send_signal(number)
+        said, _ = parent.communicate(timeout=120)
+    record = read_record(newest(tmp_path))
+    assert parent.returncode == record.exit_code == 130 and not record.complete
+    assert f" next   {record.repro} --resume" in said
+    assert record.evidence.traces
+
+
+@pytest.mark.schedules
 def test_a_mutant_is_found_its_line_is_kept_and_runs_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path)]
     fixed = ["campaign", "retract-resume", *FAILING[3:]]

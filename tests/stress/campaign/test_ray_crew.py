@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +100,17 @@ def test_ray_on_this_machine_has_so_many_cpus_and_no_dashboard() -> None:
     crew_of(ray, "local", places=2)
     assert ray.began["num_cpus"] == 2 and ray.began["include_dashboard"] is False
     assert signal.getsignal(signal.SIGTERM) is before, "the command still ends as it says"
+
+
+def test_what_a_thread_of_ray_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    crew = crew_of(StandIn(right()))
+    thread = threading.Thread(target=lambda: sys.stdout.write("(raylet) a worker died\n"))
+    thread.start()
+    thread.join()
+    sys.stdout.write("a result\n")
+    crew.close()
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("a result\n", "(raylet) a worker died\n")
 
 
 def test_a_lost_worker_is_told_and_its_batch_runs_again() -> None:

@@ -5,6 +5,7 @@ Invariants:
 - A task gets a line of JSON and gives one back. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
 - A task runs in the kvcheck that its node has installed, and says which: results of another one are refused.
 - Ray restarts no task by itself. A batch whose worker or node is gone comes back as lost.
+- What Ray's own threads print goes to stderr: stdout has the results of kvcheck alone.
 - A cluster that kvcheck started ends with it. One that it joined is left as it is.
 """
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
+import threading
 import time
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.stress.campaign.batches import Batch
@@ -59,10 +62,13 @@ class RayCrew:
         self._under_way: dict[Any, Batch] = {}
         is_local = address == LOCAL
         own = {"num_cpus": places, "include_dashboard": False} if is_local else {}
+        self._stdout = sys.stdout
+        sys.stdout = cast(TextIO, _OfOneThread(sys.stdout))
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="kvcheck", **own)
         except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
+            sys.stdout = self._stdout
             why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UsageError(
                 f"--ray {address}: no cluster answers there: {why}; expected local, auto, HOST:PORT or ray://HOST:PORT"
@@ -98,6 +104,21 @@ class RayCrew:
             self._ray.cancel(task, force=True)
         self._under_way.clear()
         self._ray.shutdown()
+        sys.stdout = self._stdout
+
+
+class _OfOneThread:
+    """A stream for the thread that makes it. What other threads write goes to stderr."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._owner = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return (self._stream if threading.get_ident() == self._owner else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def run_in_task(worker: str, text: str) -> str:
