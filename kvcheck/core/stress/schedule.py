@@ -35,7 +35,7 @@ STRIDE = 7
 """The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
 CALLS_ROUND, CALLS = 6, 2
 """Illegal calls are made in the first two schedules of every six, each half of them by one. They do not depend on the
-order, and take a quarter of a schedule's time."""
+order, and take up to a fifth of a schedule's time."""
 MICRO_APART = 11
 """Schedules by which the variants of a micro cell are ahead of those of the tiny cell with its model."""
 MOST_RANKS = 8

@@ -1,0 +1,34 @@
+"""The tables of how soon a default run finds mutants: the published ones, and one mutant by the order of this tree."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from mutants.kill_arm import RUN_CPU_S, Arm
+from mutants.kill_table import COLUMNS, summary
+
+from kvcheck.core.targets.mutants import MUTANTS
+
+PUBLISHED = Path(__file__).parents[2] / "reports/published/cpu/search"
+
+
+def test_the_page_has_the_summary_of_its_table() -> None:
+    with (PUBLISHED / "kills.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert tuple(rows[0]) == COLUMNS and {each["mutant"] for each in rows} <= {*MUTANTS}
+    page = (PUBLISHED / "kills.md").read_text(encoding="utf-8")
+    assert all(line in page for line in summary(rows))
+
+
+def test_a_mutant_that_is_not_found_counts_as_a_whole_run() -> None:
+    row = dict.fromkeys(COLUMNS, "") | {"before": "its own tree", "after_s": "11"}
+    assert summary([row])[-1] == f"| all | 1 | 0 / 1 | {RUN_CPU_S:.1f} to 11.0 | {RUN_CPU_S:.1f} to 11.0 | 0.20 |"
+
+
+@pytest.mark.schedules
+def test_the_order_of_this_tree_finds_a_mutant_in_its_first_schedules() -> None:
+    found = Arm("after", 1).row("offload-skips-index-buffer")
+    assert str(found["line"]).startswith("retract-resume:shape=glm-5.1-micro,seed=1,schedule=0")
+    assert found["schedules"] == 1
