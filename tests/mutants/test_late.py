@@ -11,15 +11,12 @@ import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from mutants.bounds import WORKLOADS, exploration_of
 from mutants.search_table import COLUMNS, HARDER_ARMS, by_mutant, explored
 
 from kvcheck.commands.main import run
-from kvcheck.commands.session import Session
 from kvcheck.commands.stress import unfound_mutant
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutant_trials import timed_mutants
@@ -106,9 +103,8 @@ def test_selftest_gives_it_the_answers_that_it_needs(tmp_path: Path, capsys: pyt
 
 
 def test_a_search_that_did_not_find_it_names_the_command_that_does() -> None:
-    session = cast(Session, SimpleNamespace(cells={}))
-    (easy,) = unfound_mutant(session, "load-without-pin")
-    (harder,) = unfound_mutant(session, "wait-looks-twice")
+    (easy,) = unfound_mutant("load-without-pin", is_found=False)
+    (harder,) = unfound_mutant("wait-looks-twice", is_found=False)
     assert "selftest" not in easy
     assert harder.endswith("; next: kvcheck selftest wait-looks-twice, which answers by chance")
 

@@ -2,6 +2,8 @@
 
 Invariants:
 - A process owns a folder while it holds the folder's lock. The kernel releases the lock when the process ends.
+- Page stores lie in memory where no other folder for temporary files was named: each object that they keep is synced,
+  which takes a disk far longer than the schedule takes. TMPDIR names another place.
 - A folder is removed only if this user owns it, its name has the form that is made here, and nobody holds its lock. No
   link is followed.
 """
@@ -24,6 +26,12 @@ KINDS = ("ranks", "store")
 MADE_HERE = re.compile(rf"kvcheck-({'|'.join(KINDS)})-[a-z0-9_]{{8}}")
 FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 TRIES = 100
+MEMORY = Path("/dev/shm")
+"""Memory as a folder, on Linux."""
+USUAL = ("/tmp", "/var/tmp")
+"""Folders for temporary files where nobody has named one."""
+ROOM_BYTES = 256 << 20
+"""What has to be free in memory for stores to lie there. A container often has less."""
 
 
 class ScratchFolder:
@@ -32,12 +40,12 @@ class ScratchFolder:
     def __init__(self, kind: str) -> None:
         assert kind in KINDS
         for _ in range(TRIES):
-            self.path = Path(tempfile.mkdtemp(prefix=f"kvcheck-{kind}-"))
+            self.path = Path(tempfile.mkdtemp(prefix=f"kvcheck-{kind}-", dir=_folder_of(kind)))
             lock = _lock(self.path)
             if lock is not None:
                 break
         else:
-            raise OSError(f"{TRIES} folders in {tempfile.gettempdir()} were removed while they were made")
+            raise OSError(f"{TRIES} folders in {_folder_of(kind)} were removed while they were made")
         self._end = weakref.finalize(self, _remove, str(self.path), lock)
 
     def close(self) -> None:
@@ -61,12 +69,9 @@ class Swept:
 
 
 def sweep() -> Swept:
-    """Remove the folders that dead runs of this user left in the folder for temporary files."""
+    """Remove the folders that dead runs of this user left in the folder for temporary files, and in memory."""
     removed, kept = [], []
-    try:
-        paths = [entry for entry in Path(tempfile.gettempdir()).iterdir() if MADE_HERE.fullmatch(entry.name)]
-    except OSError:  # the folder is missing or unreadable, so nothing in it can be removed
-        paths = []
+    paths = [path for folder in {Path(tempfile.gettempdir()), MEMORY} for path in _made_in(folder)]
     for path in sorted(paths):
         try:
             if (lock := _lock(path, is_strict=True)) is None:
@@ -81,6 +86,29 @@ def sweep() -> Swept:
         except OSError as error:
             kept.append(f"{path}: {error.strerror}")
     return Swept(tuple(removed), tuple(kept))
+
+
+def _folder_of(kind: str) -> str:
+    """Where a folder of that kind is made."""
+    usual = tempfile.gettempdir()
+    return str(MEMORY) if kind == "store" and usual in USUAL and _has_room(MEMORY) else usual
+
+
+def _has_room(folder: Path) -> bool:
+    """True for a folder that this process may write, with room."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize >= ROOM_BYTES and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _made_in(folder: Path) -> list[Path]:
+    """Folders there that kvcheck has made; none in one that is missing or unreadable."""
+    try:
+        return [entry for entry in folder.iterdir() if MADE_HERE.fullmatch(entry.name)]
+    except OSError:
+        return []
 
 
 def _lock(path: Path, *, is_strict: bool = False) -> int | None:

@@ -36,8 +36,6 @@ STRIDE = 7
 CALLS_ROUND, CALLS = 6, 2
 """Illegal calls are made in the first two schedules of every six, each half of them by one. They do not depend on the
 order, and take up to a fifth of a schedule's time."""
-MICRO_APART = 11
-"""Schedules by which the variants of a micro cell are ahead of those of the tiny cell with its model."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
 """Ranks that are processes, where a plan names none."""
@@ -102,13 +100,9 @@ class Plan:
 
     @property
     def place(self) -> int:
-        """Where its cell begins: a number that tells the tiny shapes apart, and so the micro ones. It follows from the
-        shape's name alone. A micro shape has other variants than the tiny one of its model until both have many.
-        """
-        from kvcheck.core.workload.shapes import MICRO_SHAPES, TINY_SHAPES  # needs torch, which help does not load
+        """Where its cell begins: a number that tells the tiny shapes apart, and follows from the shape's name alone."""
+        from kvcheck.core.workload.shapes import TINY_SHAPES  # needs torch, which help does not load
 
-        if self.shape in MICRO_SHAPES:
-            return MICRO_SHAPES.index(self.shape) + MICRO_APART * STRIDE
         return TINY_SHAPES.index(self.shape) if self.shape in TINY_SHAPES else crc32(self.shape.encode())
 
     @property
