@@ -84,3 +84,16 @@ def test_a_resumed_run_still_says_what_an_explored_cell_left_out_nowhere(tmp_pat
     scopes = {row.coverage.scope for each in tmp_path.iterdir() for row in read_record(each).scenarios if row.coverage}
     assert scopes == {"every schedule within 0 answers of the eager order, of 3 workloads"}
     assert len([*tmp_path.iterdir()]) == 2
+
+
+@pytest.mark.schedules
+def test_a_run_within_more_answers_is_not_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CELL, "--schedules", "3", "--out", str(tmp_path)]
+    assert run([*words, "--answers-within", "0"]) == 0
+    (folder,) = tmp_path.iterdir()
+    stopped = dataclasses.replace(read_record(folder), complete=False)
+    assert stopped.plan["answers_within"] == 0
+    (folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
+    for other in (["--answers-within", "1"], ["--strategy", "answers"]):
+        assert run([*words, *other, "--resume"]) == 2
+        assert "no interrupted run with this plan" in capsys.readouterr().err
