@@ -143,8 +143,7 @@ def stress(
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     with installed_engine(base) as engine, ranks_of(place) as rank_runner:
-        within = {} if answers_within is None else {"answers_within": answers_within}
-        session = _session(ctx, base, {"schedules": wanted, **within, **plan_facts([*plans, *beside.plans])}, engine)
+        session = _session(ctx, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
         workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
         limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
         _plan_cells(ctx, session, plans, wanted, min_schedules)
@@ -166,6 +165,8 @@ def _check_given(ctx: typer.Context) -> None:
 
 def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: ProbeRunner | None) -> Session:
     given = ctx.params
+    if given["answers_within"] is not None:
+        plan = {"answers_within": given["answers_within"], **plan}
     session = Session(
         argv=[*ctx.obj],
         repro=repro([word for word in ctx.obj if word != "--resume"], seed=given["seed"], drawn=base.seed),
