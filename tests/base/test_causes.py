@@ -58,6 +58,7 @@ ONE: dict[str, tuple[tuple[Finding, ...], Finding]] = {
     "two buffers that one save left out": ((UNMOVED, replace(OTHER_UNMOVED, request=3)), UNMOVED),
     "a length, and the request's bytes": ((FOREIGN, LENGTH, TOKENS), LENGTH),
     "ids of cached pages, and a sharer's bytes": ((FOREIGN_K, MOVED_IDS, GATE), MOVED_IDS),
+    "ids that changed, and the page of another request that they name": ((FREED, MOVED_IDS), MOVED_IDS),
     "ids of cached pages, and the guard that they run into": ((GUARD, MOVED_IDS), MOVED_IDS),
     "a guard, and bytes": ((FOREIGN_K, GUARD), GUARD),
     "a page that was freed early": ((FOREIGN, FREED), FREED),

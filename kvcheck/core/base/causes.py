@@ -3,7 +3,8 @@
     stage       what it is about                                             oracles
     0           a status that the bytes do not have, a fault unnoticed       protocol: KV203, KV301, KV602
     1 to 6      a rule of memory, ids, lengths or footprints                 aliasing, lifetime, residency, contract,
-                                                                             audit, guards of the code under test
+                                                                             audit, guards of the code under test;
+                                                                             first, index values that changed
     7, 8        a missing edge; something that is never given back           ordering, accounting
     9           wrong bytes                                                  content and all others
     10 to 12    what follows from wrong bytes                                protocol: others, reports, transfers,
@@ -60,7 +61,15 @@ def stage(finding: Finding) -> int:
         return GUARD
     if finding.code == CALL:
         return CALLS
+    if _is_changed(finding):
+        return STAGES["aliasing"]
     return STAGES.get(finding.oracle) or ENDS.get(finding.oracle, BYTES)
+
+
+def _is_changed(finding: Finding) -> bool:
+    """True for index values that changed under a transfer: it is seen when they are acknowledged, and by then pages that
+    they name wrongly have been freed, written and read. (mutant: move-changes-indices)"""
+    return finding.oracle == "residency" and finding.code == "KV303" and finding.page is None
 
 
 def signature(finding: Finding) -> Signature:
@@ -202,7 +211,7 @@ class _Group:
             return finding.oracle != "output" or first != ACCOUNTING
         if ACCOUNTING in (first, then):
             return then == ACCOUNTING and first < STAGES["ordering"]
-        if first in (STAGES["residency"], GUARD):  # ids of cached pages, which every buffer and every sharer uses
+        if first in (STAGES["residency"], GUARD) or _is_changed(self.findings[0]):  # ids of cached pages, which every buffer and every sharer uses
             return _buffer(finding) != "metadata"
         if first == STAGES["ordering"] or self.findings[0].code == UNMOVED:
             return _buffer(finding) in self._buffers
