@@ -26,11 +26,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, median
 from zlib import crc32
 
 from mutants.kill_arm import PROCESSES, RUN_CPU_S, after, before
-from mutants.kill_table import kept_rows
+from mutants.kill_table import compared, kept_rows
 
 from kvcheck.commands.mutate import DEFAULT_SCHEDULES, TRACED
 from kvcheck.core.base.rng import Rng
@@ -156,17 +155,7 @@ def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
         "| edits | number | found before / after | mean CPU s | median CPU s | mean, after / before |",
         "|---|---|---|---|---|---|",
     ]
-    for name, own in groups.items():
-        if not own:
-            continue
-        took = {arm: [float(row[f"{arm}_s"] or CAP_CPU_S) for row in own] for arm in ARMS}
-        hits = " / ".join(str(sum(bool(row[f"{arm}_s"]) for row in own)) for arm in ARMS)
-        means, medians = ([of(each) for each in took.values()] for of in (mean, median))
-        lines.append(
-            f"| {name} | {len(own)} | {hits} | {means[0]:.2f} to {means[1]:.2f} | {medians[0]:.2f} to "
-            f"{medians[1]:.2f} | {means[1] / means[0]:.2f} |"
-        )
-    return lines
+    return lines + [compared(name, own, CAP_CPU_S, digits=2) for name, own in groups.items() if own]
 
 
 def main() -> None:

@@ -80,6 +80,15 @@ def kept_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         return [*reader]
 
 
+def compared(name: str, rows: Sequence[Mapping[str, str]], cap_s: float, *, digits: int) -> str:
+    """A line of markdown: how many both arms find, and how long it takes. cap_s: what counts where nothing is found."""
+    took = {arm: [float(each[f"{arm}_s"] or cap_s) for each in rows] for arm in ("before", "after")}
+    hits = " / ".join(str(sum(bool(each[f"{arm}_s"]) for each in rows)) for arm in took)
+    means, medians = ([of(each) for each in took.values()] for of in (mean, median))
+    texts = [f"{before:.{digits}f} to {after:.{digits}f}" for before, after in (means, medians)]
+    return f"| {name} | {len(rows)} | {hits} | {texts[0]} | {texts[1]} | {means[1] / means[0]:.2f} |"
+
+
 def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """A line of markdown for each kind of "before", and for all."""
     lines = [
@@ -90,13 +99,7 @@ def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
         own = [each for each in rows if kind in (None, each["before"])]
         if not own:
             continue
-        took = {arm: [float(each[f"{arm}_s"] or CAP_CPU_S) for each in own] for arm in ("before", "after")}
-        hits = " / ".join(str(sum(bool(each[f"{arm}_s"]) for each in own)) for arm in took)
-        means, medians = ([of(each) for each in took.values()] for of in (mean, median))
-        lines.append(
-            f"| {kind or 'all'} | {len(own)} | {hits} | {means[0]:.1f} to {means[1]:.1f} | {medians[0]:.1f} to "
-            f"{medians[1]:.1f} | {means[1] / means[0]:.2f} |"
-        )
+        lines.append(compared(kind or "all", own, CAP_CPU_S, digits=1))
     return lines
 
 
