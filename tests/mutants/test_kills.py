@@ -50,5 +50,7 @@ def test_the_page_has_the_medians_of_the_traces() -> None:
 @pytest.mark.schedules
 def test_the_order_of_this_tree_finds_a_mutant_in_its_first_schedules() -> None:
     found = Arm("after", 1).row("offload-skips-index-buffer")
-    assert str(found["line"]).startswith("retract-resume:shape=glm-5.1-micro,seed=1,schedule=0")
+    # Each of the two processes has a cell that finds it first; which of them took less varies.
+    cells = {f"retract-resume:shape={model}-micro,seed=1,schedule=0" for model in ("glm-5.1", "deepseek-v3.2")}
+    assert found["line"] in cells
     assert found["schedules"] == 1
