@@ -7,7 +7,8 @@ TREE: a working tree of the past (git worktree add TREE COMMIT), whose own order
 gain. The arms take turns mutant by mutant, so that a busy machine slows both. kill_arm.py says what is counted.
 
 Invariants:
-- A mutant that an arm does not find counts as the whole run, kill_arm.RUN_CPU_S.
+- A mutant that an arm does not find counts as the cap, kill_arm.CAP_CPU_S.
+- Rows that OUT has are kept, so a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO, cast
 from zlib import crc32
 
-from mutants.kill_arm import RUN_CPU_S
+from mutants.kill_arm import CAP_CPU_S
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.targets.mutants import MUTANTS, mutant
@@ -38,16 +39,18 @@ OWN, POLICY = "its own tree", "its policy on this tree"
 
 
 class Child:
-    """An arm in a process of its own, with temporary folders that no other run of kvcheck sweeps away."""
+    """An arm in a process of its own. A tree of the past has a folder for temporary files that no other run sweeps
+    away; this tree picks its own, in memory, as in a default run."""
 
     def __init__(self, policy: str, tree: Path, seed: int) -> None:
         self._folder = TemporaryDirectory(prefix="kill-table-")
+        place = {} if tree == ROOT else {"TMPDIR": self._folder.name}
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(HERE.with_name("kill_arm.py")), policy, str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(tree), "TMPDIR": self._folder.name, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **place, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
         )
 
     def answer(self, text: str) -> Mapping[str, object]:
@@ -66,6 +69,26 @@ def shuffled(seed: int) -> list[str]:
     return sorted(names, key=lambda name: Rng(seed * 1_000_003 + crc32(name.encode())).next_u64())
 
 
+def kept_rows(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a table that was cut short; none if there is no file."""
+    if not file.exists():
+        return []
+    with file.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        if tuple(reader.fieldnames or ()) not in ((), tuple(columns)):
+            raise SystemExit(f"{file}: expected the columns {', '.join(columns)}; name another file")
+        return [*reader]
+
+
+def compared(name: str, rows: Sequence[Mapping[str, str]], cap_s: float, *, digits: int) -> str:
+    """A line of markdown: how many both arms find, and how long it takes. cap_s: what counts where nothing is found."""
+    took = {arm: [float(each[f"{arm}_s"] or cap_s) for each in rows] for arm in ("before", "after")}
+    hits = " / ".join(str(sum(bool(each[f"{arm}_s"]) for each in rows)) for arm in took)
+    means, medians = ([of(each) for each in took.values()] for of in (mean, median))
+    texts = [f"{before:.{digits}f} to {after:.{digits}f}" for before, after in (means, medians)]
+    return f"| {name} | {len(rows)} | {hits} | {texts[0]} | {texts[1]} | {means[1] / means[0]:.2f} |"
+
+
 def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """A line of markdown for each kind of "before", and for all."""
     lines = [
@@ -76,13 +99,7 @@ def summary(rows: Sequence[Mapping[str, str]]) -> list[str]:
         own = [each for each in rows if kind in (None, each["before"])]
         if not own:
             continue
-        took = {arm: [float(each[f"{arm}_s"] or RUN_CPU_S) for each in own] for arm in ("before", "after")}
-        hits = " / ".join(str(sum(bool(each[f"{arm}_s"]) for each in own)) for arm in took)
-        means, medians = ([of(each) for each in took.values()] for of in (mean, median))
-        lines.append(
-            f"| {kind or 'all'} | {len(own)} | {hits} | {means[0]:.1f} to {means[1]:.1f} | {medians[0]:.1f} to "
-            f"{medians[1]:.1f} | {means[1] / means[0]:.2f} |"
-        )
+        lines.append(compared(kind or "all", own, CAP_CPU_S, digits=1))
     return lines
 
 
@@ -93,16 +110,18 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--only", action="append", choices=sorted(MUTANTS))
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="each N-th mutant, from the K-th on")
     given = parser.parse_args()
     arms = (("before", given.before), ("before", ROOT), ("after", ROOT))
     own, policy, after = (Child(name, tree, given.seed) for name, tree in arms)
-    rows: list[dict[str, str]] = []
-    with given.out.open("w", newline="", encoding="utf-8") as stream:
+    rows = kept_rows(given.out, COLUMNS)
+    known = {each["mutant"] for each in rows}
+    with given.out.open("a", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        at, of = map(int, given.part.split("/"))
-        for name in (given.only or shuffled(given.seed))[at - 1 :: of]:
+        if not stream.tell():
+            writer.writeheader()
+        for name in given.only or shuffled(given.seed):
+            if name in known:
+                continue
             kind, was = OWN, own.answer(name)
             if not was["known"]:
                 kind, was = POLICY, policy.answer(name)

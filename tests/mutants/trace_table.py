@@ -5,7 +5,9 @@
 Before: a tiny shape, strategy random, in the working tree of the past. After: the micro shape of the same model, chance
 answers and every schedule within ANSWERS answers of the eager order, in this tree. An arm runs schedules of one
 workload for S CPU seconds, the hashing included, in a process of its own; the arms take turns. The before arm hashes
-the same events as core/stress/host_trace.py. Before, the workload has no page store; after it is the first without one.
+the same events as core/stress/host_trace.py. An arm has the variant of its first schedule: in hicache, no page store
+before, and one in memory after. Requests: those of the scenario where the table has none. A window ends sooner where
+no schedule is left.
 
 Invariants:
 - A trace is new if no schedule before it in its window had it. The reference run is not counted, nor are imports.
@@ -21,7 +23,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -30,9 +32,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CELLS = (("retract-resume", "glm-5.1"), ("retract-resume", "llama-3"), ("hicache", "llama-3"))
+REQUESTS = {"hicache": 24}
+"""Requests of the workload after, where they are not the scenario's own: half as many."""
 ARMS = ("before", "answers", "within")
 ANSWERS, SEED = 2, 1
-COLUMNS = ("cell", "arm", "alternation", "cpu_s", "schedules", "traces", "traces_per_s")
+COLUMNS = ("cell", "arm", "alternation", "requests", "cpu_s", "schedules", "traces", "traces_per_s")
 OLD_KINDS = ("Submitted", "Recorded", "LaneWaited", "HostJoined", "HostDrained", "HostActs")
 """What the process does, as events of the tree of the past."""
 
@@ -91,18 +95,22 @@ def new_traces(scenario: str, model: str, seconds: float, arm: str) -> Iterator[
     from kvcheck.core.base.rng import Rng
     from kvcheck.core.stress.answers import SHARES, AnswersStrategy
     from kvcheck.core.stress.exploring import Exploration
-    from kvcheck.core.stress.scenarios import SCENARIOS
     from kvcheck.core.stress.schedule import NO_EXTRAS, Plan
     from kvcheck.core.targets.builtin import BuiltinTarget
 
     module = importlib.import_module("kvcheck.core.stress.runner")
     runner = module.ScheduleRunner(BuiltinTarget())
-    first = Plan(scenario=scenario, shape=f"{model}-micro", strategy="answers", seed=SEED, extras=NO_EXTRAS)
-    table = SCENARIOS.load(scenario)().table
-    plans = (replace(first, schedule=number) for number in range(table.variants))
-    plan = next(each for each in plans if not {"store:files", "store:memory"} & {*table.variant(each.variant).names})
-    runner.workloads.of(plan)
-    exploration = Exploration(plan, workloads=1, within=ANSWERS)
+    requests = REQUESTS.get(scenario)
+    first = Plan(
+        scenario=scenario,
+        shape=f"{model}-micro",
+        strategy="answers",
+        seed=SEED,
+        requests=requests,
+        extras=NO_EXTRAS,
+    )
+    runner.workloads.of(first)
+    exploration = Exploration(first, workloads=1, within=ANSWERS)
     number = 0
 
     def chance(plan: Any) -> AnswersStrategy:
@@ -114,7 +122,7 @@ def new_traces(scenario: str, model: str, seconds: float, arm: str) -> Iterator[
         module.chooser_of = chance
     began = time.process_time()
     while time.process_time() - began < seconds:
-        due = plan if arm == "answers" else exploration.next()
+        due = first if arm == "answers" else exploration.next()
         if due is None:
             return
         outcome = runner.run(replace(due, extras=NO_EXTRAS))
@@ -134,7 +142,18 @@ def window(scenario: str, model: str, arm: str, seconds: float) -> dict[str, obj
     seen += traces
     took = time.process_time() - began
     counts = len(seen) - 1, len({*seen}) - 1
-    return dict(zip(COLUMNS[3:], (round(took, 2), *counts, round(counts[1] / took, 2)), strict=True))
+    return dict(zip(COLUMNS[4:], (round(took, 2), *counts, round(counts[1] / took, 2)), strict=True))
+
+
+def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """A line of markdown for each cell: medians of the windows, and how many times those before."""
+    lines = ["| cell | before | chance answers | within two answers |", "|---|---|---|---|"]
+    for cell in dict.fromkeys(str(each["cell"]) for each in rows):
+        own = {arm: [each for each in rows if each["cell"] == cell and each["arm"] == arm] for arm in ARMS}
+        rates = {arm: median(float(str(each["traces_per_s"])) for each in windows) for arm, windows in own.items()}
+        texts = [f"{rates[arm]:.2f}, x{rates[arm] / rates['before']:.1f}" for arm in ARMS[1:]]
+        lines.append(f"| {cell} | {rates['before']:.2f} | {' | '.join(texts)} |")
+    return lines
 
 
 def main() -> None:
@@ -143,6 +162,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--only", action="append", choices=["/".join(cell) for cell in CELLS], help="cells")
     parser.add_argument("--alternations", type=int, default=3)
     parser.add_argument("--window", nargs=3, metavar=("SCENARIO", "MODEL", "ARM"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -154,7 +174,7 @@ def main() -> None:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for at in range(given.alternations):
-            for scenario, model in CELLS:
+            for scenario, model in (cell for cell in CELLS if "/".join(cell) in (given.only or ["/".join(cell)])):
                 for arm in ARMS:
                     tree = given.before if arm == "before" else ROOT
                     words = [sys.executable, "-P", __file__, str(given.out), "--seconds", str(given.seconds)]
@@ -167,19 +187,12 @@ def main() -> None:
                     )
                     if done.returncode:
                         raise SystemExit(done.stderr)
-                    cell = {"cell": f"{scenario}/{model}", "arm": arm, "alternation": at}
+                    requests = "" if arm == "before" else REQUESTS.get(scenario, "")
+                    cell = {"cell": f"{scenario}/{model}", "arm": arm, "alternation": at, "requests": requests}
                     rows.append(cell | json.loads(done.stdout))
                     writer.writerow(rows[-1])
                     stream.flush()
-    for cell in dict.fromkeys(str(each["cell"]) for each in rows):
-        rates = {
-            arm: median(
-                float(str(each["traces_per_s"])) for each in rows if each["cell"] == cell and each["arm"] == arm
-            )
-            for arm in ARMS
-        }
-        gains = ", ".join(f"{arm} {rate:.2f} (x{rate / rates['before']:.1f})" for arm, rate in rates.items())
-        sys.stdout.write(f"{cell}: {gains}\n")
+    sys.stdout.write("\n".join(summary(rows)) + "\n")
 
 
 if __name__ == "__main__":
