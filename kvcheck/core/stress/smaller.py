@@ -24,7 +24,7 @@ from kvcheck.core.stress.wait_search import search_waits
 from kvcheck.core.workload.shapes import shape as shape_named
 
 MOST_CAUSES = 3
-RUNS = 100
+RUNS = 150
 EXPLORED = 20
 
 Facts = dict[str, object]
