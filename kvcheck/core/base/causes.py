@@ -67,7 +67,7 @@ def stage(finding: Finding) -> int:
 
 
 def _is_changed(finding: Finding) -> bool:
-    """True for index values that changed under a transfer: it is seen when they are acknowledged, and by then pages that
+    """True for index values that changed under a transfer. It is seen when they are acknowledged; by then pages that
     they name wrongly have been freed, written and read. (mutant: move-changes-indices)"""
     return finding.oracle == "residency" and finding.code == "KV303" and finding.page is None
 
@@ -211,7 +211,8 @@ class _Group:
             return finding.oracle != "output" or first != ACCOUNTING
         if ACCOUNTING in (first, then):
             return then == ACCOUNTING and first < STAGES["ordering"]
-        if first in (STAGES["residency"], GUARD) or _is_changed(self.findings[0]):  # ids of cached pages, which every buffer and every sharer uses
+        if first in (STAGES["residency"], GUARD) or _is_changed(self.findings[0]):
+            # Ids of cached pages, which every buffer and every sharer uses.
             return _buffer(finding) != "metadata"
         if first == STAGES["ordering"] or self.findings[0].code == UNMOVED:
             return _buffer(finding) in self._buffers
