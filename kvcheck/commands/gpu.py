@@ -47,7 +47,7 @@ ROOT = Path(kvcheck.__file__).parents[1]
 WORK = ROOT / "build" / "gpu-jobs"
 ARCHIVE = "gpu.tar.gz"
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Hardware queues of the device for each job, the most there are: a lane behind a held one in a queue stands still."""
+"""Hardware queues of the device, the most that CUDA has. Lanes that share one wait for each other's holds."""
 GRACE_S = 8
 """Seconds between asking a job to end, when it saves what it has, and ending it."""
 

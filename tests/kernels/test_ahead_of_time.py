@@ -45,8 +45,9 @@ def attention(kind: str, *, dim: int, value_dim: int) -> Launch:
     )
 
 
-# What no interpreted test launches, because it would be too large or too slow there.
+# What no interpreted test launches, because it would be too large or too slow there, or needs a clock.
 LARGE: dict[str, Launch] = {
+    "hold-with-clock": ("kvcheck.kernels.hold_triton:_wait_for_flag", HOLD, tuple(sorted(HOLD_CONSTANTS.items()))),
     **{
         f"copy-{words}": (
             COPY,

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 LISTED = Path(__file__).parents[1] / "kernels" / "launches.json"
-ON_A_DEVICE = {"IS_WIDE": False, "HAS_CLOCK": True}
-"""Constants that say what the interpreter lacks: products of bfloat16, and a clock."""
+ON_A_DEVICE = {"IS_WIDE": False}
+"""Constants that say what the interpreter lacks: products of bfloat16. It has no clock either: see LARGE of the tests."""
 ALIGNED = 16
 INTEGERS = {"1": 1, "i32:16": 32, "i32": 3, "i64:16": 1 << 40, "i64": (1 << 40) + 1}
 """A value of each class of integers."""
@@ -69,8 +69,7 @@ def argument_of(kind: str) -> object:
 
 def launch_of(function: Callable[..., object], given: Sequence[object], named: Mapping[str, object]) -> Launch:
     """The class of a launch of the function that a kernel is made from."""
-    constants = {name: ON_A_DEVICE.get(name, value) if value else value for name, value in named.items()}
-    constants |= {name: ON_A_DEVICE[name] for name in ON_A_DEVICE if name == "IS_WIDE" and name in named}
+    constants = {name: ON_A_DEVICE.get(name, value) for name, value in named.items()}
     kernel = f"{function.__module__}:{function.__name__}"
     return kernel, tuple(map(argument_class, given)), tuple(sorted(constants.items()))
 

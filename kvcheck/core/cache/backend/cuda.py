@@ -37,7 +37,7 @@ from kvcheck.core.cache.backend.delays import Delay, DelayReport
 from kvcheck.core.cache.backend.graphs import Captures
 
 STREAMS_MOST = 64
-"""Streams that are asked for before two names share one. torch hands out 32 of each priority, in turn."""
+"""Streams of a priority that are asked for before the next priority is tried. torch has 32 of each, in turn."""
 
 PENDING_MAX = 4096
 """Operations kept before the host must wait for the oldest: bounds the events and the tensors held alive."""
