@@ -19,7 +19,7 @@ def test_a_failing_line_gets_smaller(capsys: pytest.CaptureFixture[str]) -> None
     assert printed[0] == f" from    {LINE}" and printed[-1] == " exit 1"
     assert printed[-5].startswith(" SHRUNK  retract-resume/glm-5.1-micro: KV304 ")
     assert "1 request, was " in printed[-4] and "2 pages each, was " in printed[-4]
-    assert "every answer is yes" in printed[-4] and printed[-3].startswith("   wait    none: all operations")
+    assert "every answer is yes" in printed[-4] and printed[-3].startswith("   wait    none: nothing in the schedules")
     smallest = printed[-2].removeprefix("   next    kvcheck replay ")
     assert f" fails   {smallest}" in printed, "it was told when it was found"
     assert run(["replay", smallest]) == 1

@@ -26,7 +26,7 @@ import torch
 
 LISTED = Path(__file__).parents[1] / "kernels" / "launches.json"
 ON_A_DEVICE = {"IS_WIDE": False}
-"""Constants that say what the interpreter lacks: products of bfloat16. It has no clock either: see LARGE of the tests."""
+"""Constants that say what the interpreter lacks: products of bfloat16. Its lack of a clock: see LARGE of the tests."""
 ALIGNED = 16
 INTEGERS = {"1": 1, "i32:16": 32, "i32": 3, "i64:16": 1 << 40, "i64": (1 << 40) + 1}
 """A value of each class of integers."""

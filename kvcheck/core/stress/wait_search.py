@@ -64,7 +64,7 @@ class Waits:
                 f"without it, {self.failed} of {self.explored}"
             )
         if not self.tried:
-            return "none: all operations that touch the same bytes are ordered"
+            return "none: nothing in the schedules that fail points to a missing wait"
         return f"none: no wait of {self.tried} that were tried removes it"
 
 
