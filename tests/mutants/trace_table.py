@@ -93,7 +93,7 @@ def old_traces(scenario: str, model: str, seconds: float) -> Iterator[int]:
 def new_traces(scenario: str, model: str, seconds: float, arm: str) -> Iterator[int]:
     """One number a schedule: chance answers, or all within ANSWERS."""
     from kvcheck.core.base.rng import Rng
-    from kvcheck.core.stress.answers import SHARES, AnswersStrategy
+    from kvcheck.core.stress.answers import AnswersStrategy, by_chance
     from kvcheck.core.stress.exploring import Exploration
     from kvcheck.core.stress.schedule import NO_EXTRAS, Plan
     from kvcheck.core.targets.builtin import BuiltinTarget
@@ -114,9 +114,7 @@ def new_traces(scenario: str, model: str, seconds: float, arm: str) -> Iterator[
     number = 0
 
     def chance(plan: Any) -> AnswersStrategy:
-        rng = Rng(SEED * 1_000_003 + number)
-        share = SHARES[rng.below(len(SHARES))]
-        return AnswersStrategy(lambda name: rng.chance(*share))
+        return AnswersStrategy(by_chance(Rng(SEED * 1_000_003 + number)))
 
     if arm == "answers":
         module.chooser_of = chance

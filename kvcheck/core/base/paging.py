@@ -43,6 +43,13 @@ def first_seen_page(query: int, window: int, page_size: int) -> int:
     return max(0, query + 1 - window) // page_size
 
 
+def spans_of(starts: IndexArray, stops: IndexArray) -> IndexArray:
+    """[n, 2]: the token ranges [starts[i], stops[i])."""
+    spans = np.empty((len(starts), 2), dtype=np.int64)
+    spans[:, 0], spans[:, 1] = starts, stops
+    return spans
+
+
 def locs_of(pages: PageIndices, start: int, stop: int, page_size: int) -> IndexArray:
     """Locs of the logical tokens [start, stop) of a request that holds `pages` in order.
 

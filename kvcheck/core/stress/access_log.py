@@ -71,9 +71,10 @@ class AccessLog:
         units, tokens = self._places(footprint.layers[1], footprint.rows, footprint.spans)
         layers = self._last[slice(*footprint.layers)]
         seen = layers[:, units] if tokens is None else layers[:, units, tokens]
-        late = np.argwhere(seen > bound)
-        if not len(late):
+        is_late = seen > bound
+        if not is_late.any():
             return None
+        late = np.argwhere(is_late)
         first: list[int] = late[0].tolist()
         token = first[2] if tokens is None else int(tokens[first[1]])
         return Overlap(
@@ -101,9 +102,9 @@ class AccessLog:
         if spans is None:
             return rows, None
         starts, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
-        ends = np.cumsum(lengths)
-        tokens: IndexArray = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-        return np.repeat(rows, lengths), tokens
+        ends = lengths.cumsum()
+        tokens: IndexArray = np.arange(ends[-1]) + (starts - (ends - lengths)).repeat(lengths)
+        return rows.repeat(lengths), tokens
 
     def _reach(self, layers: int, units: int, tokens: int) -> None:
         have = self._last.shape

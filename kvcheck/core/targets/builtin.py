@@ -113,7 +113,6 @@ class BuiltinEngine:
             report = self.scheduler.step()
             self._emit(reported("", report))
             return report
-        self._prefixes.look()
         before = self.scheduler.states()
         report = self.scheduler.step()
         self._emit(reported("", report))

@@ -117,11 +117,8 @@ class Observer:
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
         self._emit(TierChanged(tier, space, chain, tuple(ids.tolist()), added))
-        if self.prefixes is not None and space == "full":
-            if added:
-                self.prefixes.look()
-            else:
-                self.prefixes.leaving(chain)
+        if self.prefixes is not None and space == "full" and not added:
+            self.prefixes.leaving(chain)
 
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
         self._emit(Evicted(tier, space, during_load))

@@ -2,7 +2,7 @@
 
     Prefixes.standings    for whoever wants to aim at one
     Prefixes.make_happen  evict, remove, overwrite, by what an engine's operator or another engine can do
-    Prefixes.looked_up, evicting, evicted, look    what happened by itself, told by the Observer and by the engine
+    Prefixes.looked_up, leaving, evicted    what happened by itself, told by the Observer; splits, by the tree
 
 Invariants:
 - It looks from outside: at the nodes of the tree, at what the storage tier has under way, and at the cache's reports.
@@ -39,15 +39,14 @@ class Prefixes:
         self._host = host
         self._store = store
         self._emit = emit
-        self._lengths: dict[Node, int] = {}
         self._stored: dict[str, StoredUnit] = {}  # by key, in the order of the first write
         self._is_told = True
+        cache.tree.on_split = self._split
 
     # What is there
 
     def standings(self) -> tuple[Standing, ...]:
         """The state of each prefix and of each object, in an order that the schedule alone decides."""
-        self.look()
         storing = self._storing()
         rows = [Standing("prefix", _state_of(each, storing), _name(each)) for each in self._cache.tree.nodes()]
         return (*rows, *(Standing("object", state, key) for key, state in self._objects().items()))
@@ -124,18 +123,12 @@ class Prefixes:
 
     # What happens by itself
 
-    def look(self) -> None:
-        """Note which prefixes were split since the last look. Both halves of one are in the same state."""
-        storing = self._storing()
-        lengths = {each: len(each.keys) for each in self._cache.tree.nodes()}
-        for node, pages in self._lengths.items():
-            if pages > lengths.get(node, pages):
-                self._tell(_state_of(node, storing), "split")
-        self._lengths = lengths
+    def _split(self, node: Node) -> None:
+        """Both halves are in the same state."""
+        self._tell(_state_of(node, self._storing()), "split")
 
     def looked_up(self, chain: tuple[bytes, ...], pages: int) -> None:
         """A request has found so many pages of its prompt."""
-        self.look()
         found, storing = frozenset(chain[:pages]), self._storing()
         for node in self._cache.tree.nodes():
             if node.chain[-1] in found:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray, spans_of
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.cache.pools.buffers import BufferSpec
 from kvcheck.core.cache.pools.pool import KVPool
@@ -97,9 +97,7 @@ def _span(
     counts = np.array([len(each) for each in pages])
     of_chunk = np.repeat(np.arange(len(pages)), counts)
     page_starts = ragged(firsts, counts) * size
-    spans = np.stack(
-        (np.maximum(starts[of_chunk] - page_starts, 0), np.minimum(stops[of_chunk] - page_starts, size)), axis=1
-    )
+    spans = spans_of(np.maximum(starts[of_chunk] - page_starts, 0), np.minimum(stops[of_chunk] - page_starts, size))
     owners = np.array([chunk.request_id for chunk in chunks])[of_chunk]
     rows = np.array([chunk.holding.row for chunk in chunks])
     units = np.concatenate(pages)

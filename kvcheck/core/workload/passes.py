@@ -124,7 +124,7 @@ def plan_pass(
 def places_of(chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[int], columns: int) -> Places:
     """The positions [starts[i], stops[i]) of each chunk. columns: of the request table."""
     counts = np.array(stops, dtype=np.int64) - np.array(starts, dtype=np.int64)
-    which = np.repeat(np.arange(len(chunks)), counts)
+    which = np.arange(len(chunks)).repeat(counts)
     positions = ragged(np.array(starts, dtype=np.int64), counts)
     table_rows = np.array([chunk.holding.row for chunk in chunks], dtype=np.int64)
     return Places(entries=table_rows[which] * columns + positions, chunk=which, positions=positions)
@@ -177,6 +177,6 @@ def _joined(codes: Sequence[torch.Tensor], backend: Memory) -> torch.Tensor:
 
 def ragged(starts: IndexArray, lengths: IndexArray) -> IndexArray:
     """starts[i], starts[i] + 1, ... for lengths[i] values, one run after another."""
-    ends = np.cumsum(lengths)
-    ragged: IndexArray = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-    return ragged
+    ends: IndexArray = lengths.cumsum()
+    values: IndexArray = np.arange(ends[-1]) + (starts - (ends - lengths)).repeat(lengths)
+    return values

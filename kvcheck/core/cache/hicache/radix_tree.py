@@ -74,7 +74,8 @@ class Known:
 class PrefixTree:
     """Cached prefixes. window: tokens a window layer sees, 0 without; has_state: prefixes end at a state.
 
-    on_lock: is told of each lock and unlock: the node, the tier, and whether it was added.
+    on_lock: is told of each lock and unlock: the node, the tier, and whether it was added. on_split: is told of each
+    node that was cut in two, once both halves are whole.
     """
 
     def __init__(self, page_size: int, *, window: int = 0, has_state: bool = False) -> None:
@@ -84,6 +85,7 @@ class PrefixTree:
         self._created = 0
         self._clock = 0
         self.on_lock: Callable[[Node, str, bool], None] = lambda node, tier, added: None
+        self.on_split: Callable[[Node], None] = lambda node: None
         self.root = self._node((), (), None)
         self.root.device.full = owned(np.zeros(0, dtype=np.int64))
         self.root.host.full = owned(np.zeros(0, dtype=np.int64))
@@ -312,6 +314,7 @@ class PrefixTree:
         node.parent.children[node.keys[0]] = upper
         node.keys, node.chain, node.parent = node.keys[at:], node.chain[at:], upper
         upper.children[node.keys[0]] = node
+        self.on_split(node)
         return upper
 
     def _node(self, keys: tuple[bytes, ...], chain: tuple[bytes, ...], parent: Node | None) -> Node:

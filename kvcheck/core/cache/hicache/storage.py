@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
 
@@ -97,9 +98,14 @@ def chain_hashes(pages: Sequence[bytes], before: bytes = b"") -> tuple[bytes, ..
     """One hash a page of token bytes, covering all pages before it. before: the hash of the page before the first."""
     hashes: list[bytes] = []
     for page in pages:
-        before = _hash_of((before, page), purpose=b"kvcheck-chain")
+        before = _next_hash(before, page)
         hashes.append(before)
     return tuple(hashes)
+
+
+@lru_cache(maxsize=1 << 14)
+def _next_hash(before: bytes, page: bytes) -> bytes:
+    return _hash_of((before, page), purpose=b"kvcheck-chain")
 
 
 def check_key(key: str) -> None:

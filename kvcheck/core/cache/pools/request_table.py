@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvcheck.core.base.errors import LengthMismatch
-from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.base.paging import IndexArray, spans_of
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Place
 from kvcheck.kernels.page_copy import fill_torch, scatter_rows_torch
 
@@ -49,7 +49,7 @@ class IndexTable:
 
     def footprint(self, rows: IndexArray, starts: IndexArray, stops: IndexArray) -> Footprint:
         """The entries [starts[i], stops[i]) of each of some rows."""
-        return Footprint("table", (self.name,), (0, 1), rows, np.stack((starts, stops), axis=1))
+        return Footprint("table", (self.name,), (0, 1), rows, spans_of(starts, stops))
 
     def _submit(self, columns: IndexArray, values: IndexArray, entries: Footprint, *, row: int) -> None:
         if len(columns) != len(values) or not 0 <= row <= self.rows:

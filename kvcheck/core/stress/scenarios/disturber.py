@@ -159,8 +159,8 @@ class Disturber:
         found = [
             each
             for each in self._wanted
-            if self._reached[each] < self._most(each)
-            and (is_due or each.state in BRIEF or (each.state in PASSING and not self._reached[each]))
+            if (is_due or each.state in BRIEF or (each.state in PASSING and not self._reached[each]))
+            and self._reached[each] < self._most(each)
         ]
         return sorted(found, key=lambda each: self._reached[each])
 
