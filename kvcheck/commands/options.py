@@ -23,6 +23,7 @@ import typer
 from kvcheck import __version__
 from kvcheck.core.base.cells import ENGINE_NAMES
 from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.devices import STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
@@ -150,11 +151,9 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.workload.synthetic import trace_file
     from kvcheck.core.workload.traces import MAX_REQUESTS, read_trace
 
-    kind, colon, number = plan.device.partition(":")
-    if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
-        raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {plan.device!r}")
+    kind = kind_of(plan.device)
     BACKENDS.require(plan.backend)
-    if (plan.backend == "cuda") != (kind == "cuda"):
+    if plan.on_device != (kind in STREAMED) or (plan.on_device and plan.backend != kind):
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
     TRANSPORTS.require(plan.transport)
@@ -183,4 +182,4 @@ def check_plan(plan: Plan) -> None:
 
         # Queues of the device: with fewer than lanes, one that is held stands in the way of others.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        CudaBackend(int(number or 0))
+        CudaBackend(number_of(plan.device))

@@ -26,6 +26,7 @@ from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
@@ -111,9 +112,9 @@ def _on_device(plan: Plan, device: str) -> Plan:
     """The device plan of a CPU plan. Raises UsageError for a plan that is for a device already or for an engine."""
     if plan.kind is Kind.PROBE:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
-    if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda":
+    if plan.kind is not Kind.SCHEDULE or plan.on_device:
         raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
-    return dataclasses.replace(plan, backend="cuda", device=device, strategy="delay", choices=None)
+    return dataclasses.replace(plan, backend=kind_of(device), device=device, strategy="delay", choices=None)
 
 
 def _replay_held(plan: Plan, device: str, times: int) -> Replayed:

@@ -34,6 +34,7 @@ from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.stress.mutant_trials import judge, not_begun, timed_mutants
@@ -51,7 +52,7 @@ def selftest(
         float, typer.Option(metavar="PERCENT", help="With --aa: slow one of the two down; the gate must say SLOWER.")
     ] = 0.0,
     device: Annotated[
-        str, typer.Option(help="cuda or cuda:N: delay operations there until a mutant serves wrong bytes.")
+        str, typer.Option(help="threads, cuda or cuda:N: delay operations there until a mutant serves wrong bytes.")
     ] = "cpu",
     max_time: Annotated[float | None, typer.Option(help="Seconds after which the whole run stops.")] = None,
     schedules: Annotated[int, typer.Option(help="Schedules after which a mutant counts as survived.")] = 32,
@@ -76,7 +77,7 @@ def selftest(
     if device != "cpu":
         chosen = timed_mutants(chosen, device)
         first = Plan(scenario=chosen[0].scenario, shape=chosen[0].shape)
-        check_plan(dataclasses.replace(first, backend="cuda", device=device, strategy="delay"))
+        check_plan(dataclasses.replace(first, backend=kind_of(device), device=device, strategy="delay"))
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
     session = Session(

@@ -65,6 +65,7 @@ from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, passing, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.cells import is_engine
+from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
@@ -223,7 +224,7 @@ def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
     """Processes that run cells. On a device they would take turns, and a lane that one of them holds is held for its
     turn only; an engine has one child.
     """
-    return 1 if row.is_alone or base.backend == "cuda" else min(cells, Session.cpus())
+    return 1 if row.is_alone or base.on_device else min(cells, Session.cpus())
 
 
 def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:
@@ -298,7 +299,8 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     device, strategy, target = given["device"], strategy_of(given["strategy"], given["answers_within"]), given["target"]
     transport, trace = given["transport"], given["trace"]
     is_apart = transport in PROCESS_TRANSPORTS
-    default = "cuda" if device.partition(":")[0] == "cuda" else "eager" if is_apart else "simulated"
+    kind = kind_of(device)
+    default = kind if kind in STREAMED else "eager" if is_apart else "simulated"
     chosen = given["backend"] or default
     if strategy in ("replay", "flip"):
         raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.cache.backend import cuda, cuda_holds
+from kvcheck.core.cache.backend import cuda, holds
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
 from kvcheck.core.stress import runner
 
@@ -152,7 +152,7 @@ class Backend(cuda.CudaBackend):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.device = torch.device("cpu")
+        self.device = self._machine.device = torch.device("cpu")
 
     def submit(self, operation: Operation, **kwargs: Any) -> Signal:
         stage = operation.stage
@@ -212,7 +212,7 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
         patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))
-        patch.setattr(cuda_holds, "hold", hold)
-        patch.setattr(cuda_holds, "asks_triton", lambda *tensors: True)
-        patch.setattr(cuda_holds, "time", SimpleNamespace(sleep=lambda seconds: machine.jitter()))
+        patch.setattr(cuda, "hold", hold)
+        patch.setattr(cuda, "asks_triton", lambda *tensors: True)
+        patch.setattr(holds, "time", SimpleNamespace(sleep=lambda seconds: machine.jitter()))
         yield machine

@@ -20,7 +20,7 @@ from litmus.rig import Rig
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.cache.backend import cuda, cuda_holds
+from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.cache.backend.eager import EagerBackend
@@ -45,7 +45,7 @@ def rig(machine: Machine, *delays: Delay) -> Rig:
 def test_the_code_of_the_cuda_backend_keeps_the_rules(litmus: Litmus, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
     for seed in range(SEEDS):
-        monkeypatch.setattr(cuda, "PENDING_MAX", (4096, 1)[seed % 2])
+        monkeypatch.setattr(streamed, "PENDING_MAX", (4096, 1)[seed % 2])
         with installed(seed) as machine:
             seen.add(litmus.program(rig(machine)))
     assert seen <= litmus.allowed
@@ -57,7 +57,7 @@ def test_each_lane_has_a_stream_of_its_own_also_behind_the_pool_of_torch() -> No
         for number in range(40):
             backend.lane(f"lane {number}")
         assert len({each.cuda_stream for each in backend._streams}) == 40  # type: ignore[attr-defined]
-        ours = {backend._service.cuda_stream, backend._capturing.cuda_stream}  # type: ignore[attr-defined]
+        ours = {backend._machine._service.cuda_stream, backend._machine._capturing.cuda_stream}  # type: ignore[attr-defined]
         assert len(ours) == 2 and ours.isdisjoint(each.cuda_stream for each in backend._streams)  # type: ignore[attr-defined]
         with pytest.raises(UnknownVerdict, match=r"torch has no more than 64; next: fewer ranks"):
             for number in range(40, 63):
@@ -126,8 +126,8 @@ def test_a_host_that_only_polls_goes_on_too() -> None:
         polls = 0
         while not rigged.backend.query(written):
             polls += 1
-            assert polls < 2 * cuda_holds.POLLS_MOST
-        assert polls >= cuda_holds.POLLS_MOST - 1
+            assert polls < 2 * holds.POLLS_MOST
+        assert polls >= holds.POLLS_MOST - 1
 
 
 def test_a_part_that_makes_the_host_wait_ends_by_the_watchdog_and_it_is_told() -> None:
@@ -145,7 +145,7 @@ def test_places_of_holds_are_used_again_and_an_old_end_lets_no_new_hold_go() -> 
     both = Delay(held=Site(operation="set"), until=Site(operation="get"))
     with installed(5) as machine:
         rigged = rig(machine, both)
-        rounds = 3 * cuda_holds.HOLDS_MOST
+        rounds = 3 * holds.HOLDS_MOST
         for _ in range(rounds):
             assert store_and_copy(rigged) == "0"
         report = rigged.backend.settle()  # type: ignore[attr-defined]

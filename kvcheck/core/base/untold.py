@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.cells import is_engine, is_of_server, keys_of
+from kvcheck.core.base.devices import STREAMED
 from kvcheck.core.base.record import Finding
 
 IN_ONE_PROCESS = (None, "loopback")
@@ -26,7 +27,7 @@ def why_untold(finding: Finding) -> str | None:
         return "an installed engine is not observed operation by operation"
     if keys.get("transport") not in IN_ONE_PROCESS:
         return "the ranks were processes of their own, whose order nobody recorded"
-    if keys.get("backend") == "cuda":
+    if keys.get("backend") in STREAMED:
         return "a device picks its own order, which is another one each time"
     if finding.oracle in OUTSIDE:
         return OUTSIDE[finding.oracle]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.bench import CASES
 from kvcheck.core.workload.shapes import shape as shape_named
@@ -37,9 +38,7 @@ class BenchPlan:
         for name in self.cases:
             CASES.require(name)
         shape_named(self.shape)
-        kind, colon, number = self.device.partition(":")
-        if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
-            raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {self.device!r}")
+        kind_of(self.device)
         if not 0 < self.precision < math.inf:
             raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {self.precision}")
         if not 0 < self.max_time_s < math.inf:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
@@ -59,7 +60,7 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
         found = _candidates(outcome.findings, submitted)
     return tuple(
         dataclasses.replace(
-            plan, backend="cuda", device=device, strategy="delay", choices=delays_text((delay,)), expect=None
+            plan, backend=kind_of(device), device=device, strategy="delay", choices=delays_text((delay,)), expect=None
         )
         for delay in found[:TRIES_MOST]
     )

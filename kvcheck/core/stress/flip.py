@@ -30,7 +30,7 @@ def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:
     Returns the outcome if it ran that pair and read wrong bytes.
     """
     pair = pair_of(finding)
-    if pair is None or plan.backend == "cuda":
+    if pair is None or plan.on_device:
         return None
     outcome = runner.run(_simulated(plan, "flip", pair.text()))
     return outcome if outcome.divergence is None and wrong_bytes(outcome) is not None else None
@@ -64,7 +64,7 @@ def confirmed(runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool] = 
     is about ordering. may_go_on: asked before each run.
     """
     plan, findings = outcome.plan, outcome.findings
-    if plan.backend == "cuda" or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):
+    if plan.on_device or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):
         return findings
     eager = outcome
     if not _is_eager(plan):

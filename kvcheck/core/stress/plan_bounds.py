@@ -26,7 +26,7 @@ def check_bounds(plan: Plan) -> None:
     if plan.pages is None and plan.faults is None:
         return
     name = "pages" if plan.pages is not None else "faults"
-    if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda" or plan.trace is not None or plan.decoder != WORDS:
+    if plan.kind is not Kind.SCHEDULE or plan.on_device or plan.trace is not None or plan.decoder != WORDS:
         raise UsageError(
             f"{name}: expected a line of one process on a CPU, without a trace and with decoder {WORDS}; leave it out"
         )

@@ -24,7 +24,7 @@ def check_decoder(plan: Plan) -> None:
     DECODERS.require(plan.decoder)
     if plan.decoder == WORDS:
         return
-    if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda":
+    if plan.kind is not Kind.SCHEDULE or plan.on_device:
         raise UsageError(
             f"--decoder {plan.decoder}: it reads pools in host memory, in one process; leave --target, --transport, "
             "--device and --backend out"

@@ -20,6 +20,7 @@ import torch
 
 from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.deadline import Stuck, progress_watch
+from kvcheck.core.base.devices import number_of
 from kvcheck.core.base.errors import (
     CheckFailed,
     DoubleFree,
@@ -42,6 +43,8 @@ from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.backend.streamed import StreamedBackend
+from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.answers import AnswersStrategy, answers_text
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
@@ -333,18 +336,20 @@ def _backend(plan: Plan, observer: OperationObserver) -> tuple[Backend, Recorder
     if plan.backend == "eager":
         return EagerBackend(observer), None
     if plan.backend == "cuda":
-        return CudaBackend(int(plan.device.partition(":")[2] or 0), observer, delays_of(plan)), None
+        return CudaBackend(number_of(plan.device), observer, delays_of(plan)), None
+    if plan.backend == "threads":
+        return ThreadsBackend(observer, delays_of(plan)), None
     recorder = Recorder(chooser_of(plan))
     return SimulatedBackend(recorder, observer), recorder
 
 
 def _settled(backend: Backend, history: History) -> DelayReport | None:
     """Wait for a device, whose memory the next run will use. An error that it tells only now is a finding too."""
-    if not isinstance(backend, CudaBackend):
+    if not isinstance(backend, StreamedBackend):
         return None
     try:
         return backend.settle()
-    except RuntimeError as error:
+    except (RuntimeError, TargetError) as error:
         history.emit(Broke("KV902", type(error).__name__, str(error)))
         return None
 

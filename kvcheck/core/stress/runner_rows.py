@@ -163,7 +163,7 @@ def _for_scenario(plan: Plan) -> Plan:
 
 
 def _order(plan: Plan) -> str:
-    of_backend = {"eager": "eager", "cuda": "the device's order"}
+    of_backend = {"eager": "eager", "cuda": "the device's order", "threads": "the threads' order"}
     return of_backend.get(plan.backend) or order_of(plan)
 
 

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 from zlib import crc32
 
 from kvcheck.core.base.cells import is_engine, tried_with
+from kvcheck.core.base.devices import STREAMED
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
@@ -125,7 +126,12 @@ class Plan:
             return Kind.PROBE
         if self.transport in PROCESS_TRANSPORTS:
             return Kind.RANKS
-        return Kind.DELAYED if self.backend == "cuda" and self.strategy == "delay" else Kind.SCHEDULE
+        return Kind.DELAYED if self.on_device and self.strategy == "delay" else Kind.SCHEDULE
+
+    @property
+    def on_device(self) -> bool:
+        """Work goes on beside the process, in an order that nobody chose."""
+        return self.backend in STREAMED
 
     @property
     def own_target(self) -> str | None:

@@ -73,7 +73,7 @@ class Shrunk:
 
 def check_shrinkable(plan: Plan) -> None:
     """Raises UsageError for a line that is not of one process on a CPU with requests that are drawn."""
-    if plan.kind is not Kind.SCHEDULE or plan.backend == "cuda" or plan.trace is not None:
+    if plan.kind is not Kind.SCHEDULE or plan.on_device or plan.trace is not None:
         what = f"trace={plan.trace}" if plan.trace is not None else f"a line of {plan.cell}"
         raise UsageError(
             f"shrink: expected a line of one process on a CPU without a trace, got {what}; run it with kvcheck replay"

@@ -1,4 +1,4 @@
-"""Backends: one Protocol with three implementations. SEMANTICS.md states the rules and names their litmus tests."""
+"""Backends: one Protocol with four implementations. SEMANTICS.md states the rules and names their litmus tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ BACKENDS: Registry[type[Backend]] = Registry(
     {
         "simulated": "kvcheck.core.cache.backend.simulated:SimulatedBackend",
         "eager": "kvcheck.core.cache.backend.eager:EagerBackend",
+        "threads": "kvcheck.core.cache.backend.threads:ThreadsBackend",
         "cuda": "kvcheck.core.cache.backend.cuda:CudaBackend",
     },
 )

@@ -25,7 +25,7 @@ from kvcheck.core.stress.mutation.source import Place, Source
 
 CACHE = "core/cache"
 """What is edited, below the package's folder."""
-INSTRUMENT = ("simulated", "eager", "cuda", "cuda_holds", "delays", "graphs")
+INSTRUMENT = ("simulated", "eager", "cuda", "delays", "device", "graphs", "holds", "streamed", "threads")
 """Modules of cache/backend that run the product's operations for a test, and are no product."""
 PROCESSES = ("transfer/mooncake/", "transfer/sockets/", "scheduler/process_group.py", "hicache/mooncake_store.py")
 """What runs in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches it."""

@@ -1,0 +1,29 @@
+"""Devices by name: cpu, threads, cuda or cuda:N.
+
+    cpu        one process decides what runs when
+    threads    streams are threads of this process, on its memory
+    cuda       streams of a GPU
+
+On the last two, work goes on beside the process, in an order that nobody chose.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.base.errors import UsageError
+
+KINDS = ("cpu", "threads", "cuda")
+STREAMED = frozenset({"threads", "cuda"})
+"""Backends, and kinds of devices, on which work goes on beside the process."""
+
+
+def kind_of(device: str) -> str:
+    """The kind of a device. Raises UsageError for a name that is none."""
+    kind, colon, number = device.partition(":")
+    if kind not in KINDS or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
+        raise UsageError(f"--device: expected cpu, threads, cuda or cuda:N, got {device!r}")
+    return kind
+
+
+def number_of(device: str) -> int:
+    """N of "cuda:N", and 0 for others."""
+    return int(device.partition(":")[2] or 0)

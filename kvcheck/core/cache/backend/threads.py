@@ -1,0 +1,190 @@
+"""The threads backend: a stream is a thread, an event is a real event, and memory is the host's.
+
+Work goes on while the process does other things, so a missing wait is a race that happens, over bytes that are really
+overwritten. A CPU shows by it what a stand-in of queues cannot: work of the process that races with a lane, torn
+copies, and a process that waits for what never comes.
+
+Invariants:
+- A lane's thread sleeps before some chunks, for a time that chance says. Two runs of one plan differ.
+- An error of a chunk is kept, and raised where the process next asks or waits, as on a device. What is left of the lane
+  does not run, and its events are reached.
+- A wait of the process ends with Hang after HANG_S. Threads are ended by `close`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import torch
+
+from kvcheck.core.base.errors import Hang, InternalError
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, OperationObserver, Place
+from kvcheck.core.cache.backend.delays import Delay
+from kvcheck.core.cache.backend.device import WATCHDOG_NS, DeviceHold
+from kvcheck.core.cache.backend.streamed import StreamedBackend
+
+HANG_S = 60.0
+"""After so long a wait of the process is given up. A watchdog ends a hold after a quarter of a second."""
+END_S = 1.0
+"""So long the end of a thread is waited for. One that stands still is left, and ends with the process."""
+SLEEPS = 0.3
+SLEEP_MOST_S = 0.001
+"""The share of chunks before which a lane's thread sleeps, and for how long at most."""
+
+
+class ThreadsBackend(StreamedBackend["_Stream", "_Event"]):
+    """Lanes as threads of this process. delays: where lanes are held, see delays.py."""
+
+    name = "threads"
+
+    def __init__(self, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()) -> None:
+        super().__init__(ThreadDevice(), observer, delays)
+
+
+class ThreadDevice:
+    """The streams of one backend, which share nothing with those of others."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._streams: list[_Stream] = []
+        self._errors: list[Exception] = []
+
+    def stream(self) -> _Stream:
+        self._streams.append(_Stream(self._errors))
+        return self._streams[-1]
+
+    def event(self) -> _Event:
+        return _Event()
+
+    def run(self, stream: _Stream, work: Sequence[ChunkWork]) -> None:
+        for chunk in work:
+            stream.put(chunk, is_chunk=True)
+
+    def record(self, event: _Event, stream: _Stream) -> None:
+        event.reached = reached = threading.Event()
+        stream.put(reached.set)
+
+    def wait(self, stream: _Stream, event: _Event) -> None:
+        stream.put(event.reached.wait)
+
+    def has_run(self, event: _Event) -> bool:
+        self._raise()
+        return event.reached.is_set()
+
+    def join(self, event: _Event) -> None:
+        if not event.reached.wait(HANG_S):
+            raise Hang(f"backend threads: a lane has not come to what the process waits for in {HANG_S:g} s")
+        self._raise()
+
+    def capture(self, work: Sequence[ChunkWork], last: object | None) -> object:
+        """The chunks themselves: they run at each replay, on the memory that they name."""
+        return tuple(work)
+
+    def replay(self, stream: _Stream, captured: object) -> None:
+        if not isinstance(captured, tuple):
+            raise InternalError(f"expected a graph of backend threads, got one that holds a {type(captured).__name__}")
+        self.run(stream, captured)
+
+    def holds(self, count: int) -> Sequence[DeviceHold[_Stream]]:
+        return [_Hold() for _ in range(count)]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+        return tensor
+
+    def upload(self, values: IndexArray) -> torch.Tensor:
+        return torch.from_numpy(values.copy())
+
+    def synchronize(self) -> None:
+        """Wait for all streams, and raise what one of their chunks has raised."""
+        ends = [_Event() for _ in self._streams]
+        for end, stream in zip(ends, self._streams, strict=True):
+            self.record(end, stream)
+        for end in ends:
+            self.join(end)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.end()
+        self._streams.clear()
+
+    def _raise(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+class _Stream:
+    """A queue and the thread that works on it, which begins with the first work."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self._queue: SimpleQueue[tuple[Callable[[], object], bool] | None] = SimpleQueue()
+        self._errors = errors
+        self._thread: threading.Thread | None = None
+        self._is_broken = False
+
+    def put(self, work: Callable[[], object], *, is_chunk: bool = False) -> None:
+        if self._thread is None:
+            # A daemon: a process that gives up a Hang is not kept by a thread that waits.
+            self._thread = threading.Thread(target=self._run, name="kvcheck lane", daemon=True)
+            self._thread.start()
+        self._queue.put((work, is_chunk))
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(END_S)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        chance = random.Random()
+        while (entry := self._queue.get()) is not None:
+            work, is_chunk = entry
+            if is_chunk and self._is_broken:
+                continue
+            if is_chunk and chance.random() < SLEEPS:
+                time.sleep(chance.random() * SLEEP_MOST_S)
+            try:
+                work()
+            except Exception as error:  # of any kind: it is the process's to judge
+                self._is_broken = True
+                self._errors.append(error)
+
+
+class _Event:
+    """reached: of its latest recording."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.reached.set()
+
+
+class _Hold:
+    """A lane's thread waits for it, so long as its watchdog lets it."""
+
+    def __init__(self) -> None:
+        self._flag = threading.Event()
+        self._ended = threading.Event()
+        self._has_fired = False
+
+    def place(self, stream: _Stream) -> None:
+        self._flag, self._ended, self._has_fired = threading.Event(), threading.Event(), False
+        stream.put(self._stand)
+
+    def release(self) -> None:
+        self._flag.set()
+
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def has_fired(self) -> bool:
+        return self._has_fired
+
+    def _stand(self) -> None:
+        self._has_fired = not self._flag.wait(WATCHDOG_NS / 1e9)
+        self._ended.set()
