@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.cache.backend import cuda, holds
+from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
 from kvcheck.core.stress import runner
 
@@ -40,6 +40,7 @@ class Machine:
         self.streams: list[Stream] = []
         self.current: Stream | None = None
         self.syncs = 0
+        self._looks = 0
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
         self._mix = Rng(seed)
@@ -53,6 +54,11 @@ class Machine:
         if len(pool) < POOL:
             pool.append(Stream(self))
         return pool[number % POOL]
+
+    def looks(self) -> int:
+        """A clock: how often it was looked at."""
+        self._looks += 1
+        return self._looks
 
     def jitter(self) -> None:
         """The device goes on by a few steps."""
@@ -214,5 +220,7 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))
         patch.setattr(cuda, "hold", hold)
         patch.setattr(cuda, "asks_triton", lambda *tensors: True)
-        patch.setattr(holds, "time", SimpleNamespace(sleep=lambda seconds: machine.jitter()))
+        clock = SimpleNamespace(sleep=lambda seconds: machine.jitter(), monotonic=lambda: float(machine.looks()))
+        patch.setattr(holds, "time", clock)
+        patch.setattr(streamed, "time", clock)
         yield machine

@@ -18,6 +18,7 @@ from kvcheck.core.cache.backend.backend import Backend, Place
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
+from kvcheck.core.cache.backend.threads import ThreadsBackend
 
 
 class Lazy(Explorer):
@@ -31,6 +32,7 @@ every_backend = pytest.mark.parametrize(
     "make",
     [
         pytest.param(EagerBackend, id="eager"),
+        pytest.param(ThreadsBackend, id="threads"),
         pytest.param(lambda seer: SimulatedBackend(Explorer(), seer), id="simulated, at once"),
         pytest.param(lambda seer: SimulatedBackend(Lazy(), seer), id="simulated, lazy"),
         pytest.param(lambda seer: CudaBackend(observer=seer), id="cuda", marks=pytest.mark.gpu),

@@ -2,7 +2,8 @@
 
 Invariants:
 - On `simulated` every schedule of every program is run, and the outcomes are exactly the allowed ones.
-- On `eager` and `cuda` no outcome lies outside the allowed ones; on `cuda` the test reports which were seen.
+- On `eager` and `cuda` no outcome lies outside the allowed ones; on `cuda` the test reports which were seen. For
+  `threads` see test_threads.py.
 - Every broken simulator changes the outcomes of the programs named for it.
 """
 
@@ -30,6 +31,7 @@ from kvcheck.core.cache.backend.backend import POISON_BYTE, Backend, Place, Sign
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
+from kvcheck.core.cache.backend.threads import ThreadsBackend
 
 SEMANTICS = Path(kvcheck.core.cache.backend.__file__).with_name("SEMANTICS.md")
 BY_NAME = {litmus.name: litmus for litmus in LITMUS}
@@ -142,6 +144,7 @@ def machines() -> list[object]:
     return [
         pytest.param(lambda: SimulatedBackend(Explorer()), id="simulated"),
         pytest.param(EagerBackend, id="eager"),
+        pytest.param(ThreadsBackend, id="threads"),
         pytest.param(CudaBackend, id="cuda", marks=pytest.mark.gpu),
     ]
 
@@ -178,6 +181,7 @@ def test_memory_is_released_once_and_allocated_once(make: Callable[[], Backend])
     [
         pytest.param(lambda seer: SimulatedBackend(Explorer(), seer), id="simulated"),
         pytest.param(EagerBackend, id="eager"),
+        pytest.param(ThreadsBackend, id="threads"),
         pytest.param(lambda seer: CudaBackend(observer=seer), id="cuda", marks=pytest.mark.gpu),
     ],
 )
@@ -286,5 +290,6 @@ def test_cuda_device_that_is_not_there_is_unknown() -> None:
 
 
 def test_every_backend_of_the_table_is_covered_here() -> None:
-    assert [BACKENDS.load(name) for name in BACKENDS.names()] == [SimulatedBackend, EagerBackend, CudaBackend]
+    covered = [SimulatedBackend, EagerBackend, ThreadsBackend, CudaBackend]
+    assert [BACKENDS.load(name) for name in BACKENDS.names()] == covered
     assert np.unique([litmus.name for litmus in LITMUS]).size == len(LITMUS)

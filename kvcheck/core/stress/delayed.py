@@ -29,6 +29,8 @@ from kvcheck.core.workload.events import Submitted
 
 TRIES_MOST = 5
 """Plans of delays that are tried before a finding is said not to reproduce on a device."""
+UNREAD = (".clear", ".mark")
+"""Ends of the names of operations that write what no request reads. A delay until one of them is tried last."""
 
 
 def check_operations(runner: ScheduleRunner, plan: Plan) -> None:
@@ -196,6 +198,7 @@ def _on_cpu(runner: ScheduleRunner, plan: Plan) -> tuple[Outcome, list[Submitted
 
 def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> list[Delay]:
     pairs = list(dict.fromkeys(pair for finding in findings if (pair := pair_of(finding)) is not None))
+    pairs.sort(key=lambda pair: pair.until_name.endswith(UNREAD))
     exact = [_exact(pair, submitted) for pair in pairs]
     if not exact:
         return []

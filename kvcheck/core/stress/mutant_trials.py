@@ -30,6 +30,9 @@ if TYPE_CHECKING:  # torch is imported when something runs
 BY_DELAYS = "delays on a device"
 """What has to find a mutant there, in the place of the oracle that its card names."""
 
+HELD_MOST = 6
+"""So many schedules are tried with delays before a mutant is said not to reproduce on a device."""
+
 JUDGE = "ordering"
 """The oracle that names the two operations to run in the other order: the mutants it kills lack one wait each."""
 
@@ -123,19 +126,24 @@ def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: Targ
 
     broken, row = dataclasses.replace(plan, mutant=mutant.name), _row(mutant, BY_DELAYS)
     runner = ScheduleRunner(target_of(broken))
-    plans: tuple[Plan, ...] = ()
-    used = 0
-    while not plans and used < schedules:
+    made: list[Try] = []
+    used = held = 0
+    while used < schedules and held < HELD_MOST:
         plans = device_plans(runner, dataclasses.replace(broken, schedule=used), device)
-        used += 1
-    made = list(tries(runner, plans))
+        used, held = used + 1, held + bool(plans)
+        for each in plans:
+            made += tries(runner, (each,))
+            if made[-1].shown and not made[-1].rates.gap:  # wrong bytes while nothing was held are no delay's doing
+                row = _with_fixed_build(dataclasses.replace(row, schedules=used), made, target_of)
+                if row.verdict is not Verdict.UNKNOWN:
+                    return row
     row = dataclasses.replace(row, schedules=used)
-    if not made or not made[-1].shown or made[-1].rates.gap:  # wrong bytes while nothing was held are no delay's doing
-        rates = f"; {made[-1].rates.text()}" if made else ""
-        return dataclasses.replace(
-            row, outcome="not-reproduced", message=((made and made[-1].rates.gap) or why_not(made)) + rates
-        )
-    return _with_fixed_build(row, made, target_of)
+    if row.outcome:  # shown, and the fixed build was not judged
+        return row
+    rates = f"; {made[-1].rates.text()}" if made else ""
+    return dataclasses.replace(
+        row, outcome="not-reproduced", message=((made and made[-1].rates.gap) or why_not(made)) + rates
+    )
 
 
 def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetOf) -> MutantResult:

@@ -30,6 +30,7 @@ STREAMS_MOST = 64
 ORDINARY, URGENT = 0, -1
 """Priorities of streams. torch has a pool of streams for each."""
 
+GRACE_S = 0.002
 LOOKS_MOST = 1 << 32
 """Looks that end a hold whose clock stands still: hours, where one look takes a microsecond."""
 
@@ -59,6 +60,7 @@ class CudaDevice:
                 "see `kvcheck doctor`"
             )
         self.device = torch.device("cuda", index)
+        self.grace_s = GRACE_S
         self._taken: set[int] = set()
         # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane. It is
         # of the other pool of torch's: a pool begins again after 32 streams, and lanes are more than that.

@@ -38,9 +38,13 @@ class DeviceHold(Hold, Protocol[InStream]):
 
 
 class StreamDevice(Protocol[Stream, Event]):
-    """A machine with streams. device: where tensors of Place.DEVICE lie."""
+    """A machine with streams. device: where tensors of Place.DEVICE lie.
+
+    grace_s: so long a process that waits leaves the held streams held, in case what it waits for comes all the same.
+    """
 
     device: torch.device
+    grace_s: float
 
     def stream(self) -> Stream:
         """A stream that nothing else of this backend has. Raises UnknownVerdict where there is none left."""

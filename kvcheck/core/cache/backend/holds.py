@@ -19,8 +19,7 @@ HOLDS_MOST = 64
 """Holds that can be in place or not yet counted; a lane has at most one in place."""
 
 GRACE_LOOKS = 20
-GRACE_S = 0.0001
-"""Before the process releases holds to wait, it looks so often, so far apart, whether the wait ends without that."""
+"""Before the process releases holds to wait, it looks so often whether the wait ends without that."""
 
 POLLS_MOST = 1000
 """After so many polls without success all lanes are released: a process that only polls would wait for ever."""
@@ -32,6 +31,7 @@ class Holds(Generic[Stream, Event]):
     def __init__(self, delays: Sequence[Delay], machine: StreamDevice[Stream, Event]) -> None:
         self._delayer = Delayer(delays)
         self._has_run = machine.has_run
+        self._grace_s = machine.grace_s
         self._polls = 0
         self._ends: list[tuple[Hold, Event]] = []
         self._arrived: tuple[Hold, ...] = ()
@@ -70,7 +70,7 @@ class Holds(Generic[Stream, Event]):
             self._look()
             if is_reached() or not self._delayer.is_holding:
                 return
-            time.sleep(GRACE_S)
+            time.sleep(self._grace_s / GRACE_LOOKS)
         self._delayer.give_way()
 
     def report(self) -> DelayReport:

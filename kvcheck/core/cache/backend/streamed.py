@@ -221,9 +221,15 @@ class StreamedBackend(Generic[Stream, Event]):
 
     def idle(self) -> None:
         """Time passes until some operation has run, or IDLE_MOST_S: idle rounds count towards patience."""
-        self._give_way(lambda: False)
+        before = self._completed
+
+        def has_moved() -> bool:
+            self._collect()
+            return self._completed > before
+
+        self._give_way(has_moved)
         until = time.monotonic() + IDLE_MOST_S
-        while not self._collect() and self._completed < self._submitted and time.monotonic() < until:
+        while not has_moved() and self._completed < self._submitted and time.monotonic() < until:
             time.sleep(IDLE_LOOK_S)
 
     def settle(self) -> DelayReport | None:
@@ -280,8 +286,8 @@ class StreamedBackend(Generic[Stream, Event]):
             self._synchronize(oldest.event)
             self._collect()
 
-    def _collect(self) -> int:
-        """Report what has run since the last look. Returns how many operations that were.
+    def _collect(self) -> None:
+        """Report what has run since the last look.
 
         Streams are asked one by one, so an operation can be seen before one that it waited for. So all are asked until
         nothing changes, and then reported by ordinal.
@@ -298,7 +304,6 @@ class StreamedBackend(Generic[Stream, Event]):
         if self._observer is not None:
             for ordinal in sorted(done):
                 self._observer.completed(ordinal)
-        return len(done)
 
 
 def _recording_of(signal: Signal) -> _Recording | None:

@@ -8,7 +8,7 @@ Invariants:
 - A lane's thread sleeps before some chunks, for a time that chance says. Two runs of one plan differ.
 - An error of a chunk is kept, and raised where the process next asks or waits, as on a device. What is left of the lane
   does not run, and its events are reached.
-- A wait of the process ends with Hang after HANG_S. Threads are ended by `close`.
+- A wait of the process ends with Hang after HANG_S. Threads end with the backend.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -32,6 +33,8 @@ HANG_S = 60.0
 """After so long a wait of the process is given up. A watchdog ends a hold after a quarter of a second."""
 END_S = 1.0
 """So long the end of a thread is waited for. One that stands still is left, and ends with the process."""
+GRACE_S = 0.02
+"""Longer than on a device: threads take turns, and sleep."""
 SLEEPS = 0.3
 SLEEP_MOST_S = 0.001
 """The share of chunks before which a lane's thread sleeps, and for how long at most."""
@@ -51,8 +54,10 @@ class ThreadDevice:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self.grace_s = GRACE_S
         self._streams: list[_Stream] = []
         self._errors: list[Exception] = []
+        weakref.finalize(self, _end, self._streams)
 
     def stream(self) -> _Stream:
         self._streams.append(_Stream(self._errors))
@@ -110,9 +115,7 @@ class ThreadDevice:
             self.join(end)
 
     def close(self) -> None:
-        for stream in self._streams:
-            stream.end()
-        self._streams.clear()
+        _end(self._streams)
 
     def _raise(self) -> None:
         if self._errors:
@@ -138,6 +141,9 @@ class _Stream:
     def end(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
+
+    def join(self) -> None:
+        if self._thread is not None:
             self._thread.join(END_S)
 
     def _run(self) -> None:
@@ -154,6 +160,14 @@ class _Stream:
             except Exception as error:  # of any kind: it is the process's to judge
                 self._is_broken = True
                 self._errors.append(error)
+
+
+def _end(streams: list[_Stream]) -> None:
+    for stream in streams:
+        stream.end()
+    for stream in streams:
+        stream.join()
+    streams.clear()
 
 
 class _Event:

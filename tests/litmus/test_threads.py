@@ -1,0 +1,93 @@
+"""The rules of SEMANTICS.md on the threads backend, where races happen, and what is its own: errors, hangs, threads.
+
+Invariants:
+- No outcome lies outside the allowed ones, whichever actor is slow.
+- A device whose waits do not wait is caught by the same programs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from litmus.programs import LITMUS, Litmus
+from litmus.rig import Rig
+
+from kvcheck.core.base.errors import Hang, LengthMismatch
+from kvcheck.core.cache.backend import threads
+from kvcheck.core.cache.backend.backend import Operation
+from kvcheck.core.cache.backend.threads import ThreadsBackend
+
+HOLD_S = 0.002
+RUNS = 10
+
+every_litmus = pytest.mark.parametrize("litmus", LITMUS, ids=lambda litmus: litmus.name)
+
+
+def seen_over_threads(litmus: Litmus, make: Callable[[], ThreadsBackend]) -> Counter[str]:
+    """The outcomes of a program over threads, each actor slow in its turn."""
+    seen: Counter[str] = Counter()
+    for run in range(RUNS):
+        slow = (None, "a", "b", "c", "host")[run % 5]
+        backend = make()
+        seen[litmus.program(Rig(backend, lambda actor, slow=slow: time.sleep(HOLD_S * (actor == slow))))] += 1  # type: ignore[misc]
+        backend.settle()
+    return seen
+
+
+@every_litmus
+def test_threads_stay_within_the_allowed_outcomes(litmus: Litmus) -> None:
+    seen = seen_over_threads(litmus, ThreadsBackend)
+    assert sum(seen.values()) == RUNS
+    assert set(seen) <= litmus.allowed, f"{litmus.name}: allowed {sorted(litmus.allowed)}, seen {dict(seen)}"
+
+
+def test_threads_whose_waits_do_not_wait_are_caught() -> None:
+    class Deaf(ThreadsBackend):
+        def __init__(self) -> None:
+            super().__init__()
+            self._machine.wait = lambda stream, event: None  # type: ignore[method-assign]
+
+    broken = [litmus for litmus in LITMUS if not set(seen_over_threads(litmus, Deaf)) <= litmus.allowed]
+    assert broken
+
+
+def test_an_error_of_a_lane_is_raised_where_the_process_next_waits_and_ends_the_lane() -> None:
+    backend = ThreadsBackend()
+    lane = backend.lane("a")
+    ran: list[int] = []
+
+    def fails() -> None:
+        raise LengthMismatch("the first error")
+
+    backend.submit(Operation("fails", (fails,)), lane=lane)
+    last = backend.submit(Operation("next", (lambda: ran.append(1),)), lane=lane)
+    with pytest.raises(LengthMismatch, match="the first error"):
+        backend.wait(last)
+    assert backend.settle() is None
+    assert not ran
+
+
+def test_a_wait_for_what_never_comes_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, stands = ThreadsBackend(), threading.Event()
+    monkeypatch.setattr(threads, "HANG_S", 0.05)
+    ends = backend.submit(Operation("stands", (stands.wait,)), lane=backend.lane("a"))  # type: ignore[arg-type]
+    with pytest.raises(Hang, match=r"a lane has not come to what the process waits for in 0\.05 s"):
+        backend.wait(ends)
+    stands.set()
+    backend.settle()
+
+
+def test_the_threads_of_a_backend_end_with_it() -> None:
+    for end in (ThreadsBackend.settle, lambda dropped: None):
+        backend, before = ThreadsBackend(), {*threading.enumerate()}
+        for name in ("a", "b"):
+            backend.submit(Operation("nothing", (lambda: None,)), lane=backend.lane(name))
+        began = {*threading.enumerate()} - before
+        end(backend)
+        del backend
+        assert len(began) == 2
+        assert not any(each.is_alive() for each in began)
