@@ -28,7 +28,7 @@ BASE = frozenset(
     f"core.base.{name}"
     for name in (
         *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
-        *("child", "child_start", "private_network", "scratch", "identity", "cells", "causes"),
+        *("child", "child_start", "devices", "private_network", "scratch", "identity", "cells", "causes"),
         *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns", "misspelt"),
     )
 )
@@ -117,8 +117,8 @@ LINES_OF_A_FUNCTION = 70
 LONG_FILES: dict[str, str] = {}  # module: reason
 LONG_FUNCTIONS: dict[str, str] = {}  # "module:function": reason
 DRAWERS = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
-
 MAY_CATCH_ALL = {
+    "core.cache.backend.threads": "whatever a chunk raises is kept for the process, which judges it",
     "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     "core.targets.misuse.call": "whatever an illegal call raises is compared with the error that its check states",

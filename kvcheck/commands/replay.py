@@ -48,7 +48,7 @@ def replay(
     times: Annotated[int, typer.Option(help="How often to run each schedule.")] = 1,
     format_name: Format = "text",
     device: Annotated[
-        str | None, typer.Option(help="cuda or cuda:N: delay on this device what the CPU found unordered.")
+        str | None, typer.Option(help="threads, cuda or cuda:N: delay on this device what the CPU found unordered.")
     ] = None,
     out: StoredIn = DEFAULT_OUT,
     timeout: live.Timeout = None,

@@ -90,7 +90,7 @@ def stress(
     ctx: typer.Context,
     scenarios: Names = None,
     shape: Shapes = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.")] = "cpu",
     backend: Backend = None,
     strategy: Strategy = "portfolio",
     decoder: Decoder = None,

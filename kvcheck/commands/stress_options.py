@@ -62,7 +62,7 @@ Shapes = Annotated[
         "the micro ones alone, for a trace, processes or a device the tiny ones."
     ),
 ]
-Backend = Annotated[str | None, typer.Option(help="simulated, eager or cuda. Default: by device and transport.")]
+Backend = Annotated[str | None, typer.Option(help="simulated, eager, threads, cuda. Default: by device and transport.")]
 Strategy = Annotated[str, typer.Option(help="Order of operations: portfolio, eager, lazy, delay, random or answers.")]
 AnswersWithin = Annotated[
     int | None,

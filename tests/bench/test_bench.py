@@ -194,7 +194,7 @@ def test_a_case_without_its_library_is_told_or_raised(monkeypatch: pytest.Monkey
         ({"cases": ()}, "at least one case"),
         ({"cases": ("nope",)}, "unknown case 'nope'"),
         ({"shape": "nope"}, "unknown shape 'nope'"),
-        ({"device": "tpu"}, "expected cpu, cuda or cuda:N, got 'tpu'"),
+        ({"device": "tpu"}, "expected cpu, threads, cuda or cuda:N, got 'tpu'"),
         ({"precision": float("nan")}, "--precision"),
         ({"max_time_s": 0.0}, "--max-time"),
         ({"rounds_min": 4}, "--rounds"),
@@ -271,7 +271,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
     [
         (["nope"], 2, "unknown case 'nope'; known: metadata-read"),
         (["tree", "--shape", "nope"], 2, "unknown shape 'nope'"),
-        (["tree", "--device", "tpu"], 2, "expected cpu, cuda or cuda:N"),
+        (["tree", "--device", "tpu"], 2, "expected cpu, threads, cuda or cuda:N"),
         (["tree", "--max-time", "0"], 2, "--max-time"),
         (["index-read", "--shape", "llama-3-tiny"], 2, "expected a shape with an index buffer"),
     ],

@@ -50,7 +50,7 @@ UNUSABLE = {
     "transport": (["stress", "--transport", "nope"], "unknown transport 'nope'; known: loopback, tcp, mooncake"),
     "backend": (["stress", "--backend", "nope"], "unknown backend 'nope'"),
     "backend and device": (["stress", "--backend", "cuda"], "--backend cuda does not run on --device cpu"),
-    "device": (["stress", "--device", "tpu"], "--device: expected cpu, cuda or cuda:N, got 'tpu'"),
+    "device": (["stress", "--device", "tpu"], "--device: expected cpu, threads, cuda or cuda:N, got 'tpu'"),
     "format": (["stress", "--format", "nope"], "--format: expected one of text, json, got 'nope'"),
     "ranks": (
         ["stress", "--ranks", "2x2"],
@@ -100,7 +100,7 @@ UNUSABLE = {
     "replay key twice": (["replay", f"{LINE},seed=1,seed=2"], "expected each key once, got seed twice"),
     "replay escape": (["replay", f"{LINE},trace=a%2"], "expected %XX escapes in trace, got 'a%2'"),
     "replay mutant": (["replay", f"{LINE},mutant=nope"], "unknown mutant 'nope'"),
-    "replay device": (["replay", f"{LINE},device=tpu"], "expected cpu, cuda or cuda:N, got 'tpu'"),
+    "replay device": (["replay", f"{LINE},device=tpu"], "expected cpu, threads, cuda or cuda:N, got 'tpu'"),
     "replay requests": (["replay", f"{LINE},requests=0"], "requests: expected at least 1, got 0"),
     "replay choices": (["replay", f"{LINE},strategy=replay,choices=zz!"], "choices are damaged"),
 }

@@ -103,6 +103,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "[[finding]]": By(f"{HERE}test_the_baseline_of_the_page_is_read"),
         "kvcheck compare": Runs((1,)),
     },
+    "docs/threads.md": {"kvcheck stress": Runs((0, 1, 1))},
     "docs/gpu.md": {"kvcheck stress --device": Parsed(GPU)},
     "docs/live-gpus.md": {
         "kvcheck model make": Parsed(SERVER),

@@ -4,7 +4,8 @@
     threads    streams are threads of this process, on its memory
     cuda       streams of a GPU
 
-On the last two, work goes on beside the process, in an order that nobody chose.
+Invariants:
+- On the last two, work goes on beside the process, in an order that nobody chose. A backend of theirs has their name.
 """
 
 from __future__ import annotations
