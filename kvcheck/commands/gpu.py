@@ -1,6 +1,7 @@
 """`make gpu`: run everything that needs a GPU in under eight minutes, and write the results to files.
 
-It imports only torch, installs nothing and uses no network. Three files are written to $OUT, or to build/gpu:
+It imports only torch, installs nothing and uses no network. With DEVICE=threads, threads stand in for the device: this
+shows that every job runs and ends, and nothing of a GPU. Three files are written to $OUT, or to build/gpu:
 summary.txt, summary.json, and gpu.tar.gz with a log for each job and the records of runs. These lie in build/gpu-jobs.
 
 Invariants:
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import kvcheck
 from kvcheck.core.base.child import has_ended, kill_group
+from kvcheck.core.base.devices import STREAMED
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.bench.gpu_jobs import (
@@ -39,6 +41,7 @@ from kvcheck.core.bench.gpu_jobs import (
     command_of,
     judge_end,
     missing,
+    on_device,
     summary_lines,
 )
 from kvcheck.core.report.store import make_folder, write_text
@@ -60,9 +63,13 @@ INTERRUPTED = 130
 
 def main() -> int:
     """Run every job; the exit code."""
-    device = _device()
-    if isinstance(device, str):
-        sys.stderr.write(f"kvcheck gpu: {device}; nothing was run (exit 4)\n")
+    named = os.environ.get("DEVICE") or "cuda"
+    if named not in STREAMED:
+        sys.stderr.write(f"kvcheck gpu: DEVICE: expected {' or '.join(sorted(STREAMED))}, got {named!r}\n")
+        return UsageError.exit_code
+    facts = _device() if named == "cuda" else _of_threads()
+    if isinstance(facts, str):
+        sys.stderr.write(f"kvcheck gpu: {facts}; nothing was run (exit 4)\n")
         return Verdict.UNKNOWN.exit_code
     out = Path(os.environ.get("OUT") or ROOT / "build" / "gpu").resolve()
     signal.signal(signal.SIGTERM, _end)
@@ -70,7 +77,7 @@ def main() -> int:
         make_folder(out)
         shutil.rmtree(WORK, ignore_errors=True)  # of an earlier run
         make_folder(WORK)
-        return run_jobs(JOBS, out, facts=device, run=run_process, work=WORK)
+        return run_jobs([on_device(job, named) for job in JOBS], out, facts=facts, run=run_process, work=WORK)
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
         return error.exit_code
@@ -211,18 +218,28 @@ def _device() -> dict[str, object] | str:
     if not torch.cuda.is_available():
         return f"needs a CUDA device; torch {torch.__version__} sees none"
     properties = torch.cuda.get_device_properties(0)
-    packages = {
-        name: _has(name) for name in ("triton", "typer", "pytest", "hypothesis", "pandas", "matplotlib", "jinja2")
-    }
     return {
         "device": properties.name,
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
         "cuda": str(torch.version.cuda),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "missing": ", ".join(name for name, is_there in packages.items() if not is_there) or "nothing",
+        **_libraries(),
     }
+
+
+def _of_threads() -> dict[str, object] | str:
+    """The same where threads stand in for a device."""
+    if not _has("torch"):
+        return "needs torch, and this interpreter has none"
+    return {"device": "threads of this machine, which say nothing of a GPU", **_libraries()}
+
+
+def _libraries() -> dict[str, object]:
+    import torch
+
+    packages = ("triton", "typer", "pytest", "hypothesis", "pandas", "matplotlib", "jinja2")
+    lacking = ", ".join(name for name in packages if not _has(name))
+    return {"torch": torch.__version__, "python": platform.python_version(), "missing": lacking or "nothing"}
 
 
 def _has(module: str) -> bool:

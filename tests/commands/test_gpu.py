@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -32,6 +33,7 @@ from kvcheck.core.bench.gpu_jobs import (
     command_of,
     judge_end,
     missing,
+    on_device,
     summary_lines,
 )
 from kvcheck.core.report.store import write_run
@@ -84,8 +86,11 @@ def test_command_lines_are_whole() -> None:
     line = command_of(BY_NAME["memcheck"], ["tests/test_a.py"], python="python", out="there", tool="sanitizer")
     assert line[:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", str(SANITIZER_FOUND), "python")
     assert line[-1] == "tests/test_a.py" and "--junitxml=there/memcheck.xml" in line
-    for job in JOBS:
-        assert not any("{" in word for word in command_of(job, [], python="python", out="there", tool=None))
+    for job, device in itertools.product(JOBS, ("cuda", "threads")):
+        line = command_of(on_device(job, device), [], python="python", out="there", tool=None)
+        assert not any("{" in word for word in line)
+        assert ("--device" in line) == (job.name in ("stress", "mutants", "bench"))
+        assert "--device" not in line or line[line.index("--device") + 1] == device
 
 
 @pytest.mark.processes
@@ -93,7 +98,7 @@ def test_the_options_of_every_part_exist(tmp_path: Path) -> None:
     """A word that a command does not know is exit 2; --help stops before anything else is looked at."""
     for job in JOBS:
         if job.tests is None:
-            command = command_of(job, [], python=sys.executable, out=str(tmp_path), tool=None)
+            command = command_of(on_device(job, "cuda"), [], python=sys.executable, out=str(tmp_path), tool=None)
             assert subprocess.run([*command, "--help"], capture_output=True, timeout=60).returncode == 0, job.name
     command = command_of(
         BY_NAME["initcheck"], ["tests/kernels/test_hold.py"], python=sys.executable, out=str(tmp_path), tool=None
@@ -248,6 +253,43 @@ def test_a_sanitizer_that_does_not_work_here_judges_nothing(tmp_path: Path, monk
     assert "not torch" in runner.seen[1] and "not torch" not in command_of(
         BY_NAME["memcheck"], [], python="python", out="there", tool="there"
     )
+
+
+def test_a_device_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("DEVICE", "tpu")
+    assert gpu.main() == 2
+    assert capsys.readouterr().err == "kvcheck gpu: DEVICE: expected cuda or threads, got 'tpu'\n"
+
+
+@pytest.mark.processes
+def test_over_threads_the_jobs_are_judged_and_their_records_are_in_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shorter(name: str, *more: str) -> GpuJob:
+        words = BY_NAME[name].arguments
+        return replace(BY_NAME[name], arguments=(*words[:3], *more, *words[3:]))
+
+    one = ("hicache", "--shape", "llama-3-tiny")
+    jobs = (
+        replace(
+            shorter("stress", *one), arguments=tuple("4" if w == "9" else w for w in shorter("stress", *one).arguments)
+        ),
+        shorter("mutants", "gate-waits-wrong-entry"),
+        BY_NAME["initcheck"],
+    )
+    out = tmp_path / "out"
+    monkeypatch.setenv("OUT", str(out))
+    monkeypatch.setenv("DEVICE", "threads")
+    monkeypatch.setattr(gpu, "JOBS", jobs)
+    monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
+    monkeypatch.setattr(gpu, "_sanitizer", lambda: None)
+    assert gpu.main() == 4  # for the sanitizer, which is not there
+    rows = {row["name"]: row for row in summary(out)["jobs"]}  # type: ignore[union-attr,index]
+    assert [row["verdict"] for row in rows.values()] == ["pass", "pass", "unknown"], rows
+    assert "wrong bytes in" in str(rows["mutants"]["lines"])
+    records = {name: json.loads(text) for name, text in archived(out).items() if name.endswith("/run.json")}
+    assert len(records) == 2
+    assert all("--device threads" in " ".join(each["argv"]) for each in records.values())
 
 
 @pytest.mark.processes

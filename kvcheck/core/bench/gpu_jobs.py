@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,10 +35,11 @@ SANITIZED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuJob:
-    """One process. arguments: those of the interpreter; "{out}" is the folder of all results, "{tests}" the test files.
+    """One process. arguments: those of the interpreter; "{out}" is the folder of all results, "{tests}" the test files,
+    "{device}" what it runs on.
 
     needs: modules without which it cannot run. tests: which files of the folder of tests. tool: of the sanitizer, if
-    any.
+    any. over_threads: what takes the place of its arguments where threads stand in for a device.
     """
 
     name: str
@@ -47,6 +48,7 @@ class GpuJob:
     needs: tuple[str, ...]
     tests: Callable[[str], bool] | None = None
     tool: str | None = None
+    over_threads: tuple[str, ...] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -87,6 +89,12 @@ def _sanitizer(tool: str, budget_s: int, *, chosen: str | None = None) -> GpuJob
 
 
 JOBS: tuple[GpuJob, ...] = (
+    GpuJob(
+        name="compile",
+        budget_s=25,
+        arguments=("tests/rigs/compile_all.py",),
+        needs=("pytest", "triton"),
+    ),
     GpuJob(name="doctor", budget_s=15, arguments=(*_KVCHECK, "doctor", "--out", "{out}/runs"), needs=("typer",)),
     GpuJob(
         name="litmus",
@@ -97,8 +105,9 @@ JOBS: tuple[GpuJob, ...] = (
     ),
     GpuJob(
         name="kernels",
-        budget_s=65,
+        budget_s=50,
         arguments=(*_PYTEST, *_STRICT, "-m", "gpu", "{tests}"),
+        over_threads=(*_PYTEST, *_STRICT, "-m", "not gpu and not compiled", "tests/kernels"),
         needs=("pytest",),
         tests=_is_kernel_test,
     ),
@@ -112,7 +121,7 @@ JOBS: tuple[GpuJob, ...] = (
         name="stress",
         budget_s=90,
         arguments=(
-            *(*_KVCHECK, "stress", "--device", "cuda", "--strategy", "delay", "--schedules", "9"),
+            *(*_KVCHECK, "stress", "--device", "{device}", "--strategy", "delay", "--schedules", "9"),
             *("--max-time", "74", *_RUN),
         ),
         needs=("typer", "triton"),
@@ -120,16 +129,16 @@ JOBS: tuple[GpuJob, ...] = (
     GpuJob(
         name="mutants",
         budget_s=65,
-        arguments=(*_KVCHECK, "selftest", "--device", "cuda", "--max-time", "48", *_RUN),
+        arguments=(*_KVCHECK, "selftest", "--device", "{device}", "--max-time", "48", *_RUN),
         needs=("typer", "triton"),
     ),
     GpuJob(
         name="bench",
         budget_s=45,
-        arguments=(*_KVCHECK, "bench", "--device", "cuda", "--max-time", "30", *_RUN),
+        arguments=(*_KVCHECK, "bench", "--device", "{device}", "--max-time", "30", *_RUN),
         needs=("typer",),
     ),
-    _sanitizer("memcheck", 70),
+    _sanitizer("memcheck", 60),
     _sanitizer("initcheck", 55, chosen="not torch"),  # sorts of torch read memory of their own that nothing wrote
 )
 
@@ -146,6 +155,12 @@ class GpuJobResult:
     budget_s: int = 0
     command: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+
+
+def on_device(job: GpuJob, device: str) -> GpuJob:
+    """The job as it runs on a device."""
+    given = job.over_threads if device == "threads" and job.over_threads is not None else job.arguments
+    return replace(job, arguments=tuple(each.replace("{device}", device) for each in given))
 
 
 def missing(job: GpuJob, has: Callable[[str], bool], tool: str | None) -> str | None:
