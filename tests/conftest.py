@@ -17,6 +17,8 @@ from typing import Any
 
 # One thread a worker: the workers already fill the cores, and sums do not depend on a split. Set before torch loads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A queue of the device for each stream, as the commands have it: a held lane stands in nobody's way.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 # A shell ignores Ctrl-C for what it runs in the background, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -28,6 +28,7 @@ from kvcheck.commands.options import DEFAULT_OUT
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.bugs import BUGS
 from kvcheck.core.base.codes import CODES, Code
+from kvcheck.core.base.devices import CONNECTIONS
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.evidence_kinds import Kind
 from kvcheck.core.base.misspelt import did_you_mean, unknown_name
@@ -312,10 +313,39 @@ def _torch_checks() -> list[Check]:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
         names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
-        return [threads, Check(name="CUDA device", state="ok", detail=f"{count} x {', '.join(names)}")]
+        found = Check(name="CUDA device", state="ok", detail=f"{count} x {', '.join(names)}")
+        return [threads, found, _held_lanes(), _peer_access(count)]
     reason = str(said[0].message).splitlines()[0] if said else f"torch {torch.__version__} sees none"
     fix = "install a driver and a CUDA build of torch; the CPU needs neither"
     return [threads, Check(name="CUDA device", state="missing", detail=reason, fix=fix)]
+
+
+def _held_lanes() -> Check:
+    """Whether streams of the first device run beside one that is held, and how fast a hold is let go."""
+    from kvcheck.core.cache.backend.cuda import CudaDevice
+    from kvcheck.core.cache.backend.probe import probe
+
+    name = "held lanes"
+    try:
+        found = probe(CudaDevice(0))
+    except UnknownVerdict as error:
+        return Check(name=name, state="unknown", detail=str(error))
+    except RuntimeError as error:
+        detail = f"the device failed: {str(error).splitlines()[0]}"
+        return Check(name=name, state="unknown", detail=detail, fix="look at the driver's log, then run doctor again")
+    most = " ".join(f"{name}={value}" for name, value in CONNECTIONS.items())
+    fix = f"{most} gives more streams a queue of their own, if set before the process starts" if found.behind else ""
+    return Check(name=name, state="ok", detail=found.text, fix=fix)
+
+
+def _peer_access(count: int) -> Check:
+    """Which devices read each other's memory."""
+    import torch
+
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    able = [f"{a} to {b}" for a, b in pairs if torch.cuda.can_device_access_peer(a, b)]
+    detail = f"{len(able)} of {len(pairs)} pairs: {', '.join(able[:8]) or 'none'}" if pairs else "one device alone"
+    return Check(name="peer access", state="ok", detail=detail)
 
 
 def _pressure() -> Check:

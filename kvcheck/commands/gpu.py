@@ -27,7 +27,7 @@ from pathlib import Path
 
 import kvcheck
 from kvcheck.core.base.child import has_ended, kill_group
-from kvcheck.core.base.devices import STREAMED
+from kvcheck.core.base.devices import CONNECTIONS, STREAMED
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.bench.gpu_jobs import (
@@ -49,8 +49,6 @@ from kvcheck.core.report.store import make_folder, write_text
 ROOT = Path(kvcheck.__file__).parents[1]
 WORK = ROOT / "build" / "gpu-jobs"
 ARCHIVE = "gpu.tar.gz"
-CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Hardware queues of the device, the most that CUDA has. Lanes that share one wait for each other's holds."""
 GRACE_S = 8
 """Seconds between asking a job to end, when it saves what it has, and ending it."""
 

@@ -23,7 +23,7 @@ import typer
 from kvcheck import __version__
 from kvcheck.core.base.cells import ENGINE_NAMES
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.devices import STREAMED, kind_of, number_of
+from kvcheck.core.base.devices import CONNECTIONS, STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
@@ -180,6 +180,5 @@ def check_plan(plan: Plan) -> None:
     if kind == "cuda" and row.opens_device:
         from kvcheck.core.cache.backend.cuda import CudaBackend
 
-        # Queues of the device: with fewer than lanes, one that is held stands in the way of others.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        os.environ |= {name: os.environ.get(name, most) for name, most in CONNECTIONS.items()}
         CudaBackend(number_of(plan.device))

@@ -16,6 +16,10 @@ KINDS = ("cpu", "threads", "cuda")
 STREAMED = frozenset({"threads", "cuda"})
 """Backends, and kinds of devices, on which work goes on beside the process."""
 
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Hardware queues of a device, the most that CUDA has: lanes that share one wait for each other's holds. It counts if
+it is set before the process first uses the device."""
+
 
 def kind_of(device: str) -> str:
     """The kind of a device. Raises UsageError for a name that is none."""

@@ -103,6 +103,11 @@ class DelayReport:
         return DelayReport(tuple(rows.values()))
 
     @property
+    def fired(self) -> int:
+        """Holds that the watchdog has ended."""
+        return sum(row.fired for row in self.rows)
+
+    @property
     def gap(self) -> str | None:
         """What was not exercised, or None: a named operation that never came, or no hold that imposed an order.
 
@@ -113,16 +118,17 @@ class DelayReport:
             return f"not exercised: {unmet[0].held} never came, so the delay {unmet[0]} held nothing"
         if any(row.overtaken + row.gave_way for row in self.rows):
             return None
-        fired = sum(row.fired for row in self.rows)
-        if fired:
-            return f"not exercised: the watchdog ended all {fired} holds, so no order was imposed"
+        if self.fired:
+            return f"not exercised: the watchdog ended all {self.fired} holds, so no order was imposed"
         return f"not exercised: nothing was held by {'; '.join(str(row.delay) for row in self.rows)}"
 
     @property
     def warning(self) -> str | None:
         """Holds that imposed nothing, or None."""
-        fired, placed = (sum(getattr(row, name) for row in self.rows) for name in ("fired", "placed"))
-        return f"the watchdog of the device ended {fired} of {placed} holds; these imposed no order" if fired else None
+        if not self.fired:
+            return None
+        placed = sum(row.placed for row in self.rows)
+        return f"the watchdog of the device ended {self.fired} of {placed} holds; these imposed no order"
 
 
 class Hold(Protocol):

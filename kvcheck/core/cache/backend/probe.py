@@ -1,0 +1,89 @@
+"""A look at a device before lanes of it are held: do streams run beside each other, and how fast is a hold let go?
+
+    probe(machine, streams=34)    holds each stream in turn, and sees which others stand still with it
+
+A device has fewer hardware queues than a run has lanes. Streams that share one stand behind each other's holds, and a
+run that holds one of them tells nothing about the order of the two. A right program looks the same.
+
+Invariants:
+- Every hold is released before the next is placed, and has a watchdog: a device is never left held.
+- Streams are those that the machine hands out, so they are the ones that lanes get.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcheck.core.cache.backend.device import WATCHDOG_NS, Event, Stream, StreamDevice
+
+LANES = 34
+"""Lanes of the transfer scenarios by default, counted."""
+BESIDE_S = 0.005
+"""A stream that has done nothing for so long beside a held one stands behind it."""
+LOOK_S = 0.00002
+
+
+@dataclass(frozen=True, slots=True)
+class HoldProbe:
+    """release_s: from the release of a hold to the end of its stream's work. watchdog_s: how long one lasts by itself.
+
+    behind: pairs of streams, by number, of which the second stood still while the first was held.
+    """
+
+    release_s: float
+    watchdog_s: float
+    streams: int
+    behind: tuple[tuple[int, int], ...]
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        told = (
+            f"a hold is let go in {self.release_s * 1e6:.0f} us and ends by itself after {self.watchdog_s * 1e3:.0f} ms"
+        )
+        pairs = self.streams * (self.streams - 1)
+        if not self.behind:
+            return f"{told}; {self.streams} streams run beside each other"
+        held, still = self.behind[0]
+        return f"{told}; {len(self.behind)} of {pairs} pairs of streams stand behind each other, {still} behind {held}"
+
+
+def probe(machine: StreamDevice[Stream, Event], *, streams: int = LANES) -> HoldProbe:
+    """Look. Takes about a third of a second, and BESIDE_S for each stream that another stands behind."""
+    lanes = [machine.stream() for _ in range(streams)]
+    hold, last = machine.holds(1)[0], machine.event()
+    for lane in lanes:  # what the first use of a stream makes is made now
+        machine.record(last, lane)
+        machine.join(last)
+    behind: list[tuple[int, int]] = []
+    release_s = 0.0
+    for number, lane in enumerate(lanes):
+        hold.place(lane)
+        machine.record(last, lane)
+        others = {at: machine.event() for at, _ in enumerate(lanes) if at != number}
+        for at, event in others.items():
+            machine.record(event, lanes[at])
+        _until(lambda others=others: all(map(machine.has_run, others.values())), BESIDE_S)  # type: ignore[misc]
+        behind += [(number, at) for at, event in others.items() if not machine.has_run(event)]
+        began = time.perf_counter()
+        hold.release()
+        machine.join(last)
+        release_s = max(release_s, time.perf_counter() - began)
+        for event in others.values():
+            machine.join(event)
+    began = time.perf_counter()
+    hold.place(lanes[0])
+    machine.record(last, lanes[0])
+    _until(lambda: machine.has_run(last), 4 * WATCHDOG_NS / 1e9)
+    watchdog_s = time.perf_counter() - began
+    hold.release()
+    machine.join(last)
+    return HoldProbe(release_s, watchdog_s, streams, tuple(behind))
+
+
+def _until(is_so: Callable[[], bool], most_s: float) -> None:
+    end = time.perf_counter() + most_s
+    while not is_so() and time.perf_counter() < end:
+        time.sleep(LOOK_S)
