@@ -2,7 +2,7 @@
 
 Invariants:
 - The device is synchronised in `drain` only. A process's wait joins one event. If delays are imposed, every lane is
-  released before the process waits.
+  released before the process waits, also before an operation whose chunks make it wait.
 - A graph is captured when it is first replayed. The device is not synchronised, so operations in flight stay in flight.
 - An operation's closures, and so the tensors they hold, live until the operation is known to have run: the caching
   allocator never hands out memory that a queued kernel still touches.
@@ -166,9 +166,10 @@ class CudaBackend:
             chunks = operation.stage()
         if self._observer is not None:
             self._observer.submitted(self._submitted, operation, lane, reads, writes, record)
-        event = self._launch((operation.name,), lane, chunks)
+        is_pageable = any(f.place is Place.PAGEABLE for f in writes)
+        event = self._launch((operation.name,), lane, chunks, joins_host=operation.joins_host or is_pageable)
         self._pending[lane.index].append(_Pending(self._submitted, event, chunks))
-        if any(f.place is Place.PAGEABLE for f in writes):
+        if is_pageable:
             self._synchronize(event)
             self._collect()
             self._tell_joined(record)
@@ -269,11 +270,18 @@ class CudaBackend:
             "next: fewer ranks, such as --ranks 1x1"
         )
 
-    def _launch(self, names: Sequence[str], lane: Lane, work: Sequence[ChunkWork]) -> torch.cuda.Event:
-        """Run the closures with the lane's stream as the current one, after a hold if a delay asks for one."""
+    def _launch(
+        self, names: Sequence[str], lane: Lane, work: Sequence[ChunkWork], *, joins_host: bool = False
+    ) -> torch.cuda.Event:
+        """Run the closures with the lane's stream as the current one, after a hold if a delay asks for one.
+
+        joins_host: the closures make the process wait, so every lane is released before they are called.
+        """
         stream, event = self._streams[lane.index], _new_event()
         if self._holds is not None:
             self._holds.before(names, lane, stream)
+            if joins_host:
+                self._give_way(lambda: False)
         with torch.cuda.stream(stream):
             for chunk in work:
                 chunk()
