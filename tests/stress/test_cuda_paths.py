@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from fakes.cuda import Graph, Machine, installed
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
@@ -20,6 +21,7 @@ from litmus.rig import Rig
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.bench.memory import FreshMemory, LeanCudaBackend
 from kvcheck.core.cache.backend import cuda, cuda_holds
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
 from kvcheck.core.cache.backend.delays import Delay, Site
@@ -224,6 +226,15 @@ def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[]
             pass
         with pytest.raises(InternalError, match="of another backend"):
             backend.replay(foreign)
+
+
+@pytest.mark.parametrize(("place", "syncs"), [(Place.DEVICE, 1), (Place.PINNED, 0), (Place.PAGEABLE, 0)])
+def test_fresh_memory_of_a_price_is_filled_when_a_lane_may_use_it(place: Place, syncs: int) -> None:
+    """It is filled on the default stream, which orders nothing with a lane."""
+    with installed(1) as machine:
+        backend = LeanCudaBackend(FreshMemory(np.random.default_rng(1), torch.device("cpu")))
+        backend.empty("words", (8,), torch.int64, place)
+        assert machine.syncs == syncs
 
 
 @pytest.mark.schedules
