@@ -36,9 +36,11 @@ from kvcheck.kernels.digest_rows import digest_rows
 SEAL_BYTES = 64
 _MAGIC = int.from_bytes(b"kvc-seal", "little")
 _VERSION = 1
-_DIGEST_AT = 5
+_OWN_AT, _DIGEST_AT = 2, 5
 _CHECK_KEY = 0x7365616C2D763031
 _WORDS = struct.Struct("<8Q")
+_FIXED = digest_int((_MAGIC, _VERSION), key=_CHECK_KEY) + digest_int((0,), key=_CHECK_KEY, first=_DIGEST_AT + 1)
+"""What the words that every seal has add to its check word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,9 @@ def _packed(seal: Seal) -> bytes:
 def known_words(seal: Seal) -> npt.NDArray[np.int64]:
     """The words of the row before its digest is known: as packed, but for the digest, whose place is zero in the check
     word too."""
-    before = (_MAGIC, _VERSION, seal.room, seal.generation, seal.bytes)
-    check = digest_int(before, key=_CHECK_KEY) + digest_int((0,), key=_CHECK_KEY, first=_DIGEST_AT + 1)
-    return np.array([*before, 0, 0, as_unsigned(check)], dtype=np.uint64).view(np.int64)
+    own = (seal.room, seal.generation, seal.bytes)
+    check = as_unsigned(_FIXED + digest_int(own, key=_CHECK_KEY, first=_OWN_AT))
+    return np.frombuffer(bytearray(_WORDS.pack(_MAGIC, _VERSION, *own, 0, 0, check)), dtype=np.int64)
 
 
 def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
@@ -90,7 +92,7 @@ def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tenso
     words = known.clone()
     if total is not None:
         words[_DIGEST_AT] = total
-    words[-1] += digest(words[_DIGEST_AT : _DIGEST_AT + 1], key=_CHECK_KEY, first=_DIGEST_AT)
+    words[-1].add_(digest(words[_DIGEST_AT : _DIGEST_AT + 1], key=_CHECK_KEY, first=_DIGEST_AT))
     return words
 
 
