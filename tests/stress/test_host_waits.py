@@ -162,11 +162,11 @@ def test_on_a_device_torch_sees_no_call_that_synchronises_inside_an_operation(sc
         strict.append(StrictBackend(backend))
         return strict[0]
 
-    plan = Plan(scenario=scenario, shape="glm-5.1-tiny", seed=1, requests=REQUESTS.get(scenario, 5))
+    plan = Plan(scenario=scenario, shape="glm-5.1-micro", seed=1, requests=3)
     engine = ScheduleRunner(BuiltinTarget())
     outcome = engine.run(replace(plan, backend="cuda", device="cuda", strategy="eager"), around=around)
     assert outcome.verdict is Verdict.PASS, outcome.findings
-    assert strict[0].judged > 100
+    assert strict[0].judged > 40
 
 
 @pytest.mark.gpu
