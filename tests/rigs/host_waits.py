@@ -13,9 +13,10 @@ Invariants:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,34 +67,23 @@ class Storages:
         return known is not None and not known.expired()
 
 
-class HostWaits:
-    """A CPU backend that notes what would wait. Operations, and their order, are those of a run without it."""
+class AroundChunks:
+    """A backend that calls the chunks of operations in its own way, but for those that say that they wait."""
 
     def __init__(self, inner: Backend) -> None:
         self.name, self.device = inner.name, inner.device
-        self.found: dict[HostWait, None] = {}
         self.judged: dict[str, int] = {}
         """Chunks, by the name of their operation."""
-        self.on_device, self.pinned = Storages(), Storages()
         self._inner = inner
         self.lane, self.signal, self.release, self.allocated = inner.lane, inner.signal, inner.release, inner.allocated
         self.record, self.wait, self.query = inner.record, inner.wait, inner.query
         self.drain, self.idle, self.capture, self.replay = inner.drain, inner.idle, inner.capture, inner.replay
 
-    @property
-    def refused(self) -> Sequence[int]:
-        return getattr(self._inner, "refused", ())
-
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        tensor = self._inner.empty(name, shape, dtype, place)
-        if place is not Place.PAGEABLE:
-            (self.on_device if place is Place.DEVICE else self.pinned).add(tensor)
-        return tensor
+        return self._inner.empty(name, shape, dtype, place)
 
     def index(self, values: IndexArray) -> torch.Tensor:
-        ids = self._inner.index(values)
-        self.on_device.add(ids)
-        return ids
+        return self._inner.index(values)
 
     def submit(
         self,
@@ -104,32 +94,79 @@ class HostWaits:
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        watched = operation
+        around = operation
         if not operation.joins_host and not any(each.place is Place.PAGEABLE for each in writes):
             stage = operation.stage
-            watched = replace(
+            around = replace(
                 operation,
-                chunks=self._watched(operation.name, operation.chunks),
-                stage=None if stage is None else lambda: self._watched(operation.name, stage()),
+                chunks=self._around(operation.name, operation.chunks),
+                stage=None if stage is None else lambda: self._around(operation.name, stage()),
             )
-        return self._inner.submit(watched, lane=lane, reads=reads, writes=writes, after=after)
+        return self._inner.submit(around, lane=lane, reads=reads, writes=writes, after=after)
 
-    def _watched(self, name: str, chunks: Sequence[ChunkWork]) -> tuple[ChunkWork, ...]:
-        def watched(chunk: ChunkWork) -> Callable[[], None]:
-            def call() -> None:
-                self.judged[name] = self.judged.get(name, 0) + 1
-                with _Calls(self, name), _Methods(self, name):
-                    chunk()
+    def call(self, name: str, chunk: ChunkWork) -> None:
+        """Call a chunk of the operation of that name."""
+        raise NotImplementedError
 
-            return call
+    def _around(self, name: str, chunks: Sequence[ChunkWork]) -> tuple[ChunkWork, ...]:
+        def around(chunk: ChunkWork) -> None:
+            self.judged[name] = self.judged.get(name, 0) + 1
+            self.call(name, chunk)
 
-        return tuple(map(watched, chunks))
+        return tuple(partial(around, chunk) for chunk in chunks)
+
+
+class HostWaits(AroundChunks):
+    """A CPU backend that notes what would wait. Operations, and their order, are those of a run without it."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.found: dict[HostWait, None] = {}
+        self.on_device, self.pinned = Storages(), Storages()
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        tensor = super().empty(name, shape, dtype, place)
+        if place is not Place.PAGEABLE:
+            (self.on_device if place is Place.DEVICE else self.pinned).add(tensor)
+        return tensor
+
+    def index(self, values: IndexArray) -> torch.Tensor:
+        ids = super().index(values)
+        self.on_device.add(ids)
+        return ids
+
+    def call(self, name: str, chunk: ChunkWork) -> None:
+        with _Calls(self, name), _Methods(self, name):
+            chunk()
 
     def note(self, operation: str, call: str) -> None:
         """A call that waits, unless a kernel's host form makes it."""
         place = _place()
         if place is not None:
             self.found[HostWait(operation, call, place)] = None
+
+
+class StrictBackend(AroundChunks):
+    """A CUDA backend in whose operations torch refuses every call that synchronises."""
+
+    def index(self, values: IndexArray) -> torch.Tensor:
+        """Ids are uploaded on a stream that no lane has, so this waits for no lane, also inside an operation."""
+        with _sync_debug("default"):
+            return super().index(values)
+
+    def call(self, name: str, chunk: ChunkWork) -> None:
+        with _sync_debug("error"):
+            chunk()
+
+
+@contextmanager
+def _sync_debug(mode: str) -> Iterator[None]:
+    last = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(last)
 
 
 def _place() -> str | None:
@@ -205,53 +242,3 @@ class _Calls(TorchDispatchMode):
             is_host = not self._waits.on_device.holds(target) and not self._waits.pinned.holds(target)
             return is_host and self._waits.on_device.holds(source)
         return any(tag.name in WAITING_TAGS for tag in func.tags)
-
-
-class StrictBackend:
-    """A CUDA backend in whose operations torch refuses every call that synchronises."""
-
-    def __init__(self, inner: Backend) -> None:
-        self.name, self.device = inner.name, inner.device
-        self.judged = 0
-        self._inner = inner
-        self.empty, self.release, self.allocated = inner.empty, inner.release, inner.allocated
-        self.lane, self.signal, self.record, self.wait = inner.lane, inner.signal, inner.record, inner.wait
-        self.query, self.drain, self.idle, self.capture = inner.query, inner.drain, inner.idle, inner.capture
-        self.replay = inner.replay
-
-    def index(self, values: IndexArray) -> torch.Tensor:
-        """Ids are uploaded on a stream that no lane has, so this waits for no lane, also inside an operation."""
-        with _sync_debug("default"):
-            return self._inner.index(values)
-
-    def submit(
-        self,
-        operation: Operation,
-        *,
-        lane: Lane,
-        reads: Sequence[Footprint] = (),
-        writes: Sequence[Footprint] = (),
-        after: Sequence[Signal] = (),
-    ) -> Signal:
-        strict = operation
-        if not operation.joins_host and not any(each.place is Place.PAGEABLE for each in writes):
-            strict = replace(operation, chunks=tuple(map(self._strict, operation.chunks)))
-        return self._inner.submit(strict, lane=lane, reads=reads, writes=writes, after=after)
-
-    def _strict(self, chunk: ChunkWork) -> ChunkWork:
-        def strict() -> None:
-            self.judged += 1
-            with _sync_debug("error"):
-                chunk()
-
-        return strict
-
-
-@contextmanager
-def _sync_debug(mode: str) -> Iterator[None]:
-    last = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode(mode)
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(last)
