@@ -29,19 +29,26 @@ _LAST_SHIFT = np.uint64(31)
 BLOCK_WORDS = 32768
 """Words that digest_blocks works on at a time: two blocks and the words themselves fit the second-level cache."""
 
+FEW_WORDS = 8
+"""Up to so many words on the host, integers of Python are faster."""
+
 
 def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
     """Digest of int64 `words` [n], the first of which has place `first` under `key`: an int64 scalar, there.
 
     key: any unsigned 64-bit value; the digests of neighbouring keys are independent. Nothing waits for the device.
     """
-    assert words.dtype == torch.int64 and words.ndim == 1, f"words are int64 [n], got {words.dtype}{[*words.shape]}"
+    _check_words(words)
     places = torch.arange(len(words), device=words.device) * as_signed(GOLDEN) + as_signed(start_of(key, first))
     return combined(mix64_torch(words + mix64_torch(places)))
 
 
 def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch in one pass over the words: with triton, with numba for much host memory, by blocks otherwise."""
+    """digest_torch in one pass over the words: with triton, with numba for much host memory, by blocks otherwise.
+
+    Of a few words on the host each is an integer of Python, since blocks take tens of microseconds to begin.
+    """
+    _check_words(words)
     if asks_triton(words):
         from kvcheck.kernels import digest_triton
 
@@ -49,6 +56,8 @@ def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
             return combined(digest_triton.partial_digests_triton(words, as_signed(start_of(key, first))))
     if words.device.type != "cpu":
         return digest_torch(words, key=key, first=first)
+    if len(words) <= FEW_WORDS:
+        return torch.tensor(as_signed(digest_int(words.tolist(), key=key, first=first)))
     if asks_numba(words):
         from kvcheck.kernels.digest_numba import digest_numba
 
@@ -58,7 +67,7 @@ def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
 
 def digest_blocks(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
     """digest_torch of CPU words, block by block in two blocks of memory that stay in the cache."""
-    assert words.dtype == torch.int64 and words.ndim == 1, f"words are int64 [n], got {words.dtype}{[*words.shape]}"
+    _check_words(words)
     seen, start, total = words.numpy().view(np.uint64), start_of(key, first), 0
     block = min(len(seen), BLOCK_WORDS)
     ramp = np.arange(block, dtype=np.uint64) * np.uint64(GOLDEN)
@@ -91,6 +100,10 @@ def start_of(key: int, first: int) -> int:
     starts."""
     assert 0 <= key <= _U64 and first >= 0, f"key is an unsigned 64-bit value and first at least 0, got {key}, {first}"
     return (mix64_int(key ^ _KEYED) + first * GOLDEN) & _U64
+
+
+def _check_words(words: torch.Tensor) -> None:
+    assert words.dtype == torch.int64 and words.ndim == 1, f"words are int64 [n], got {words.dtype}{[*words.shape]}"
 
 
 def _mix64_in_place(values: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:

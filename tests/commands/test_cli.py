@@ -63,6 +63,10 @@ UNUSABLE = {
         ["stress", "pd-transfer", "--transport", "tcp", "--backend", "simulated"],
         "--backend simulated: --transport tcp runs real processes, in no chosen order",
     ),
+    "processes on a device": (
+        ["stress", "pd-transfer", "--transport", "mooncake", "--device", "cuda"],
+        "--device cuda: --transport mooncake runs ranks as processes, which have host memory only; leave --device out",
+    ),
     "processes of a mutant": (
         ["stress", "--transport", "tcp", "--mutant", "failed-overwritten"],
         "--mutant failed-overwritten: --transport tcp runs real processes",

@@ -1,8 +1,9 @@
 """A stand-in for torch.cuda on the CPU: streams are queues, and a seeded die says how far each has run.
 
 What is called under `torch.cuda.stream(s)` joins the queue of s, where it was wrapped by `deferred`; all else of the
-CUDA backend runs as it is. A hold is an entry that stays at the head of its queue until its flag is raised or its
-watchdog fires, which it does when nothing else can move and the host waits.
+CUDA backend runs as it is. The host waits for the chunks of an operation that joins it. A hold is an entry that stays
+at the head of its queue until its flag is raised or its watchdog fires, which it does when nothing else can move and
+the host waits.
 
 Invariants:
 - One thread, no clock: a seed gives the same run again.
@@ -161,15 +162,18 @@ class Backend(cuda.CudaBackend):
         self.device = self._machine.device = torch.device("cpu")
 
     def submit(self, operation: Operation, **kwargs: Any) -> Signal:
-        stage = operation.stage
-        staged = None if stage is None else lambda: self._deferred(stage())
-        return super().submit(replace(operation, chunks=self._deferred(operation.chunks), stage=staged), **kwargs)
+        stage, joins = operation.stage, operation.joins_host
+        staged = None if stage is None else lambda: self._deferred(stage(), joins)
+        chunks = self._deferred(operation.chunks, joins)
+        return super().submit(replace(operation, chunks=chunks, stage=staged), **kwargs)
 
-    def _deferred(self, chunks: Sequence[ChunkWork]) -> tuple[ChunkWork, ...]:
+    def _deferred(self, chunks: Sequence[ChunkWork], joins: bool) -> tuple[ChunkWork, ...]:
         def deferred(chunk: ChunkWork) -> ChunkWork:
             def call() -> None:
                 assert self.machine.current is not None
                 self.machine.current.call(chunk)
+                if joins:
+                    self.machine.current.synchronize()
 
             return call
 

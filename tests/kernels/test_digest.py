@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rigs.interpreted import interpreted_check, needs_numba, needs_triton
 
 from kvcheck.kernels.content import as_unsigned
-from kvcheck.kernels.digest import combined, digest, digest_blocks, digest_int, digest_torch, start_of
+from kvcheck.kernels.digest import FEW_WORDS, combined, digest, digest_blocks, digest_int, digest_torch, start_of
 
 U64 = (1 << 64) - 1
 KEYS = (0, 1, 2, 1 << 63, U64)
@@ -133,8 +133,9 @@ def test_words_moved_between_legs_are_seen_although_keys_are_neighbours(keys: tu
 
 def test_words_of_another_type_or_shape_are_our_mistake() -> None:
     for words in (torch.zeros(3, dtype=torch.int32), torch.zeros(2, 2, dtype=torch.int64)):
-        with pytest.raises(AssertionError, match=r"words are int64 \[n\]"):
-            digest_torch(words, key=0)
+        for form in (digest_torch, digest, digest_blocks):
+            with pytest.raises(AssertionError, match=r"words are int64 \[n\]"):
+                form(words, key=0)
     for key, first in ((-1, 0), (1 << 64, 0), (0, -1)):
         with pytest.raises(AssertionError, match="unsigned 64-bit"):
             digest_torch(torch.zeros(1, dtype=torch.int64), key=key, first=first)
@@ -143,11 +144,11 @@ def test_words_of_another_type_or_shape_are_our_mistake() -> None:
 def check_digest(form: Digest, *, device: str) -> int:
     """`form` against the formula for counts round a kernel's block; returns how many were compared."""
     compared = 0
-    for count in (0, 1, 255, 1023, 1024, 1025, 3000):
+    for count in (0, 1, FEW_WORDS, FEW_WORDS + 1, 255, 1023, 1024, 1025, 3000):
         words = torch.randint(-(1 << 62), 1 << 62, (count, 2), generator=torch.Generator().manual_seed(count))
         words[::3] = 0
         for key, first in ((0, 0), (U64, 1), (77, 1 << 45)):
-            for column in (words[:, 0], words[:, 1].contiguous()):
+            for column in (words[:, 0], words[:, 1].contiguous(), words.view(-1)[1 : count + 1]):
                 found = as_unsigned(int(form(column.to(device), key=key, first=first)))
                 assert found == by_formula(column.tolist(), key, first), (count, key, first)
                 compared += 1
@@ -170,21 +171,21 @@ def test_the_triton_kernel_means_the_formula() -> None:
         print(compared)
         """
     )
-    assert said == ["42"]
+    assert said == ["81"]
 
 
 @pytest.mark.parametrize("block_words", [64, 32768])
 @pytest.mark.parametrize(
-    "form", [digest_torch, digest_blocks, pytest.param(by_numba, marks=[needs_numba, pytest.mark.compiled])]
+    "form", [digest_torch, digest, digest_blocks, pytest.param(by_numba, marks=[needs_numba, pytest.mark.compiled])]
 )
 def test_the_forms_of_the_host_agree_round_their_blocks(
     form: Digest, block_words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvcheck.kernels.digest.BLOCK_WORDS", block_words)
-    assert check_digest(form, device="cpu") == 42
+    assert check_digest(form, device="cpu") == 81
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", [digest_torch, digest])
 def test_a_device_digests_like_the_host(form: Digest) -> None:
-    assert check_digest(form, device="cuda") == 42
+    assert check_digest(form, device="cuda") == 81

@@ -72,7 +72,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "if not (_holds": By(BUGS_CODE),
         "moved = []": By(BUGS_CODE),
         "copy = np": By(BUGS_CODE),
-        "copy_bytes_torch": By(BUGS_CODE),
+        "# The digest": By(BUGS_CODE),
         "least = [": By(BUGS_CODE),
         "kvcheck stress retract-resume": By(BUGS_RUN),
         "kvcheck stress hicache --shape glm": By(BUGS_RUN),

@@ -271,3 +271,11 @@ def test_what_does_not_depend_on_the_order_is_tried_by_the_first_schedule_of_a_w
     exploration.took((), ("3",), 1)
     second = exploration.next()
     assert second is not None and (second.choices, second.extras) == ("3", "no")
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("number", [11, 27, 44])
+def test_what_late_messages_once_made_of_the_fixed_build_passes(number: int) -> None:
+    """The rank that gave a request up was heard behind its peer; and an abort was said to end what was over there."""
+    plan = Plan(scenario="nvlink-aux", shape="llama-3-fp8-micro", strategy="answers", seed=1, schedule=number)
+    assert ScheduleRunner(BuiltinTarget()).run(plan).findings == ()

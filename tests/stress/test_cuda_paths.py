@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from fakes.cuda import Graph, Machine, installed
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
@@ -20,8 +21,9 @@ from litmus.rig import Rig
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
+from kvcheck.core.bench.memory import FreshMemory, LeanCudaBackend
 from kvcheck.core.cache.backend import cuda, holds, streamed
-from kvcheck.core.cache.backend.backend import Backend, Operation
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
@@ -141,6 +143,39 @@ def test_a_part_that_makes_the_host_wait_ends_by_the_watchdog_and_it_is_told() -
         assert report.gap is not None and "watchdog" in report.gap
 
 
+@pytest.mark.parametrize("is_held_itself", [True, False])
+def test_every_lane_is_released_before_an_operation_that_makes_the_host_wait(is_held_itself: bool) -> None:
+    """Behind its own hold, or behind a lane that is held."""
+    held = Site(operation="read" if is_held_itself else "litmus")
+    with installed(3) as machine:
+        rigged = rig(machine, Delay(held=held))
+        x, seen = rigged.cells(0), list[int]()
+        written = rigged.store("a", x, 1)
+        reading = Operation("read", (lambda: seen.append(int(x[0])),), joins_host=True)
+        rigged.backend.submit(reading, lane=rigged.backend.lane("b"), after=(written,))
+        assert seen == [1], "it has run when it is submitted"
+        report = rigged.backend.settle()  # type: ignore[attr-defined]
+        assert [(row.placed, row.gave_way, row.fired) for row in report.rows] == [(1, 1, 0)]
+
+
+def test_a_copy_to_pageable_memory_releases_every_lane_before_it_is_launched() -> None:
+    """The driver blocks inside the copy: a release that comes behind it comes too late."""
+    with installed(3) as machine:
+        rigged = rig(machine, Delay(held=Site(operation="litmus")))
+        written = rigged.store("a", rigged.cells(0), 1)
+        into = (Footprint("host", ("x",), (0, 1), np.array([0]), place=Place.PAGEABLE),)
+
+        def blocks() -> None:
+            assert machine.current is not None
+            machine.current.synchronize()
+
+        lane = rigged.backend.lane("b")
+        operation = Operation("copy", (blocks,))
+        cuda.CudaBackend.submit(rigged.backend, operation, lane=lane, writes=into, after=(written,))
+        report = rigged.backend.settle()  # type: ignore[attr-defined]
+        assert [(row.placed, row.gave_way, row.fired) for row in report.rows] == [(1, 1, 0)]
+
+
 def test_places_of_holds_are_used_again_and_an_old_end_lets_no_new_hold_go() -> None:
     both = Delay(held=Site(operation="set"), until=Site(operation="get"))
     with installed(5) as machine:
@@ -180,6 +215,8 @@ def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[]
                 backend.replay(first)
             with pytest.raises(InternalError, match="pageable memory"):
                 backend.submit(Operation("x", (), stage=tuple), lane=lane)
+            with pytest.raises(InternalError, match="makes the process wait"):
+                backend.submit(Operation("x", (), joins_host=True), lane=lane)
         backend.replay(first)
         with backend.capture(lane):
             pass
@@ -189,6 +226,15 @@ def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[]
             pass
         with pytest.raises(InternalError, match="of another backend"):
             backend.replay(foreign)
+
+
+@pytest.mark.parametrize(("place", "syncs"), [(Place.DEVICE, 1), (Place.PINNED, 0), (Place.PAGEABLE, 0)])
+def test_fresh_memory_of_a_price_is_filled_when_a_lane_may_use_it(place: Place, syncs: int) -> None:
+    """It is filled on the default stream, which orders nothing with a lane."""
+    with installed(1) as machine:
+        backend = LeanCudaBackend(FreshMemory(np.random.default_rng(1), torch.device("cpu")))
+        backend.empty("words", (8,), torch.int64, place)
+        assert machine.syncs == syncs
 
 
 @pytest.mark.schedules

@@ -21,8 +21,7 @@ from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.metadata import metadata_fields
-from kvcheck.core.cache.transfer.seal import Seal, parse
-from kvcheck.kernels.content import as_unsigned
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, known_words, parse, sealed_words
 from kvcheck.kernels.digest import digest
 
 KEY = 0xA0C5
@@ -66,28 +65,33 @@ def _peer(memory: FreshMemory) -> torch.device:
 def _sealed(memory: FreshMemory, *, shape: ModelShape, is_sealed: bool) -> Arm:
     row = memory.empty((_row_bytes(shape),), torch.uint8)
     slot = memory.empty((_row_bytes(shape),), torch.uint8).to(_peer(memory))
-    landed = memory.empty((64,), torch.uint8).to(_peer(memory))
+    landed = memory.words(SEAL_BYTES // 8).to(_peer(memory))
     accepted: list[bool] = []
+
+    def fits() -> bool:
+        return not (landed ^ _seal(slot)).cpu().any()
 
     def call() -> None:
         slot.copy_(row)
         if is_sealed:
-            landed.copy_(_seal(row).packed())
-            accepted[:] = [parse(landed.cpu()) == _seal(slot)]
+            landed.copy_(_seal(row))
+            found = parse(landed.cpu().view(torch.uint8))
+            accepted[:] = [found is not None and found.generation == GENERATION and fits()]
 
     def check() -> None:
         same("metadata row at the peer", slot.cpu(), row.cpu())
         if is_sealed:
             slot[3] ^= 1
-            if accepted != [True] or parse(landed.cpu()) == _seal(slot):
+            if accepted != [True] or fits():
                 raise WrongOutput(f"seal: expected it to fit the row and no other, got {accepted}")
 
     return Arm(call=call, check=check)
 
 
-def _seal(row: torch.Tensor) -> Seal:
-    found = as_unsigned(int(digest(row.view(torch.int64), key=KEY)))
-    return Seal(room=ROOM, generation=GENERATION, bytes=row.numel(), digest=found)
+def _seal(row: torch.Tensor) -> torch.Tensor:
+    """The words of the row's seal, where the row is."""
+    known = known_words(Seal(room=ROOM, generation=GENERATION, bytes=row.numel(), digest=0))
+    return sealed_words(torch.from_numpy(known).to(row.device), digest(row.view(torch.int64), key=KEY))
 
 
 def _socket(memory: FreshMemory, *, shape: ModelShape) -> Arm:

@@ -23,7 +23,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.room_memory import room_units
-from kvcheck.core.cache.transfer.seal import Content, Seal, Sealer
+from kvcheck.core.cache.transfer.seal import Content, Sealer
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.targets.mutants.pd_transfer import SealWithoutKV
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
@@ -73,9 +73,9 @@ class _End:
             row=row,
         )
 
-    def seal(self) -> Seal:
-        """The seal of the bytes in memory."""
-        return self._sealer.seal(self._content, self._sealer.plan(self._content))
+    def seal(self) -> torch.Tensor:
+        """The row of the seal of the bytes in memory, [8] int64."""
+        return self._sealer.seal(self._sealer.plan(self._content))
 
 
 def _arm(
@@ -92,7 +92,7 @@ def _arm(
         # Ranks send whole pages, so a seal covers each page to its end.
         rows = [held.whole_rows(each, space, buffer) for each in (held.source, held.target)]
         pairs.append((words, rows[0], rows[1], memory.words(len(words), len(rows[0]), words.shape[2])))
-    seals: list[Seal] = []
+    seals: list[torch.Tensor] = []
 
     def move() -> None:
         for words, mine, theirs, block in pairs:
@@ -108,7 +108,7 @@ def _arm(
         if not moves:
             move()
         held.check()
-        found = {*seals, source.seal(), target.seal()}
+        found = {tuple(each.tolist()) for each in (*seals, source.seal(), target.seal())}
         if len(found) != 1:
             raise WrongOutput(f"seal: expected one seal at both ends, got {len(found)} different ones")
 

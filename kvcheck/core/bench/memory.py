@@ -114,6 +114,8 @@ class LeanCudaBackend(CudaBackend):
         size = math.prod(shape) * dtype.itemsize
         spare = self._spare.get(size) if place is Place.PINNED else None
         fresh = spare.pop() if spare else self._memory.empty((size,), torch.uint8, is_host=place is not Place.DEVICE)
+        if place is Place.DEVICE:
+            torch.cuda.synchronize(self.device)  # it was filled on another stream than those of the lanes
         self._bytes[name] = size
         if place is Place.PINNED:
             self._held[name] = fresh

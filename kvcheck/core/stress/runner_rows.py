@@ -113,6 +113,11 @@ def _check_delays(plan: Plan) -> None:
 
 def _check_ranks(plan: Plan) -> None:
     """Refuse what real processes cannot do. A missing library is UNKNOWN before any process starts."""
+    if plan.device != "cpu":
+        raise UsageError(
+            f"--device {plan.device}: --transport {plan.transport} runs ranks as processes, which have host memory "
+            "only; leave --device out, or --transport to run both ends in one process"
+        )
     strategy = None if plan.trace is not None else plan.strategy
     for name, value, able in (
         ("--backend", plan.backend, "eager"),

@@ -31,6 +31,7 @@ from kvcheck.core.workload.events import (
     Descriptor,
     Emit,
     Freed,
+    GaveUp,
     Leased,
     Mapped,
     Owned,
@@ -144,7 +145,7 @@ class Observer:
 
 
 class RoomObserver:
-    """A RoomListener that makes events of the changes of rooms. look: inspects a room whose seal never fitted."""
+    """A RoomListener and a SenderListener that make events. look: inspects a room whose seal never fitted."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -152,6 +153,9 @@ class RoomObserver:
 
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
         self._emit(RoomChanged(rank, room, request, generation, old, new, reason))
+
+    def gave_up(self, *, rank: str, request: int, reason: str) -> None:
+        self._emit(GaveUp(rank, request, reason))
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
         self._emit(Verified("sealed", size // 8, request))

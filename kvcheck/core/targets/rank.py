@@ -140,6 +140,7 @@ def prefill_end(
         sealer=parts.sealer,
         writer=parts.writer,
         aux_over_messages=pair.aux_over_messages,
+        listener=RoomObserver(rank.emit),
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
     return PrefillScheduler(rank.pool, rank.metadata, decoder, sender, rank.backend, setup.config, room_of=pair.room_of)

@@ -272,6 +272,15 @@ class RoomChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveUp:
+    """A prefill rank has ended an attempt of a request, for a reason of its own or of its peers."""
+
+    rank: str
+    request: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandoversKnown:
     """Bytes that each decode rank has to receive for a prompt, by request: its part of every buffer, and one row."""
 
@@ -398,6 +407,7 @@ class Broke:
 RoomEvent = (
     Decided
     | RoomChanged
+    | GaveUp
     | HandoversKnown
     | LimitsNamed
     | SealsFitted

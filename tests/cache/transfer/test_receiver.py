@@ -17,6 +17,7 @@ from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.transfer.loopback_wire import PATHS
 from kvcheck.core.cache.transfer.messages import Abort, AuxData, Drained, Message, Status
 from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
+from kvcheck.core.cache.transfer.seal import Seal
 from kvcheck.core.cache.transfer.sender import DONE, PENDING
 from kvcheck.core.cache.transfer.wire import LEGS
 from kvcheck.core.stress.strategies import LazyStrategy
@@ -164,6 +165,46 @@ def test_bytes_that_become_right_later_are_success_then() -> None:
     row[0] ^= 1
     rig.poll()
     assert rig.rooms[ROOM].status == SUCCESS
+
+
+def test_a_seal_that_was_seen_is_read_again_beside_the_bytes() -> None:
+    rig = Rig()
+    got = rig.expect(ROOM, 9)
+    rig.prefill_room(ROOM, 9)
+    row, seal = rig.decode.metadata.row_view(got.slot), rig.receiver._seals[got.slot]
+    row[0] ^= 1
+    rig.poll()
+    row[0] ^= 1
+    for byte in (20, 44, 63):  # room, digest and check word
+        seal[byte] ^= 1
+        rig.poll()
+        assert rig.rooms[ROOM].status == TRANSFERRING, byte
+        seal[byte] ^= 1
+    rig.poll()
+    assert rig.rooms[ROOM].status == SUCCESS
+
+
+def test_bytes_are_read_only_once_a_seal_of_the_attempt_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    names: list[str] = []
+    submit = rig.backend.submit
+    monkeypatch.setattr(
+        rig.backend, "submit", lambda each, **given: (names.append(each.name), submit(each, **given))[1]
+    )
+    got = rig.expect(ROOM, 9)
+    inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
+    old = Seal(room=ROOM, generation=2, bytes=0, digest=0).packed()
+    for there in (torch.zeros_like(old), old):
+        rig.receiver._seals[got.slot] = there
+        rig.poll(2)
+    looks = [name for name in names if name in ("seal.look", "seal.verify")]
+    assert looks == ["seal.look"] * 4, "nothing is there, then another attempt's"
+    names.clear()
+    rig.prefill_room(ROOM, 9)
+    rig.decode.metadata.row_view(got.slot)[0] ^= 1
+    rig.poll(3)
+    looks = [name for name in names if name in ("seal.look", "seal.verify")]
+    assert looks == ["seal.look", *["seal.verify"] * 3]
 
 
 def test_a_seal_alone_is_not_looked_at_before_the_status() -> None:

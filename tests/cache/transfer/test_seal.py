@@ -11,11 +11,12 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import LayoutMismatch
-from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, parse
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Seal, known_words, parse, sealed_words
+from kvcheck.kernels.content import as_signed
 
 TOP = (1 << 64) - 1
 U64 = st.integers(0, TOP) | st.sampled_from((0, 1, 1 << 63, TOP))
@@ -35,6 +36,20 @@ def test_every_seal_comes_back_whatever_its_values(room: int, generation: int, s
     assert (row.dtype, row.shape) == (torch.uint8, (64,))
     assert parse(row) == seal
     assert parse(row.clone()) == seal
+
+
+@given(U64, U64, U64, U64)
+@example(0, 0, 0, 0)
+@example(TOP, TOP, TOP, TOP)
+def test_a_seal_that_is_made_on_a_device_has_the_same_bytes(room: int, generation: int, size: int, digest: int) -> None:
+    """What is known before is made first, whatever digest the seal has in it."""
+    seal = Seal(room=room, generation=generation, bytes=size, digest=digest)
+    known = torch.from_numpy(known_words(seal))
+    before = known.clone()
+    made = sealed_words(known, torch.tensor(as_signed(digest)))
+    assert torch.equal(made.view(torch.uint8), seal.packed())
+    assert torch.equal(known, before), "it is used again"
+    assert torch.equal(sealed_words(known, None).view(torch.uint8), replace(seal, digest=0).packed())
 
 
 @pytest.mark.parametrize("room", ROOMS)

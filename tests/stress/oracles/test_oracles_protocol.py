@@ -23,6 +23,7 @@ from kvcheck.core.workload.events import (
     Failed,
     Faulted,
     Finished,
+    GaveUp,
     HandoversKnown,
     LimitsNamed,
     Overdue,
@@ -75,6 +76,7 @@ REFUSED = Faulted(7, "a write of its kv was refused", ("refused", "kv"))
 OVERDUE = Overdue("decode", 150, (6, 7), ("nothing complete from", "not asked for and taken by"))
 TOO_LATE = "room 4: nothing complete from prefill-1 in 200 rounds or seconds"
 SIZES = HandoversKnown({7: 4_096, 8: 2_048})
+OTHER = "another prefill rank failed"
 LIMITS = LimitsNamed(OVERDUE.names)
 TOLD = "source has 3 pages from logical page 0, target has 2 pages from logical page 0"
 
@@ -116,6 +118,16 @@ GOOD: dict[str, tuple[Event, ...]] = {
     "aborted before its fault could tell": (SHORTER, Aborted(7), Failed(7, "aborted")),
     "a clock ran ahead, and the room was given up": (OVERDUE, Failed(7, TOO_LATE)),
     "the other end gave it up": (OVERDUE, Failed(7, "room 4: not asked for and taken by decode-0 in 300 rounds")),
+    "a refusal is named by the rank that met it": (
+        REFUSED,
+        GaveUp("prefill-1", 7, "refused to write kv"),
+        Failed(7, OTHER),
+    ),
+    "the rank that gave it up says why": (
+        OVERDUE,
+        GaveUp("prefill-1", 7, "not asked for and taken by it"),
+        Failed(7, OTHER),
+    ),
     "a clock ran ahead, and the room arrived": (OVERDUE, room(TRANSFERRING, SUCCESS), Finished(7, (1,))),
     "a clock ran ahead before its fault could tell": (SHORTER, OVERDUE, Failed(7, TOO_LATE)),
     "its writes are delayed until it is given up": (
@@ -228,6 +240,18 @@ BAD: dict[str, tuple[tuple[str, int | None, str | None, tuple[str, ...]], tuple[
     "another rank named the fault of the attempt before": (
         ("KV603", 7, None, ("does not say",)),
         (SHORTER, room(TRANSFERRING, FAILED, reason=TOLD), Retried(7), SHORTER, Failed(7, "too late")),
+    ),
+    "no rank names the refusal": (
+        ("KV603", 7, None, ("does not say 'refused' and 'kv'",)),
+        (REFUSED, GaveUp("prefill-1", 7, OTHER), Failed(7, OTHER)),
+    ),
+    "what a rank said of another request": (
+        ("KV604", 7, None, ("it had no fault",)),
+        (OVERDUE, GaveUp("prefill-1", 6, "not asked for and taken by it"), Failed(7, OTHER)),
+    ),
+    "what a rank said of an earlier attempt": (
+        ("KV603", 7, None, ("does not say",)),
+        (REFUSED, GaveUp("prefill-1", 7, "refused to write kv"), Retried(7), REFUSED, Failed(7, OTHER)),
     ),
     "the clock ran ahead for others": (("KV604", 8, None, ("it had no fault",)), (OVERDUE, Failed(8, TOO_LATE))),
     "the clock ran ahead later": (("KV604", 7, None, ("it had no fault",)), (Failed(7, TOO_LATE), OVERDUE)),

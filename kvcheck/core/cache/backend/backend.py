@@ -67,12 +67,14 @@ class Operation:
     name: the site, such as "offload.save". chunks: run in any order, each once; one chunk unless the copy is large.
     request: the request that it works for; None if it is not one request's. stage: for a copy that reads pageable host
     memory; takes a snapshot of that source and returns the chunks that copy from the snapshot.
+    joins_host: a chunk makes the process wait for the device, as one does that reads a value there.
     """
 
     name: str
     chunks: tuple[ChunkWork, ...]
     request: int | None = None
     stage: Callable[[], tuple[ChunkWork, ...]] | None = None
+    joins_host: bool = False
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -47,6 +47,8 @@ class Captures:
             raise InternalError(f"{operation.name}: expected an open capture, got none")
         if operation.stage is not None or any(each.place is Place.PAGEABLE for each in (*reads, *writes)):
             raise InternalError(f"{operation.name}: a graph cannot hold copies from or to pageable memory")
+        if operation.joins_host:
+            raise InternalError(f"{operation.name}: a graph cannot hold an operation that makes the process wait")
         self.open.operations.append(Captured(operation, tuple(reads), tuple(writes)))
         return Signal()
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - The device is synchronised in `drain` only. A process's wait joins one event. If delays are imposed, every lane is
-  released before the process waits.
+  released before the process waits, also before an operation whose chunks make it wait.
 - A graph is captured when it is first replayed. The device is not synchronised, so operations in flight stay in flight.
 - An operation's closures, and so the tensors they hold, live until the operation is known to have run: an allocator
   never hands out memory that a queued operation still touches.
@@ -142,9 +142,15 @@ class StreamedBackend(Generic[Stream, Event]):
             chunks = operation.stage()
         if self._observer is not None:
             self._observer.submitted(self._submitted, operation, lane, reads, writes, record)
-        event = self._launch((operation.name,), lane, lambda stream: self._machine.run(stream, chunks))
+        is_pageable = any(f.place is Place.PAGEABLE for f in writes)
+        event = self._launch(
+            (operation.name,),
+            lane,
+            lambda stream: self._machine.run(stream, chunks),
+            joins_host=operation.joins_host or is_pageable,
+        )
         self._pending[lane.index].append(_Pending(self._submitted, event, chunks))
-        if any(f.place is Place.PAGEABLE for f in writes):
+        if is_pageable:
             self._synchronize(event)
             self._collect()
             self._tell_joined(record)
@@ -242,11 +248,18 @@ class StreamedBackend(Generic[Stream, Event]):
         finally:
             self._machine.close()
 
-    def _launch(self, names: Sequence[str], lane: Lane, launch: Callable[[Stream], None]) -> Event:
-        """Put work on the lane's stream, after a hold if a delay asks for one. Returns the event of its end."""
+    def _launch(
+        self, names: Sequence[str], lane: Lane, launch: Callable[[Stream], None], *, joins_host: bool = False
+    ) -> Event:
+        """Put work on the lane's stream, after a hold if a delay asks for one. Returns the event of its end.
+
+        joins_host: the work may make the process wait, so every lane is released before it is put there.
+        """
         stream, event = self._streams[lane.index], self._machine.event()
         if self._holds is not None:
             self._holds.before(names, lane, stream)
+            if joins_host:
+                self._give_way(lambda: False)
         launch(stream)
         self._machine.record(event, stream)
         if self._holds is not None:

@@ -89,7 +89,10 @@ class PrefillScheduler:
         self._open_queued()
 
     def abort(self, request_id: int) -> bool:
-        """End a request on this side; False where it is not here, or was reported already."""
+        """End a request on this side; False where it is not here, was reported already, or has failed here already.
+
+        What has failed here may have been taken at the other end before that was heard of.
+        """
         for request in [each for each in self._queued if each.request_id == request_id]:
             self._queued.remove(request)
             self.sender.refuse(self._room_of(request_id), request.attempt, ABORTED)
@@ -99,6 +102,8 @@ class PrefillScheduler:
         if all(each.request_id != request_id for each in here):
             return False
         room = self._room_of(request_id)
+        if self.sender.reason(room):
+            return False
         self.sender.fail(room, ABORTED)
         return bool(self.sender.reason(room))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -46,7 +47,7 @@ class InboundRoom:
 
     waits: peers that have not reported. writers: peers that may still write.
     reason: why it failed here. ended: why it was ended here, perhaps after it arrived, because it failed elsewhere.
-    verified: peers whose seal fits. size: bytes that they wrote.
+    sealed: peers whose seal for this attempt was seen. verified: those whose seal fits. size: bytes that they wrote.
     """
 
     ticket: Ticket
@@ -59,6 +60,7 @@ class InboundRoom:
     status: int = TRANSFERRING
     reason: str = ""
     ended: str = ""
+    sealed: set[str] = field(default_factory=set)
     verified: set[str] = field(default_factory=set)
     size: int = 0
 
@@ -121,6 +123,7 @@ class Receiver:
         self._seals = backend.empty(
             "seals", (metadata.slots.count * self._ranks, SEAL_BYTES), torch.uint8, Place.DEVICE
         )
+        self._seen = backend.empty("seals.seen", tuple(self._seals.shape), torch.uint8, Place.PINNED)
         self._lane = backend.lane("verify")
         self._rooms: dict[int, InboundRoom] = {}
         self._clear_seals(np.arange(len(self._seals)))
@@ -222,6 +225,7 @@ class Receiver:
     def free(self) -> None:
         """Give the seals' memory back."""
         self._backend.release("seals")
+        self._backend.release("seals.seen")
 
     # Messages
 
@@ -326,6 +330,12 @@ class Receiver:
         """Read everything that the peer should have written. This may race with the writes, since only a match
         counts."""
         rank, ticket = self.sources[peer].rank, receiving.ticket
+        if peer not in receiving.sealed:
+            # The digest costs most, so first see whether there is a seal of this very attempt at all.
+            seal = self._found(peer, receiving)
+            if seal is None or (seal.room, seal.generation) != (ticket.room, ticket.generation):
+                return False
+            receiving.sealed.add(peer)
         content = Content(
             ticket=ticket,
             source_rank=rank,
@@ -333,37 +343,43 @@ class Receiver:
             pieces=piece_of(self._slices[peer], at_source=False),
             row=self._metadata.row_view(receiving.slot) if rank == self._row_sender else None,
         )
-        plan = self._sealer.plan(content)
-        row, found = self._seals[receiving.slot * self._ranks + rank], torch.empty(SEAL_BYTES, dtype=torch.uint8)
-        right: list[Seal] = []
+        plan, at = self._sealer.plan(content), self._seal_at(peer, receiving)
+        found, differs = self._seals[at].view(torch.int64), self._seen[at].view(torch.int64)
 
         def run() -> None:
-            copy_bytes_torch(found, row)
-            seal = parse(found)
-            # The digest costs most, so first see whether there is a seal of this very attempt at all.
-            if seal is None or (seal.room, seal.generation) != (ticket.room, ticket.generation):
-                return
-            if seal == self._sealer.seal(content, plan):
-                right.append(seal)
+            copy_bytes_torch(differs, found ^ self._sealer.seal(plan))
 
-        self._backend.wait(
-            self._backend.submit(
-                Operation("seal.verify", (run,), ticket.request),
-                lane=self._lane,
-                reads=self._looked_at(receiving, content, rank),
-            )
-        )
-        receiving.size += sum(each.bytes for each in right)
-        return bool(right)
+        self._look_with(Operation("seal.verify", (run,), ticket.request), at, self._looked_at(receiving, content, at))
+        is_right = not self._seen[at].any()
+        receiving.size += plan.size if is_right else 0
+        return is_right
 
-    def _looked_at(self, receiving: InboundRoom, content: Content, rank: int) -> tuple[Footprint, ...]:
+    def _found(self, peer: str, receiving: InboundRoom) -> Seal | None:
+        """The seal that the peer has written, perhaps for an earlier attempt; None if no whole one is there."""
+        at = self._seal_at(peer, receiving)
+        chunk = partial(copy_bytes_torch, self._seen[at], self._seals[at])
+        self._look_with(Operation("seal.look", (chunk,), receiving.ticket.request), at, (self._seal_read(at),))
+        return parse(self._seen[at])
+
+    def _look_with(self, operation: Operation, at: int, reads: tuple[Footprint, ...]) -> None:
+        """Run a look that leaves what it saw in host memory. The host reads it when the look has ended: a host that
+        waits inside an operation would wait for all that the lane is behind."""
+        seen = Footprint("seals.seen", ("seal",), (0, 1), np.array([at], dtype=np.int64), place=Place.PINNED)
+        self._backend.wait(self._backend.submit(operation, lane=self._lane, reads=reads, writes=(seen,)))
+
+    def _looked_at(self, receiving: InboundRoom, content: Content, at: int) -> tuple[Footprint, ...]:
         """What a look for a source's seal reads. Nothing of it is used if the seal does not fit."""
         request = receiving.ticket.request
-        seal = np.array([receiving.slot * self._ranks + rank], dtype=np.int64)
-        reads = [*room_footprints(self._layout, content.units, request), Footprint("seals", ("seal",), (0, 1), seal)]
+        reads = [*room_footprints(self._layout, content.units, request), self._seal_read(at)]
         if content.row is not None:
             reads.append(self._metadata.footprint(receiving.slot, request))
         return tuple(replace(each, is_checked=True) for each in reads)
+
+    def _seal_read(self, at: int) -> Footprint:
+        return Footprint("seals", ("seal",), (0, 1), np.array([at], dtype=np.int64), is_checked=True)
+
+    def _seal_at(self, peer: str, receiving: InboundRoom) -> int:
+        return receiving.slot * self._ranks + self.sources[peer].rank
 
     def _mark(self, receiving: InboundRoom) -> None:
         """Fill the memory of a room with words that no sender writes, in forward-lane order and before any source is

@@ -15,10 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvcheck.core.base.errors import LayoutMismatch
@@ -35,8 +36,11 @@ from kvcheck.kernels.digest_rows import digest_rows
 SEAL_BYTES = 64
 _MAGIC = int.from_bytes(b"kvc-seal", "little")
 _VERSION = 1
+_OWN_AT, _DIGEST_AT = 2, 5
 _CHECK_KEY = 0x7365616C2D763031
 _WORDS = struct.Struct("<8Q")
+_FIXED = digest_int((_MAGIC, _VERSION), key=_CHECK_KEY) + digest_int((0,), key=_CHECK_KEY, first=_DIGEST_AT + 1)
+"""What the words that every seal has add to its check word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,26 @@ def _packed(seal: Seal) -> bytes:
     return _WORDS.pack(*words, digest_int(words, key=_CHECK_KEY))
 
 
+def known_words(seal: Seal) -> npt.NDArray[np.int64]:
+    """The words of the row before its digest is known: as packed, but for the digest, whose place is zero in the check
+    word too."""
+    own = (seal.room, seal.generation, seal.bytes)
+    check = as_unsigned(_FIXED + digest_int(own, key=_CHECK_KEY, first=_OWN_AT))
+    return np.frombuffer(bytearray(_WORDS.pack(_MAGIC, _VERSION, *own, 0, 0, check)), dtype=np.int64)
+
+
+def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
+    """The whole row, [8] int64, on the device of `known`. total: the digest, an int64 scalar there; None is zero.
+
+    Nothing waits for the device. The check word is a digest, and what the digest's place adds to it is added here.
+    """
+    words = known.clone()
+    if total is not None:
+        words[_DIGEST_AT] = total
+    words[-1].add_(digest(words[_DIGEST_AT : _DIGEST_AT + 1], key=_CHECK_KEY, first=_DIGEST_AT))
+    return words
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """All that one source rank sends to one target rank for a room, as it lies at one end.
@@ -87,43 +111,62 @@ class Content:
     row: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealPlan:
+    """What a seal is made of, prepared before the operation that makes it.
+
+    known: the words of its row without the digest, [8] int64 on the device. size: bytes that it covers. covered: of
+    each buffer its words [L, R, words], the ids of its rows on the device, and their key. row: the metadata row, with
+    its key.
+    """
+
+    known: torch.Tensor
+    size: int
+    covered: tuple[tuple[torch.Tensor, torch.Tensor, int], ...]
+    row: torch.Tensor | None
+    key: int
+
+
 class Sealer:
-    """Makes seals from one end's memory. Calls run inside operations of that end's backend."""
+    """Makes seals from one end's memory."""
 
     def __init__(self, pool: KVPool, layout: EndLayout, backend: Backend) -> None:
         self._pool = pool
         self._layout = layout
         self._backend = backend
 
-    def plan(self, content: Content) -> list[tuple[BufferLayout, torch.Tensor]]:
-        """The rows of every covered buffer, [n] on the device; index tensors are made before the operation runs."""
-        rows = []
-        for buffer in self._layout.buffers:
-            if (buffer.space, buffer.name) in content.pieces:
-                units = content.units[buffer.leg, buffer.space]
-                size = buffer.rows.rows_per_unit
-                ids = units if size == 1 else locs_of(units, 0, len(units) * size, size)
-                rows.append((buffer, self._backend.index(np.asarray(ids, dtype=np.int64))))
-        return rows
+    def plan(self, content: Content) -> SealPlan:
+        """All that is known of a seal before its bytes are read. What is made on the device is complete."""
+        ticket, key = content.ticket, self._key(content)
+        covered, size = [], 0
+        for place, buffer in enumerate(self._buffers(content)):
+            units = content.units[buffer.leg, buffer.space]
+            rows = buffer.rows.rows_per_unit
+            ids = units if rows == 1 else locs_of(units, 0, len(units) * rows, rows)
+            words = self._words(buffer, content.pieces[buffer.space, buffer.name])
+            on_device = self._backend.index(np.asarray(ids, dtype=np.int64))
+            covered.append((words, on_device, mix64_int(key + place + 1)))
+            size += words.shape[0] * len(ids) * words.shape[2] * 8
+        if content.row is not None:
+            size += content.row.numel()
+        seal = Seal(room=ticket.room, generation=ticket.generation, bytes=size, digest=0)
+        known = self._backend.index(known_words(seal))
+        return SealPlan(known=known, size=size, covered=tuple(covered), row=content.row, key=mix64_int(key))
 
-    def seal(self, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]) -> Seal:
-        """The seal of what this end's memory holds now.
+    def seal(self, plan: SealPlan) -> torch.Tensor:
+        """The row of the seal of what this end's memory holds now, [8] int64 on the device. Called inside an operation:
+        nothing waits for the device.
 
         In SGLang nothing said that bytes over NVLink had landed when a request was reported done (#23252).
         """
-        key = self._key(content)
-        parts, size = [], 0
-        for place, (buffer, rows) in enumerate(plan):
-            words = self._words(buffer, content.pieces[buffer.space, buffer.name])
-            parts.append(digest_rows(words, rows, key=mix64_int(key + place + 1)))
-            size += words.shape[0] * len(rows) * words.shape[2] * 8
-        if content.row is not None:
-            words = content.row.contiguous().view(torch.int64)
-            parts.append(digest(words, key=mix64_int(key)))
-            size += words.numel() * 8
-        total = as_unsigned(int(combined(torch.stack(parts)))) if parts else 0
-        ticket = content.ticket
-        return Seal(room=ticket.room, generation=ticket.generation, bytes=size, digest=total)
+        parts = [digest_rows(words, rows, key=key) for words, rows, key in plan.covered]
+        if plan.row is not None:
+            parts.append(digest(plan.row.contiguous().view(torch.int64), key=plan.key))
+        return sealed_words(plan.known, combined(torch.stack(parts)) if parts else None)
+
+    def _buffers(self, content: Content) -> list[BufferLayout]:
+        """The buffers that a seal covers. (mutants: seal-without-kv, seal-without-state)"""
+        return [each for each in self._layout.buffers if (each.space, each.name) in content.pieces]
 
     def _words(self, buffer: BufferLayout, shards: tuple[int, int]) -> torch.Tensor:
         """[L, R, words] of the shards [first, first + count) of each row."""

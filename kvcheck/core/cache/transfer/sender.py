@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -67,6 +68,13 @@ class OutboundRoom:
     reads: list[Signal] = field(default_factory=list)
 
 
+class SenderListener(Protocol):
+    """Gets the acts of a sender."""
+
+    def gave_up(self, *, rank: str, request: int, reason: str) -> None:
+        """This rank has ended an attempt of a request."""
+
+
 class Sender:
     """One prefill rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
 
@@ -84,7 +92,9 @@ class Sender:
         sealer: type[Sealer] = Sealer,
         writer: type[Writer] = Writer,
         aux_over_messages: bool = False,
+        listener: SenderListener | None = None,
     ) -> None:
+        self._listener = listener
         for peer in peers:
             check_layouts(layout, peer)
         self._clock = clock
@@ -163,6 +173,8 @@ class Sender:
         if sending.reason or sending.is_reported:
             return
         sending.reason = reason or "no reason given"
+        if self._listener is not None:
+            self._listener.gave_up(rank=self._layout.name, request=sending.request, reason=sending.reason)
         for peer, want in self._wants_of(sending).items():  # to the others nothing was written
             sending.flushed[peer] = self._refuse(peer, want, reason)
 

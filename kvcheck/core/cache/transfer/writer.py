@@ -17,11 +17,11 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place, Signal
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.blocks import byte_blocks, group_contiguous
-from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, Piece, routes, sources_of
+from kvcheck.core.cache.transfer.layout import EndLayout, Piece, routes, sources_of
 from kvcheck.core.cache.transfer.messages import AuxData, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.room_memory import register_memory, room_footprints, room_units
-from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Content, Sealer, piece_of
+from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Content, Sealer, SealPlan, piece_of
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, Wire
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
@@ -144,10 +144,10 @@ class Writer:
         )
         plan = self._sealer.plan(content)
         at = self._seal_at(peer, slot)
-        into = self._seals[at]
+        into = self._seals[at].view(torch.int64)
         row = (self._metadata.footprint(slot, want.request),) if has_row else ()
         return self._backend.submit(
-            Operation("seal.make", (partial(self._make_seal, into, content, plan),), want.request),
+            Operation("seal.make", (partial(self._make_seal, into, plan),), want.request),
             lane=self._seal_lane,
             reads=(*room_footprints(self._layout, units, want.request), *row),
             writes=(Footprint("seals", ("seal",), (0, 1), np.array([at])),),
@@ -170,10 +170,8 @@ class Writer:
     def _seal_at(self, peer: str, slot: int) -> int:
         return slot * max(1, len(self.peers)) + self._order[peer]
 
-    def _make_seal(
-        self, into: torch.Tensor, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]
-    ) -> None:
-        copy_bytes_torch(into, self._sealer.seal(content, plan).packed())
+    def _make_seal(self, into: torch.Tensor, plan: SealPlan) -> None:
+        copy_bytes_torch(into, self._sealer.seal(plan))
 
 
 def part_name(buffer: str, source_rank: int, sources: int) -> str:

@@ -8,7 +8,7 @@ Invariants:
 - A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
 - Where a clock went on by itself, a room may fail or not. Then the reason names what was missing. The same holds where
   the time limit passed while writes of the room were under way, as behind a delayed lane.
-- What any rank says of a room counts as a reason for its failure.
+- What any rank of either end says of a room counts as a reason for its failure.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kvcheck.core.workload.events import (
     Failed,
     Faulted,
     Finished,
+    GaveUp,
     HandoversKnown,
     LimitsNamed,
     Overdue,
@@ -66,6 +67,7 @@ class ProtocolOracle(KnownWords):
         return (
             *self.known(),
             (RoomChanged, self._changed),
+            (GaveUp, self._gave_up),
             (HandoversKnown, self._handovers_known),
             (LimitsNamed, self._limits_named),
             (SealsFitted, self._seals_fitted),
@@ -108,7 +110,7 @@ class ProtocolOracle(KnownWords):
         elif event.new in (FAILED, SUCCESS):
             self._final[key] = event.new
         if event.new == FAILED:
-            self._reasons[event.request] = f"{self._reasons.get(event.request, '')}; {event.reason}"
+            self._says(event.request, event.reason)
             if any(request == event.request for _, request, _, _ in self._landing.values()):
                 self._unfinished.add(event.request)
         if event.new == SUCCESS:
@@ -121,6 +123,13 @@ class ProtocolOracle(KnownWords):
                         f"({buffers}) has not landed",
                         buffer=buffers.split(", ")[0],
                     )
+
+    def _gave_up(self, event: GaveUp) -> None:
+        """Its peers say only that another rank failed, and what they say may come first."""
+        self._says(event.request, event.reason)
+
+    def _says(self, request: int, reason: str) -> None:
+        self._reasons[request] = f"{self._reasons.get(request, '')}; {reason}"
 
     def _handovers_known(self, event: HandoversKnown) -> None:
         self._sizes = event.sizes

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.transfer.layout import BufferLayout
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
-from kvcheck.core.cache.transfer.seal import Content, Seal, Sealer, parse
+from kvcheck.core.cache.transfer.seal import Content, Sealer, SealPlan
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.targets.mutants.mutant import Mutant
 from kvcheck.core.targets.parts import FIXED
@@ -33,25 +31,23 @@ class OwnStride(Writer):
 class SealWithoutKV(Sealer):
     """The seal covers state and metadata."""
 
-    def plan(self, content: Content) -> list[tuple[BufferLayout, torch.Tensor]]:
-        """Rows of KV buffers are left out."""
-        return [row for row in super().plan(content) if row[0].leg != "kv"]
+    def _buffers(self, content: Content) -> list[BufferLayout]:
+        return [each for each in super()._buffers(content) if each.leg != "kv"]
 
 
 class SealWithoutState(Sealer):
     """The seal covers KV and metadata."""
 
-    def plan(self, content: Content) -> list[tuple[BufferLayout, torch.Tensor]]:
-        """Rows of state buffers are left out."""
-        return [row for row in super().plan(content) if row[0].leg != "state"]
+    def _buffers(self, content: Content) -> list[BufferLayout]:
+        return [each for each in super()._buffers(content) if each.leg != "state"]
 
 
 class SealWithoutAux(Sealer):
     """The seal covers KV and state."""
 
-    def seal(self, content: Content, plan: Sequence[tuple[BufferLayout, torch.Tensor]]) -> Seal:
+    def plan(self, content: Content) -> SealPlan:
         """The metadata row is left out."""
-        return super().seal(replace(content, row=None), plan)
+        return super().plan(replace(content, row=None))
 
 
 class RoomAlone(Receiver):
@@ -65,7 +61,7 @@ class OldSeal(Receiver):
     """Any seal in the slot counts, and a slot keeps its seal when it gets a new owner."""
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
-        seal = parse(self._seals[receiving.slot * self._ranks + self.sources[peer].rank])
+        seal = self._found(peer, receiving)
         receiving.size += seal.bytes if seal is not None else 0
         return seal is not None
 
