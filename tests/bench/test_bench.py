@@ -26,7 +26,7 @@ from kvcheck.core.base.record import BenchRow, Verdict, read_record
 from kvcheck.core.bench import CASES, applies, case_content, case_offload
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
-from kvcheck.core.bench.clock import CpuClock
+from kvcheck.core.bench.clock import CpuClock, nothing
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.bench.plan import BenchPlan
@@ -39,7 +39,9 @@ MIB = 1 << 20
 class ToldClock(CpuClock):
     """A clock that believes what calls return: nanoseconds."""
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Callable[[], int]:
         """Calls that say what they took."""
         return super().batch(calls, count, "own")
 
@@ -216,11 +218,11 @@ def test_a_point_compares_only_what_it_makes() -> None:
 def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not applies(case, shape_named(shape).family):
         with pytest.raises(UsageError, match="expected a shape with"):
-            CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+            CASES.load(case)(Setting(shape=shape_named(shape), device="cpu"))
         return
     monkeypatch.setattr(case_offload, "TARGET_BYTES", (MIB // 16, MIB // 4))
     monkeypatch.setattr(case_content, "SIZES_BYTES", (4096, MIB // 4))
-    points = CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+    points = CASES.load(case)(Setting(shape=shape_named(shape), device="cpu"))
     assert points and len({each.size for each in points}) == len(points)
     ids = []
     for each in points:
@@ -233,7 +235,9 @@ def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.M
 class QuickClock(CpuClock):
     """A clock by which every call takes long enough, so that none is repeated."""
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Callable[[], int]:
         """One call."""
 
         def once() -> int:

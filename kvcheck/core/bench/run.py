@@ -17,12 +17,14 @@ import numpy as np
 import torch
 
 from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Point, Setting
 from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
+from kvcheck.core.bench.memory import tensor_device
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.workload.shapes import shape as shape_named
 
@@ -62,9 +64,9 @@ def run_bench(
     rows: list[BenchRow] = []
     try:
         with ExitStack() as stack:
-            if clock.device.type == "cuda":  # events, graphs and kernels are those of the current device
-                stack.enter_context(torch.cuda.device(clock.device))
-            setting = Setting(shape=shape_named(plan.shape), device=clock.device, stack=stack)
+            if kind_of(clock.name) == "cuda":  # events, graphs and kernels are those of the current device
+                stack.enter_context(torch.cuda.device(tensor_device(clock.name)))
+            setting = Setting(shape=shape_named(plan.shape), device=clock.name, stack=stack)
             points, left = _points(plan, setting, skip, deadline)
             samples = [Samples(point, clock) for point in choose(points)]
             try:

@@ -94,9 +94,19 @@ def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float |
     return None
 
 
+def is_check(row: BenchRow) -> bool:
+    """Whether the row is of lanes that are threads: its outputs were checked, and its times are no prices."""
+    return row.device == "threads"
+
+
 def has_price(row: BenchRow) -> bool:
     """Whether the row is a measurement, and its ratio has an interval."""
     return row.status != "unknown" and row.ratio.lo is not None and row.ratio.hi is not None
+
+
+def is_enough(row: BenchRow) -> bool:
+    """Whether the row has its price, or over threads its check: as many rounds as a price needs."""
+    return len(row.ratios) >= LEAST_ROUNDS if is_check(row) else has_price(row)
 
 
 def added_us(row: BenchRow) -> Interval:
@@ -148,12 +158,14 @@ def in_short(rows: Sequence[BenchRow]) -> str:
     free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
     costs = [case for case, said in verdicts.items() if "costs" in said]
     none = [case for case, said in verdicts.items() if said == {TOO_FEW}]
-    unclear = [case for case in verdicts if case not in (*free, *costs, *none)]
+    checked = [case for case, said in verdicts.items() if said == {NO_MEASUREMENT}]
+    unclear = [case for case in verdicts if case not in (*free, *costs, *none, *checked)]
     parts = (
         ("Free or faster than without", free),
         ("Costs something", costs),
         ("Not told from noise", unclear),
         (f"No price, for fewer than {LEAST_ROUNDS} rounds", none),
+        ("No price, for the reason in its note", checked),
     )
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
 
