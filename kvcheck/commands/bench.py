@@ -159,17 +159,18 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
 
     def late(case: str, sizes: tuple[str, ...]) -> None:
         left = f": {', '.join(sizes)}" if sizes else ""
-        reason = f"its time was up before a first round{left}; use a --max-time above {plan.max_time_s:g}"
+        again = f"kvcheck bench {case} --shape {plan.shape} --device {plan.device} --max-time {2 * plan.max_time_s:g}"
+        reason = f"its time was up before a first round{left}; next: {again}"
         if verdicts[case].verdict is Verdict.UNKNOWN:
             skip(case, reason)
         else:
             session.warnings.append(f"{case}: {reason}")
-            session.say(f" {case}: {reason}")
+            session.say(f" ????  {case}: {reason}")
 
     session.facts = {"device": plan.device, "hardware": machine(), "noise_before": noise()}
     interrupted = False
     try:
-        run_bench(plan, tell, skip=skip, late=late, progress=session.progress)
+        run_bench(plan, tell, skip=skip, late=late, progress=session.progress, learn=session.facts.update)
     except KeyboardInterrupt:
         interrupted = True
     except WrongOutput as error:

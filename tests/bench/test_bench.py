@@ -273,7 +273,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nope"], 2, "unknown case 'nope'; known: metadata-read"),
+        (["nope"], 2, "unknown case 'nope'; known: decode-step"),
         (["tree", "--shape", "nope"], 2, "unknown shape 'nope'"),
         (["tree", "--device", "tpu"], 2, "expected cpu, threads, cuda or cuda:N"),
         (["tree", "--max-time", "0"], 2, "--max-time"),
@@ -318,7 +318,8 @@ def test_a_run_that_is_too_short_for_a_round_is_unknown(tmp_path: Path, capsys: 
     line = ["bench", "tree", "--shape", "llama-3-tiny", "--max-time", "0.001", "--seed", "1", "--out", str(tmp_path)]
     assert run(line) == 4
     text = " ".join(capsys.readouterr().out.split())
-    assert "tree: its time was up before a first round" in text and "use a --max-time above 0.001" in text
+    assert "tree: its time was up before a first round" in text
+    assert "next: kvcheck bench tree --shape llama-3-tiny --device cpu --max-time 0.002" in text
 
 
 def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ import torch
 
 from kvcheck.core.base.devices import kind_of, number_of
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
+from kvcheck.core.bench.sm_clock import sm_clock_mhz
 
 Batch = Callable[[], int]
 """Runs its calls and returns nanoseconds of all of them together."""
@@ -35,6 +36,10 @@ COLD_SHARE = 3
 SETS_MOST = 16
 SCHEDULING = "/proc/thread-self/schedstat"
 NO_PRICE = "threads: outputs are checked, times are no prices"
+
+SPIN_S = 0.5
+"""So long a device works before the first round: an idle one is clocked at a fifth of its rate."""
+SPIN_ROWS, SPIN_CALLS = 2048, 200
 
 
 def nothing() -> None:
@@ -47,6 +52,9 @@ class Clock(Protocol):
 
     name: str
     no_price: str | None
+
+    def spin(self) -> dict[str, object]:
+        """Make the device work until it is as fast as it gets. Returns facts of it for the record."""
 
     def sets(self, size: int | None) -> int:
         """How many buffer sets the batches of an arm use in turn, for calls that move so many bytes."""
@@ -71,6 +79,9 @@ class CpuClock:
 
     def __init__(self) -> None:
         self._delay = _run_delay(self)
+
+    def spin(self) -> dict[str, object]:
+        return {}
 
     def sets(self, size: int | None) -> int:
         return 1
@@ -110,6 +121,9 @@ class ThreadsClock:
     name = "threads"
     no_price: str | None = NO_PRICE
 
+    def spin(self) -> dict[str, object]:
+        return {}
+
     def sets(self, size: int | None) -> int:
         return 1
 
@@ -139,6 +153,19 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.name = str(device)
+
+    def spin(self) -> dict[str, object]:
+        """Products for SPIN_S. The rate of the multiprocessors is read while the last of them are under way."""
+        left, right = (torch.ones((SPIN_ROWS, SPIN_ROWS), device=self.device) for _ in range(2))
+        until = time.monotonic() + SPIN_S
+        while time.monotonic() < until:
+            torch.mm(left, right)
+            torch.cuda.synchronize(self.device)
+        for _ in range(SPIN_CALLS):
+            torch.mm(left, right)
+        rate = sm_clock_mhz(str(torch.cuda.get_device_properties(self.device).uuid))
+        torch.cuda.synchronize(self.device)
+        return {"sm_clock_mhz": rate}
 
     def sets(self, size: int | None) -> int:
         """More sets than the cache holds; one if a call does not say how many bytes it moves."""
