@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ from kvcheck.core.cache.backend.backend import Lane, Place
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.report.comparison.trend import LEAST_RUNS, trend_of
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.result import gated_rows
 from kvcheck.core.report.prices import has_price, in_short
@@ -213,8 +215,8 @@ def test_an_error_of_a_lane_is_raised_where_it_is_joined() -> None:
 
 def test_rows_of_threads_are_checks_and_no_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["bench", "layer-load", "--shape", "llama-3-tiny", "--device", "threads", "--rounds", "6", "--seed", "1"]
-    assert run([*line, "--out", str(tmp_path)]) == 0
-    (folder,) = tmp_path.iterdir()
+    assert run([*line, "--out", str(tmp_path / "runs"), "-o", f"junit={tmp_path / 'junit.xml'}"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
     record = read_record(folder)
     assert record.verdict is Verdict.PASS and len(record.bench) == 2
     for row in record.bench:
@@ -222,8 +224,18 @@ def test_rows_of_threads_are_checks_and_no_prices(tmp_path: Path, capsys: pytest
         assert row.note is not None and row.note.startswith("threads: outputs are checked, times are no prices")
     shown = capsys.readouterr().out
     assert "right, as no-wait, in 6 rounds" in shown and "2 of 2 rows checked" in shown and "floor" not in shown
-    assert in_short(record.bench) == "No price, for the reason in its note: layer-load."
-    assert "n/a: not a measurement" in (folder / "report.html").read_text(encoding="utf-8")
+    assert in_short(record.bench) == "Right over threads, which give no prices: layer-load."
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "right, no price" in page and "outputs are checked, times are no prices" in page
+    assert (
+        "µs" not in page.partition('id="prices"')[2]
+        and "<svg" not in page.partition("<tbody>")[2].partition("</table>")[0]
+    )
+    junit = (tmp_path / "junit.xml").read_text(encoding="utf-8")
+    assert "right in 6 rounds; threads: outputs" in junit and "ratio" not in junit
+    runs = [replace(record, run_id=str(number), started_at=str(number)) for number in range(LEAST_RUNS)]
+    trend = trend_of(runs)
+    assert trend is not None and not trend.prices
     gated, problems, _ = gated_rows(
         [record], [Budget(case="layer-load", arm="layer-wise", baseline="no-wait", max_ratio=9)]
     )
