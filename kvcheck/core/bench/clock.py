@@ -114,18 +114,12 @@ class CpuClock:
         return run
 
 
-class ThreadsClock:
+class ThreadsClock(CpuClock):
     """The process's clock, from when all lanes are joined until they are joined again, whatever clock an arm asks
     for."""
 
     name = "threads"
     no_price: str | None = NO_PRICE
-
-    def spin(self) -> dict[str, object]:
-        return {}
-
-    def sets(self, size: int | None) -> int:
-        return 1
 
     def batch(
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
@@ -134,13 +128,16 @@ class ThreadsClock:
         if kind == "own":
             raise InternalError("expected calls on lanes of this process, got one that is timed in another process")
 
-        def run() -> int:
-            join()
-            start = time.perf_counter_ns()
+        def call_all() -> None:
             for _ in itertools.repeat(None, count):
                 call()
             join()
-            return max(1, time.perf_counter_ns() - start)
+
+        timed = super().batch([call_all], 1, "wall")
+
+        def run() -> int:
+            join()
+            return timed()
 
         return run
 
