@@ -20,7 +20,7 @@ from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.workload.shapes import shape as shape_named
 
 SHAPE = shape_named("glm-5.1")
-CPU = torch.device("cpu")
+CPU = "cpu"
 IN_PROCESSES = {"transport"}
 
 

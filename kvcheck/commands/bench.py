@@ -5,6 +5,7 @@
 Invariants:
 - Slowness never fails. Exit 0 if each named case has a price and its output was right, 4 if one has no price or cannot
   be measured here, 1 if an arm's output was wrong, 130 if interrupted, with all that was measured saved.
+- Over threads nothing has a price. There, exit 0 says that each case's outputs were right in LEAST_ROUNDS rounds.
 - Rows and sizes without a price are counted and named.
 - Everything the user named is checked before anything is timed.
 """
@@ -39,7 +40,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE
-from kvcheck.core.report.prices import has_price
+from kvcheck.core.report.prices import is_check, is_enough
 
 if TYPE_CHECKING:
     from kvcheck.core.bench.plan import BenchPlan
@@ -60,7 +61,7 @@ def bench(
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.")] = "cpu",
     seed: Seed = None,
     precision: Annotated[
         float, typer.Option(help="Stop a size when half its ratio's interval is at most this wide.")
@@ -158,17 +159,18 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
 
     def late(case: str, sizes: tuple[str, ...]) -> None:
         left = f": {', '.join(sizes)}" if sizes else ""
-        reason = f"its time was up before a first round{left}; use a --max-time above {plan.max_time_s:g}"
+        again = f"kvcheck bench {case} --shape {plan.shape} --device {plan.device} --max-time {2 * plan.max_time_s:g}"
+        reason = f"its time was up before a first round{left}; next: {again}"
         if verdicts[case].verdict is Verdict.UNKNOWN:
             skip(case, reason)
         else:
             session.warnings.append(f"{case}: {reason}")
-            session.say(f" {case}: {reason}")
+            session.say(f" ????  {case}: {reason}")
 
     session.facts = {"device": plan.device, "hardware": machine(), "noise_before": noise()}
     interrupted = False
     try:
-        run_bench(plan, tell, skip=skip, late=late, progress=session.progress)
+        run_bench(plan, tell, skip=skip, late=late, progress=session.progress, learn=session.facts.update)
     except KeyboardInterrupt:
         interrupted = True
     except WrongOutput as error:
@@ -181,22 +183,25 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
     for row in session.results:
         if row.verdict is Verdict.UNKNOWN and row.schedules:
             session.say(f" ????  {row.id}: {row.reason}")
-    usable = sum(has_price(row) for row in session.bench)
+    usable = sum(map(is_enough, session.bench))
     if usable < len(session.bench):
         rows = counted(len(session.bench), "row")
-        text = f"{usable} of {rows} with a price: the others have fewer than {LEAST_ROUNDS} rounds"
+        what = "checked" if any(map(is_check, session.bench)) else "with a price"
+        text = f"{usable} of {rows} {what}: the others have fewer than {LEAST_ROUNDS} rounds"
         session.warnings.append(text)
     return interrupted
 
 
 def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
-    """The verdict on a case from its rows so far. UNKNOWN while no row has a price."""
+    """The verdict on a case from its rows so far. UNKNOWN while no row has a price, or over threads while none was
+    checked in enough rounds."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
-    if any(has_price(row) for row in rows):
+    if any(map(is_enough, rows)):
         return _result(case, shape, Verdict.PASS, None, rounds=rounds)
     most = max(len(row.ratios) for row in rows)
+    what = "was checked" if is_check(rows[-1]) else "has a price"
     reason = (
-        f"none of its rows has a price: expected {LEAST_ROUNDS} rounds or more, got {most}; "
+        f"none of its rows {what}: expected {LEAST_ROUNDS} rounds or more, got {most}; "
         f"use --rounds {LEAST_ROUNDS} or more, and a larger --max-time"
     )
     return _result(case, shape, Verdict.UNKNOWN, reason, rounds=rounds)

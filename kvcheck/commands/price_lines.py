@@ -2,13 +2,14 @@
 
 Invariants:
 - A ratio is never shown without the noise floor beside it; a difference below the floor is marked with "~".
-- What was not measured is "n/a", never 0.
+- What was not measured is "n/a", never 0. A time of threads is no price and is not shown.
 """
 
 from __future__ import annotations
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.prices import SERVER, kind_of, verdict
+from kvcheck.core.report.prices import SERVER, is_check, kind_of, verdict
 
 
 def case_heading(row: BenchRow) -> str:
@@ -18,7 +19,10 @@ def case_heading(row: BenchRow) -> str:
 
 
 def price_line(row: BenchRow) -> str:
-    """Arm, size, cost, baseline, ratio with interval, floor, share of the limit; of running servers what they say."""
+    """Arm, size, cost, baseline, ratio with interval, floor, share of the limit; of running servers what they say; of
+    threads how often its output was right."""
+    if is_check(row):
+        return f"   {row.arm:<26} {row.size:<14} right, as {row.baseline}, in {counted(len(row.ratios), 'round')}"
     limit = ""
     if row.limit is not None and row.limit_ratio is not None:
         limit = f"  {100 * row.limit_ratio.est:.0f} % of {row.limit}"

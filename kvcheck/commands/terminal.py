@@ -21,7 +21,7 @@ from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
-from kvcheck.core.report.prices import has_price
+from kvcheck.core.report.prices import is_check, is_enough
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.replay_line import proof_line, replay_line, small_line, wait_text, whole_proof_line
 from kvcheck.core.report.story_text import show_line
@@ -219,9 +219,10 @@ def verdict_lines(record: RunRecord) -> list[str]:
     if record.mutants and not record.scenarios:
         work = counted(sum(row.schedules for row in record.mutants), "schedule")
     if record.bench:
-        usable = sum(has_price(row) for row in record.bench)
+        usable = sum(map(is_enough, record.bench))
         least = min(len(row.ratios) for row in record.bench)
-        work = f"{usable} of {counted(len(record.bench), 'row')} with a price, rounds: {least} or more"
+        what = "checked" if any(map(is_check, record.bench)) else "with a price"
+        work = f"{usable} of {counted(len(record.bench), 'row')} {what}, rounds: {least} or more"
     return [
         f" {record.verdict.value.upper()}  {', '.join(parts) or 'nothing was judged'}   "
         f"{work}   {record.duration_s:.1f}s{state}"

@@ -26,7 +26,7 @@ from kvcheck.core.base.record import BenchRow, Verdict, read_record
 from kvcheck.core.bench import CASES, applies, case_content, case_offload
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
-from kvcheck.core.bench.clock import CpuClock
+from kvcheck.core.bench.clock import CpuClock, nothing
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.bench.plan import BenchPlan
@@ -39,7 +39,9 @@ MIB = 1 << 20
 class ToldClock(CpuClock):
     """A clock that believes what calls return: nanoseconds."""
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Callable[[], int]:
         """Calls that say what they took."""
         return super().batch(calls, count, "own")
 
@@ -216,11 +218,11 @@ def test_a_point_compares_only_what_it_makes() -> None:
 def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not applies(case, shape_named(shape).family):
         with pytest.raises(UsageError, match="expected a shape with"):
-            CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+            CASES.load(case)(Setting(shape=shape_named(shape), device="cpu"))
         return
     monkeypatch.setattr(case_offload, "TARGET_BYTES", (MIB // 16, MIB // 4))
     monkeypatch.setattr(case_content, "SIZES_BYTES", (4096, MIB // 4))
-    points = CASES.load(case)(Setting(shape=shape_named(shape), device=torch.device("cpu")))
+    points = CASES.load(case)(Setting(shape=shape_named(shape), device="cpu"))
     assert points and len({each.size for each in points}) == len(points)
     ids = []
     for each in points:
@@ -233,7 +235,9 @@ def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.M
 class QuickClock(CpuClock):
     """A clock by which every call takes long enough, so that none is repeated."""
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Callable[[], int]:
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Callable[[], int]:
         """One call."""
 
         def once() -> int:
@@ -269,7 +273,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nope"], 2, "unknown case 'nope'; known: metadata-read"),
+        (["nope"], 2, "unknown case 'nope'; known: decode-step"),
         (["tree", "--shape", "nope"], 2, "unknown shape 'nope'"),
         (["tree", "--device", "tpu"], 2, "expected cpu, threads, cuda or cuda:N"),
         (["tree", "--max-time", "0"], 2, "--max-time"),
@@ -314,7 +318,8 @@ def test_a_run_that_is_too_short_for_a_round_is_unknown(tmp_path: Path, capsys: 
     line = ["bench", "tree", "--shape", "llama-3-tiny", "--max-time", "0.001", "--seed", "1", "--out", str(tmp_path)]
     assert run(line) == 4
     text = " ".join(capsys.readouterr().out.split())
-    assert "tree: its time was up before a first round" in text and "use a --max-time above 0.001" in text
+    assert "tree: its time was up before a first round" in text
+    assert "next: kvcheck bench tree --shape llama-3-tiny --device cpu --max-time 0.002" in text
 
 
 def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

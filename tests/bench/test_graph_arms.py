@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from kvcheck.core.bench import case_decode
 from kvcheck.core.bench.arms import Setting, same
@@ -22,11 +21,12 @@ TINY = shape("llama-3-tiny")
 
 
 def fresh(device: str = "cpu") -> FreshMemory:
-    return FreshMemory(np.random.default_rng(7), torch.device(device))
+    return FreshMemory(np.random.default_rng(7), device)
 
 
-def test_a_cpu_has_no_graphs_to_price_and_a_device_has() -> None:
-    plain, device = (case_decode.points(Setting(shape=TINY, device=torch.device(kind)))[0] for kind in ("cpu", "cuda"))
+@pytest.mark.parametrize("kind", ["threads", "cuda"])
+def test_a_cpu_has_no_graphs_to_price_and_lanes_beside_the_process_have(kind: str) -> None:
+    plain, device = (case_decode.points(Setting(shape=TINY, device=each))[0] for each in ("cpu", kind))
     assert not any("graph" in name for name in plain.makers)
     rows = [(row.arm, row.baseline) for row in device.comparisons]
     assert rows[: len(plain.comparisons)] == [(row.arm, row.baseline) for row in plain.comparisons]
@@ -43,18 +43,18 @@ def test_a_replayed_step_gives_the_numbers_of_the_plain_one_and_waits_before_it(
     waited = []
     monkeypatch.setattr(KVPool, "before_replay", lambda pool, lane: waited.append(lane.name))
     call = step.graphed(step.guarded if is_guarded else step.bare, is_guarded=is_guarded)
-    queue_load(step.gate, TINY, (backend.lane("load"), backend.lane("load.side")))
-    step.out = []
+    queue_load(backend, step.gate, [step.load(layer) for layer in range(TINY.num_layers)])
+    step.out.clear()
     call()
-    replayed = torch.stack(step.out)
+    replayed = step.numbers()
     step.bare()
-    same("attention of all layers", replayed, torch.stack(step.out))
+    same("attention of all layers", replayed, step.numbers())
     assert waited == ["forward", "forward"] * is_guarded
 
 
 @pytest.mark.gpu
 def test_graph_arms_of_a_device_are_right() -> None:
-    (point,) = case_decode.points(Setting(shape=TINY, device=torch.device("cuda", 0)))
+    (point,) = case_decode.points(Setting(shape=TINY, device="cuda:0"))
     for name, maker in point.makers.items():
         arm = maker(fresh("cuda:0"))
         for _ in range(3):

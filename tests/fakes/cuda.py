@@ -35,7 +35,7 @@ POOL = 32
 
 
 class Machine:
-    """All streams of the device."""
+    """All streams of the device. ordinary: the one of a process that has chosen none."""
 
     def __init__(self, seed: int) -> None:
         self.streams: list[Stream] = []
@@ -44,6 +44,7 @@ class Machine:
         self._looks = 0
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
+        self.ordinary = Stream(self)
         self._mix = Rng(seed)
         self._pools: dict[int, list[Stream]] = {}
         self._handed: dict[int, int] = {}
@@ -219,6 +220,7 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
         patch.setattr(runner, "CudaBackend", machine.backend)
         patch.setattr(torch.cuda, "stream", on_stream)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: machine.current or machine.ordinary)
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
         patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))

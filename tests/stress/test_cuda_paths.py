@@ -232,7 +232,7 @@ def test_a_graph_is_refused_where_it_would_mean_something_else(make: Callable[[]
 def test_fresh_memory_of_a_price_is_filled_when_a_lane_may_use_it(place: Place, syncs: int) -> None:
     """It is filled on the default stream, which orders nothing with a lane."""
     with installed(1) as machine:
-        backend = LeanCudaBackend(FreshMemory(np.random.default_rng(1), torch.device("cpu")))
+        backend = LeanCudaBackend(FreshMemory(np.random.default_rng(1), "cuda"))
         backend.empty("words", (8,), torch.int64, place)
         assert machine.syncs == syncs
 

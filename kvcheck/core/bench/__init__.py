@@ -2,6 +2,7 @@
 
 Invariants:
 - Every case is a row of CASES. A case that applies to some pool families only is a row of FAMILIES too.
+- Rows stand in the order of what they tell: where the time is short, the last have no price.
 """
 
 from __future__ import annotations
@@ -15,14 +16,6 @@ from kvcheck.core.base.registry import Registry
 CASES: Registry[Callable[..., Any]] = Registry(
     "case",
     {
-        "metadata-read": (
-            "kvcheck.core.bench.case_metadata:points",
-            "Reads a metadata row as one owned copy, against ten views of it and ten clones.",
-        ),
-        "offload-restore": (
-            "kvcheck.core.bench.case_offload:points",
-            "Saves and restores a retracted request, against indexing by chunks and against plain copies.",
-        ),
         "decode-step": (
             "kvcheck.core.bench.case_decode:points",
             "Runs a decode step with guarded reads, owned metadata and checked holdings, against a step without them.",
@@ -31,21 +24,17 @@ CASES: Registry[Callable[..., Any]] = Registry(
             "kvcheck.core.bench.case_guarded:points",
             "Reads one layer and all layers with the guard, against the same reads without a guard.",
         ),
-        "content-fill": (
-            "kvcheck.core.bench.case_content:fill_points",
-            "Writes rows of content words, against memcpy of as many bytes.",
-        ),
-        "content-verify": (
-            "kvcheck.core.bench.case_content:verify_points",
-            "Verifies every word of rows, against reading as many bytes once.",
-        ),
         "layer-load": (
             "kvcheck.core.bench.case_layer_load:points",
             "Loads from the host with a decode step behind it: layer-wise waits, one whole wait, no wait.",
         ),
-        "index-read": (
-            "kvcheck.core.bench.case_index:points",
-            "Reads keys and scales of an index buffer together, against two reads and against torch.",
+        "offload-restore": (
+            "kvcheck.core.bench.case_offload:points",
+            "Saves and restores a retracted request, against indexing by chunks and against plain copies.",
+        ),
+        "metadata-read": (
+            "kvcheck.core.bench.case_metadata:points",
+            "Reads a metadata row as one owned copy, against ten views of it and ten clones.",
         ),
         "seal": (
             "kvcheck.core.bench.case_seal:points",
@@ -55,13 +44,25 @@ CASES: Registry[Callable[..., Any]] = Registry(
             "kvcheck.core.bench.case_nvlink:points",
             "Sends a metadata row to a peer: sealed in its memory, over host and socket, and without a proof.",
         ),
-        "tree": (
-            "kvcheck.core.bench.case_tree:points",
-            "Looks up and locks prefixes in the tree, against a dictionary of pages.",
+        "index-read": (
+            "kvcheck.core.bench.case_index:points",
+            "Reads keys and scales of an index buffer together, against two reads and against torch.",
+        ),
+        "content-verify": (
+            "kvcheck.core.bench.case_content:verify_points",
+            "Verifies every word of rows, against reading as many bytes once.",
+        ),
+        "content-fill": (
+            "kvcheck.core.bench.case_content:fill_points",
+            "Writes rows of content words, against memcpy of as many bytes.",
         ),
         "recorder": (
             "kvcheck.core.bench.case_recorder:points",
             "Runs a decode step with the recorder on, against the same step without it.",
+        ),
+        "tree": (
+            "kvcheck.core.bench.case_tree:points",
+            "Looks up and locks prefixes in the tree, against a dictionary of pages.",
         ),
         "transport": (
             "kvcheck.core.bench.transport:points",

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import InternalError, WrongOutput
+from kvcheck.core.bench.clock import nothing
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
 
@@ -25,17 +27,14 @@ CONTROL = "A'"
 """The baseline again, with memory of its own: its difference from the baseline is noise."""
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to do the work. call: does it once. check: raises WrongOutput unless the last call left the right bytes.
+    """One way to do the work. call: does it once. check: raises WrongOutput unless the last call left the right bytes;
+    the lanes of its memory have been joined.
 
-    clock: how it is timed on a device: "wall" (the process waits for it), "events" or "graph". A CPU has wall time
-    only. "own": the call returns nanoseconds that were measured in another process. close: releases resources other
-    than memory.
+    clock: how it is timed on a device: "wall" (the process waits for it), "events" or "graph". A CPU and threads have
+    wall time only. "own": the call returns nanoseconds that were measured in another process. close: releases resources
+    other than memory.
     """
 
     call: Callable[[], object]
@@ -88,11 +87,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What points are built for. stack: closes at the end of the run what a case has opened for all its rounds."""
+    """What points are built for. device: cpu, threads, cuda or cuda:N. stack: closes at the end of the run what a case
+    has opened for all its rounds."""
 
     shape: ModelShape
-    device: torch.device
+    device: str
     stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the device."""
+        return kind_of(self.device)
 
 
 Case = Callable[[Setting], tuple[Point, ...]]

@@ -3,15 +3,15 @@
 Invariants:
 - All arms compute the same numbers from equal rows. The check compares them bit for bit with those of bare().
 - "guards-alone" computes nothing. Its time is what guards add to a step, without the noise of the step.
-- Rows with graphs exist on a device only.
+- Rows with graphs exist on a device and over threads only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-import torch
-
+from kvcheck.core.base.devices import STREAMED
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.decode_work import CONTEXT, REQUESTS, DecodeStep
@@ -36,7 +36,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
         Comparison(arm="protected", baseline="bare"),
         Comparison(arm="guards-alone", baseline="bare", name="plus-guards", is_extra=True),
     ]
-    if setting.device.type == "cuda":
+    if setting.kind in STREAMED:
         makers["graph-bare"] = lambda memory: _graph_arm(memory, shape, "bare")
         makers["graph-guarded"] = lambda memory: _graph_arm(memory, shape, "guarded")
         comparisons += [
@@ -72,22 +72,16 @@ def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
     step = DecodeStep(memory, shape, backend)
     call = step.graphed(getattr(step, name), is_guarded=name == "guarded")
     if name == "guarded":
-        queue_load(step.gate, shape, (backend.lane("load"), backend.lane("load.side")))
-    bare = arm_of(step, name)
-
-    def check() -> None:
-        backend.drain()
-        bare.check()
-
-    return Arm(call=call, check=check)
+        queue_load(backend, step.gate, [step.load(layer) for layer in range(shape.num_layers)])
+    return replace(arm_of(step, name), call=call)
 
 
 def arm_of(step: DecodeStep, name: str) -> Arm:
     """A step with one degree of protection, checked against bare()."""
 
     def check() -> None:
-        got = torch.stack(step.out)
+        got = step.numbers()
         step.bare()
-        same("attention of all layers", got, torch.stack(step.out))
+        same("attention of all layers", got, step.numbers())
 
     return Arm(call=getattr(step, name), check=check)

@@ -3,17 +3,19 @@
 Invariants:
 - All arms gather the same rows of each layer that they name, from pools in the same state. The check compares the rows.
 - "behind-load" reads after a load that the process has not seen finish, so every read asks for its events.
+- All arms gather on the pool's forward lane, for which guarded reads wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.clock import nothing
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.cache.backend.backend import Lane
+from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Operation
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
@@ -63,17 +65,21 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
     name = owner.spec.buffers[0].name
     gate = LayerGate(backend, lanes=2, layers=shape.num_layers)
     pool.connect(gate)
-    if guard == "loading":
-        queue_load(gate, shape, (backend.lane("load"), backend.lane("load.side")))
     rows = backend.index(memory.permutation(shape.page_size, ROWS))
     words = owner.write_view(name)
     out = memory.words(ROWS, words.shape[2])
+    if guard == "loading":
+        of_layer = dict(zip(owner.spec.layers, words, strict=True))
+        queue_load(backend, gate, [_load(of_layer.get(layer)) for layer in range(shape.num_layers)])
 
-    def bare(layer: int) -> torch.Tensor:
-        return torch.index_select(words[layer], 0, rows, out=out)
+    def gather(source: torch.Tensor) -> None:
+        torch.index_select(source, 0, rows, out=out)
 
-    def guarded(layer: int) -> torch.Tensor:
-        return torch.index_select(owner.read_view(name, (layer,), lane)[layer], 0, rows, out=out)
+    def bare(layer: int) -> None:
+        backend.launch(lane, gather, words[layer])
+
+    def guarded(layer: int) -> None:
+        backend.launch(lane, gather, owner.read_view(name, (layer,), lane)[layer])
 
     read = guarded if guard else bare
 
@@ -84,15 +90,33 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
     def check() -> None:
         same("rows of the last layer", out, words[layers - 1].index_select(0, rows))
         for layer in range(layers):
-            same(f"rows of layer {layer}", read(layer), words[layer].index_select(0, rows))
+            read(layer)
+            backend.drain()
+            same(f"rows of layer {layer}", out, words[layer].index_select(0, rows))
 
     return Arm(call=call, check=check, clock="events")
 
 
-def queue_load(gate: LayerGate, shape: ModelShape, lanes: tuple[Lane, ...]) -> None:
-    """A load whose layers have all been queued and which the process has not seen finish."""
+def _load(words: torch.Tensor | None) -> ChunkWork:
+    """Copies a layer's words to where they were, which is wiped first; nothing for a layer of other spaces."""
+    if words is None:
+        return nothing
+    kept = words.clone()
+    words.zero_()
+
+    def run() -> None:
+        words.copy_(kept)
+
+    return run
+
+
+def queue_load(backend: Backend, gate: LayerGate, layers: Sequence[ChunkWork]) -> None:
+    """A load whose layers have all been queued and which the process has not seen finish. layers: what loads each."""
+    lanes = backend.lane("load"), backend.lane("load.side")
     producer = gate.begin()
     assert producer is not None, "the ring is empty"
-    for layer in range(shape.num_layers):
+    backend.drain()  # what was wiped for it
+    for layer, work in enumerate(layers):
+        backend.submit(Operation("bench.load", (work,)), lane=lanes[0])
         gate.layer_done(producer, layer, lanes)
     gate.consume([producer])

@@ -47,7 +47,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
                 Comparison(arm="sealed", baseline="socket", name="sealed-to-socket"),
                 Comparison(arm="socket", baseline="unproved"),
             ),
-            note=None if torch.cuda.device_count() > 1 else "simulated: the peer's memory is memory of this machine",
+            note=None if _has_peer(setting.kind) else "simulated: the peer's memory is memory of this machine",
         ),
     )
 
@@ -58,8 +58,11 @@ def _row_bytes(shape: ModelShape) -> int:
 
 
 def _peer(memory: FreshMemory) -> torch.device:
-    has_peer = memory.device.type == "cuda" and torch.cuda.device_count() > 1
-    return torch.device("cuda", int((memory.device.index or 0) == 0)) if has_peer else memory.device
+    return torch.device("cuda", int((memory.device.index or 0) == 0)) if _has_peer(memory.kind) else memory.device
+
+
+def _has_peer(kind: str) -> bool:
+    return kind == "cuda" and torch.cuda.device_count() > 1
 
 
 def _sealed(memory: FreshMemory, *, shape: ModelShape, is_sealed: bool) -> Arm:

@@ -1,10 +1,11 @@
-"""Clocks: time a batch of calls on a CPU or on a CUDA device.
+"""Clocks: time a batch of calls on a CPU, on lanes that are threads, or on a CUDA device.
 
 On a device, "graph" captures the batch and replays it between two events, so that the time of launches is left out.
 "events" times work of one stream as it is launched. "wall" waits for the device before and after and reads the
 process's clock; only this shows what a wait costs the process. Batches use several buffer sets in turn, more than the
 second-level cache holds, so each call finds that cache cold. On a CPU the process's clock is used, less the time for
-which the measuring thread was ready while another thread had its core.
+which the measuring thread was ready while another thread had its core. Over threads all arms are timed by "wall", and
+what they took is no price.
 
 Invariants:
 - Only calls of one arm lie between two readings of a clock.
@@ -22,7 +23,9 @@ from typing import Protocol
 
 import torch
 
+from kvcheck.core.base.devices import kind_of, number_of
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
+from kvcheck.core.bench.sm_clock import sm_clock_mhz
 
 Batch = Callable[[], int]
 """Runs its calls and returns nanoseconds of all of them together."""
@@ -32,18 +35,37 @@ COLD_SHARE = 3
 
 SETS_MOST = 16
 SCHEDULING = "/proc/thread-self/schedstat"
+NO_PRICE = "threads: outputs are checked, times are no prices"
+
+SPIN_S = 0.5
+"""So long a device works before the first round: an idle one is clocked at a fifth of its rate."""
+SPIN_ROWS, SPIN_CALLS = 2048, 200
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 class Clock(Protocol):
-    """Times batches on one device."""
+    """Times batches on one device. name: cpu, threads or cuda:N. no_price: why its times are no prices; None if they
+    are."""
 
-    device: torch.device
+    name: str
+    no_price: str | None
+
+    def spin(self) -> dict[str, object]:
+        """Make the device work until it is as fast as it gets. Returns facts of it for the record."""
 
     def sets(self, size: int | None) -> int:
         """How many buffer sets the batches of an arm use in turn, for calls that move so many bytes."""
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
-        """Nanoseconds for `count` calls, one after the other, over the given ones in turn."""
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Batch:
+        """Nanoseconds for `count` calls, one after the other, over the given ones in turn.
+
+        join: makes the process wait for the lanes of the calls.
+        """
 
 
 class CpuClock:
@@ -52,14 +74,21 @@ class CpuClock:
     On a shared machine that time is most of the noise. Waits that the work itself makes are counted.
     """
 
+    name = "cpu"
+    no_price: str | None = None
+
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
         self._delay = _run_delay(self)
+
+    def spin(self) -> dict[str, object]:
+        return {}
 
     def sets(self, size: int | None) -> int:
         return 1
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Batch:
         (call,) = calls
         if kind == "own":
             return lambda: sum(_told(call()) for _ in range(count))
@@ -85,11 +114,55 @@ class CpuClock:
         return run
 
 
+class ThreadsClock(CpuClock):
+    """The process's clock, from when all lanes are joined until they are joined again, whatever clock an arm asks
+    for."""
+
+    name = "threads"
+    no_price: str | None = NO_PRICE
+
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Batch:
+        (call,) = calls
+        if kind == "own":
+            raise InternalError("expected calls on lanes of this process, got one that is timed in another process")
+
+        def call_all() -> None:
+            for _ in itertools.repeat(None, count):
+                call()
+            join()
+
+        timed = super().batch([call_all], 1, "wall")
+
+        def run() -> int:
+            join()
+            return timed()
+
+        return run
+
+
 class CudaClock:
     """Events, graphs and the process's clock for work on a device."""
 
+    no_price: str | None = None
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.name = str(device)
+
+    def spin(self) -> dict[str, object]:
+        """Products for SPIN_S. The rate of the multiprocessors is read while the last of them are under way."""
+        left, right = (torch.ones((SPIN_ROWS, SPIN_ROWS), device=self.device) for _ in range(2))
+        until = time.monotonic() + SPIN_S
+        while time.monotonic() < until:
+            torch.mm(left, right)
+            torch.cuda.synchronize(self.device)
+        for _ in range(SPIN_CALLS):
+            torch.mm(left, right)
+        rate = sm_clock_mhz(str(torch.cuda.get_device_properties(self.device).uuid))
+        torch.cuda.synchronize(self.device)
+        return {"sm_clock_mhz": rate}
 
     def sets(self, size: int | None) -> int:
         """More sets than the cache holds; one if a call does not say how many bytes it moves."""
@@ -98,8 +171,10 @@ class CudaClock:
         cache = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
         return max(1, min(SETS_MOST, -(-COLD_SHARE * cache // size)))
 
-    def batch(self, calls: list[Callable[[], object]], count: int, kind: str) -> Batch:
-        """Time the calls with the clock that the arm asks for."""
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Batch:
+        """Time the calls with the clock that the arm asks for. The whole device is waited for."""
         chosen = [call for _, call in zip(range(count), itertools.cycle(calls), strict=False)]
         if kind == "wall":
             return lambda: self._wall(chosen)
@@ -162,12 +237,14 @@ def _timing_event() -> torch.cuda.Event:
 
 def clock_for(device: str) -> Clock:
     """The clock of a device. Raises UnknownVerdict if this machine has no such device."""
-    kind, _, number = device.partition(":")
+    kind, number = kind_of(device), number_of(device)
     if kind == "cpu":
         return CpuClock()
-    if not torch.cuda.is_available() or int(number or 0) >= torch.cuda.device_count():
+    if kind == "threads":
+        return ThreadsClock()
+    if not torch.cuda.is_available() or number >= torch.cuda.device_count():
         raise UnknownVerdict(
             f"--device {device}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
             "see `kvcheck doctor`"
         )
-    return CudaClock(torch.device("cuda", int(number or 0)))
+    return CudaClock(torch.device("cuda", number))

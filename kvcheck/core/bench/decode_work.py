@@ -4,6 +4,7 @@
 
 Invariants:
 - With and without protections a step reads the same rows, computes the same products and writes the same rows.
+- Every layer computes on the forward lane, for which guarded reads wait. The process waits for it in `numbers` alone.
 - Values are normal numbers of the model's type, so no product is a NaN or a denormal.
 """
 
@@ -11,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from kvcheck.core.base.paging import IndexArray, locs_of
 from kvcheck.core.bench.arms import same
-from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.bench.memory import BenchBackend, FreshMemory
+from kvcheck.core.cache.backend.backend import ChunkWork, Footprint, Lane, Operation
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
@@ -33,8 +35,9 @@ SLOTS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer that attends: its place, and the buffers that its keys and values lie in."""
+    """A layer that attends: its place, and the buffers that its keys and values lie in. number: in the step."""
 
+    number: int
     space: str
     local: int
     keys: str
@@ -46,8 +49,9 @@ class _Layer:
 class DecodeStep:
     """A pool with four requests in it, and a step over it with several degrees of protection."""
 
-    def __init__(self, memory: FreshMemory, shape: ModelShape, backend: Backend) -> None:
+    def __init__(self, memory: FreshMemory, shape: ModelShape, backend: BenchBackend) -> None:
         self._backend = backend
+        self._launch: Callable[..., None] = backend.launch
         pages = REQUESTS * (-(-(CONTEXT + 1) // shape.page_size))
         self.pool = KVPool(
             shape,
@@ -78,18 +82,26 @@ class DecodeStep:
         made = {wide: torch.randn((REQUESTS, HEADS, wide * 4), generator=random) for wide in widths}
         self._queries = {wide: query.to(memory.device) for wide, query in made.items()}
         self._rows = {wide: self._numbers(memory, (REQUESTS, wide)) for wide in {*widths, *self._value_widths()}}
-        self.out: list[torch.Tensor] = []
+        self.out: dict[int, torch.Tensor] = {}
         self.views: list[tuple[torch.Tensor, torch.Tensor]] = []
+        backend.drain()
 
     def bare(self) -> None:
         """The step without any protection."""
         self._read_metadata_views()
-        self.out = [self._layer(each, each.words[each.local], each.value_words[each.local]) for each in self._layers]
+        launch, lane = self._launch, self.pool.forward
+        for each in self._layers:
+            launch(lane, self._layer, each, each.words[each.local], each.value_words[each.local])
 
     def guarded(self) -> None:
         """Every read waits for its layer; nothing else is protected."""
         self._read_metadata_views()
-        self.out = [self._guarded(each) for each in self._layers]
+        self._guarded_layers()
+
+    def numbers(self) -> torch.Tensor:
+        """What the last step computed, of all layers."""
+        self._backend.drain()
+        return torch.stack([self.out[each.number] for each in self._layers])
 
     def guards(self) -> None:
         """The waits of guarded() alone, without the work."""
@@ -110,20 +122,20 @@ class DecodeStep:
         """Guarded reads, an owned metadata row, holdings that are checked before they grow."""
         self._grow()
         self._joined = self.metadata.get(self._slot, 1)
-        self.out = [self._guarded(each) for each in self._layers]
+        self._guarded_layers()
 
     def submitted(self) -> None:
         """protected(), with the work of each layer submitted as an operation with its footprint, as a recorder needs
         it."""
         self._grow()
         self._joined = self.metadata.get(self._slot, 1)
-        self.out = []
         for each in self._layers:
+            keys, values = self._guarded(each)
             layers = (each.local, each.local + 1)
             reads = Footprint(each.space, (each.keys, each.values), layers, self._touched[each.space][0])
             writes = Footprint(each.space, (each.keys, each.values), layers, self._touched[each.space][1])
             self._backend.submit(
-                Operation("bench.layer", (self._part(each),)),
+                Operation("bench.layer", (partial(self._layer, each, keys, values),)),
                 lane=self.pool.forward,
                 reads=(reads,),
                 writes=(writes,),
@@ -137,8 +149,20 @@ class DecodeStep:
         lane = self.pool.forward
         work()  # kernels and the libraries of products are loaded before a capture
         self._backend.drain()
+        launched: list[ChunkWork] = []
+
+        def keep(lane: Lane, work: Callable[..., None], *args: object) -> None:
+            launched.append(partial(work, *args))
+
+        def run() -> None:
+            for each in launched:
+                each()
+
         with self._backend.capture(lane) as graph:
-            self._backend.submit(Operation("bench.step", (work,)), lane=lane)
+            self._launch = keep
+            work()
+            self._launch = self._backend.launch
+            self._backend.submit(Operation("bench.step", (run,)), lane=lane)
 
         def call() -> None:
             if is_guarded:
@@ -160,17 +184,31 @@ class DecodeStep:
         is_token = buffer.rows is Granularity.TOKEN
         return self._backend.index(locs_of(pages, 0, len(pages) * size, size) if is_token else pages)
 
-    def _part(self, each: _Layer) -> Callable[[], None]:
+    def load(self, layer: int) -> ChunkWork:
+        """Copies a global layer's keys and values to where they were. They are wiped first, which is joined."""
+        own = [each for each in self._layers if self.pool.sets[each.space].spec.layers[each.local] == layer]
+        words = [words[each.local] for each in own for words in (each.words, each.value_words)]
+        kept = [each.clone() for each in words]
+        for each in words:
+            each.zero_()
+        self._backend.drain()
+
         def run() -> None:
-            self.out.append(self._guarded(each))
+            for target, source in zip(words, kept, strict=True):
+                target.copy_(source)
 
         return run
 
-    def _guarded(self, each: _Layer) -> torch.Tensor:
+    def _guarded_layers(self) -> None:
+        launch, lane = self._launch, self.pool.forward
+        for each in self._layers:
+            launch(lane, self._layer, each, *self._guarded(each))
+
+    def _guarded(self, each: _Layer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer. What is given to the forward lane from now on may read them."""
         owner, lane = self.pool.sets[each.space], self.pool.forward
         keys = owner.read_view(each.keys, (each.local,), lane)[each.local]
-        values = owner.read_view(each.values, (each.local,), lane)[each.local]
-        return self._layer(each, keys, values)
+        return keys, owner.read_view(each.values, (each.local,), lane)[each.local]
 
     def _grow(self) -> None:
         for holding in self._holdings:
@@ -180,14 +218,14 @@ class DecodeStep:
     def _read_metadata_views(self) -> None:
         self._views_read = [view[self._slot] for view in self._views]
 
-    def _layer(self, each: _Layer, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _layer(self, each: _Layer, keys: torch.Tensor, values: torch.Tensor) -> None:
         context, new = self._context[each.space], self._new[each.space]
         key, value = self._float(keys.index_select(0, context)), self._float(values.index_select(0, context))
         weights = torch.softmax(torch.bmm(self._queries[keys.shape[1]], key.transpose(1, 2)), dim=-1)
         keys.index_copy_(0, new, self._rows[keys.shape[1]])
         if each.values != each.keys:
             values.index_copy_(0, new, self._rows[values.shape[1]])
-        return torch.bmm(weights, value)
+        self.out[each.number] = torch.bmm(weights, value)
 
     @staticmethod
     def _float(rows: torch.Tensor) -> torch.Tensor:
@@ -195,7 +233,7 @@ class DecodeStep:
         return rows.view(torch.bfloat16).to(torch.float32).view(REQUESTS, CONTEXT, -1)
 
     def _attending(self, memory: FreshMemory) -> list[_Layer]:
-        layers = []
+        layers: list[_Layer] = []
         for spec in self.pool.specs:
             tokens = [buffer for buffer in spec.buffers if buffer.rows is Granularity.TOKEN]
             if spec.name not in self.pool.paged or not tokens:
@@ -208,7 +246,7 @@ class DecodeStep:
             if words[names[0]].shape[2] != words[names[1]].shape[2]:
                 names[1] = names[0]
             layers += [
-                _Layer(spec.name, local, names[0], names[1], words[names[0]], words[names[1]])
+                _Layer(len(layers) + local, spec.name, local, names[0], names[1], words[names[0]], words[names[1]])
                 for local in range(len(spec.layers))
             ]
         return layers

@@ -136,6 +136,10 @@ JOBS: tuple[GpuJob, ...] = (
         name="bench",
         budget_s=45,
         arguments=(*_KVCHECK, "bench", "--device", "{device}", "--max-time", "30", *_RUN),
+        over_threads=(
+            *(*_KVCHECK, "bench", "guarded-read", "layer-load", "decode-step", "recorder", "--device", "{device}"),
+            *("--shape", "glm-5.1-tiny", "--rounds", "6", "--max-time", "30", *_RUN),
+        ),
         needs=("typer",),
     ),
     _sanitizer("memcheck", 60),

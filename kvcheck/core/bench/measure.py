@@ -7,6 +7,7 @@ made within a round.
 
 Invariants:
 - No garbage is collected between the first batch and the last. On a CPU one thread on one core does the work.
+- Before an output is checked, the lanes of its arm are joined.
 - Each arm's output is checked after its last batch, outside the timed region. A wrong output raises WrongOutput, and
   the arm has no price.
 """
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.base.record import BenchRow
@@ -59,25 +59,32 @@ class Samples:
     def add_round(self, random: np.random.Generator) -> None:
         """Measure one more round. Raises WrongOutput if an arm's output is wrong."""
         makers = {**self.point.makers, CONTROL: self.point.makers[self.point.baseline]}
+        sets = self._clock.sets(self.point.bytes)
+        memories = {name: [FreshMemory(random, self._clock.name) for _ in range(sets)] for name in makers}
         arms: dict[str, list[Arm]] = {}
         try:
-            sets = self._clock.sets(self.point.bytes)
             for name in random.permutation(list(makers)).tolist():
-                arms[name] = [makers[name](FreshMemory(random, self._clock.device)) for _ in range(sets)]
-            with _undisturbed(self._clock.device):
-                batches = {name: self._batch(name, arms[name]) for name in makers}
+                arms[name] = [makers[name](memory) for memory in memories[name]]
+            with _undisturbed(self._clock.name):
+                batches = {name: self._batch(name, arms[name], memories[name]) for name in makers}
                 medians = run_blocks(batches, random)
             for name, made in arms.items():
+                _join(memories[name])
                 for arm in made:
                     self._check(name, arm)
         finally:
             for made in arms.values():
                 for arm in made:
                     arm.close()
+            for held in memories.values():
+                for memory in held:
+                    memory.close()
         self._rounds.append({name: value / self._calls[name] for name, value in medians.items()})
 
     def is_precise(self, precision: float) -> bool:
-        """True if the interval of every ratio is that narrow."""
+        """True if the interval of every ratio is that narrow, or no ratio is a price."""
+        if self._clock.no_price is not None:
+            return True
         widths = [half_width(ratio_interval(self._compared(row))) for row in self.point.comparisons]
         return all(width is not None and width <= precision for width in widths)
 
@@ -104,7 +111,7 @@ class Samples:
             baseline=row.baseline,
             size=self.point.size,
             shape=self.point.shape,
-            device=str(self._clock.device),
+            device=self._clock.name,
             bytes=self.point.bytes,
             us=interval([each[row.arm] / 1e3 for each in self._rounds]),
             baseline_us=interval([each[row.baseline] / 1e3 for each in self._rounds]),
@@ -113,9 +120,14 @@ class Samples:
             ratios=tuple(math.exp(each) for each in logs),
             limit=row.limit,
             limit_ratio=None if row.limit is None else ratio_interval(self._logs(row.limit, row.arm)),
-            status="noisy" if floor > NOISY_FLOOR else "ok",
-            note=self.point.note,
+            status=self._status(floor),
+            note="; ".join(each for each in (self._clock.no_price, self.point.note) if each) or None,
         )
+
+    def _status(self, floor: float) -> str:
+        if self._clock.no_price is not None:
+            return "unknown"
+        return "noisy" if floor > NOISY_FLOOR else "ok"
 
     def _compared(self, row: Comparison) -> list[float]:
         logs = self._logs(row.arm, row.baseline)
@@ -124,25 +136,33 @@ class Samples:
     def _logs(self, arm: str, baseline: str) -> list[float]:
         return [math.log(each[arm] / each[baseline]) for each in self._rounds]
 
-    def _batch(self, name: str, arms: list[Arm]) -> Batch:
+    def _batch(self, name: str, arms: list[Arm], memories: list[FreshMemory]) -> Batch:
         """Run a warm batch of the arm. The first round finds out how many calls it has."""
         calls = [arm.call for arm in arms]
-        kind = arms[0].clock
+
+        def timed(count: int) -> Batch:
+            return self._clock.batch(calls, count, arms[0].clock, lambda: _join(memories))
+
         if name not in self._calls:
             # Both runs of the baseline have the same number of calls, so they do the same work.
             twin = self.point.baseline if name == CONTROL else CONTROL if name == self.point.baseline else name
-            self._calls[name] = self._calls.get(twin) or _calibrated(self._clock, calls, kind)
-        batch = self._clock.batch(calls, self._calls[name], kind)
+            self._calls[name] = self._calls.get(twin) or _calibrated(timed)
+        batch = timed(self._calls[name])
         for _ in range(WARM_BATCHES if batch() < ROUND_NS // BLOCKS else 0):
             batch()
         return batch
 
 
-def _calibrated(clock: Clock, calls: list[Callable[[], object]], kind: str) -> int:
+def _join(memories: list[FreshMemory]) -> None:
+    for memory in memories:
+        memory.join()
+
+
+def _calibrated(timed: Callable[[int], Batch]) -> int:
     """Calls that take about BATCH_NS."""
     count = 1
     while True:
-        batch = clock.batch(calls, count, kind)
+        batch = timed(count)
         taken = min(batch() for _ in range(3)) if count > 1 else batch()
         if taken >= BATCH_NS_LEAST or count >= CALLS_MOST:
             return max(1, min(CALLS_MOST, round(count * BATCH_NS / max(1, taken)))) if count > 1 else _again(batch)
@@ -168,13 +188,13 @@ def run_blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[s
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
+def _undisturbed(device: str) -> Iterator[None]:
     """Inside the block no garbage is collected, and on a CPU this thread stays on its core."""
     was_enabled = gc.isenabled()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     gc.disable()
     try:
-        if cores is not None and device.type == "cpu":
+        if cores is not None and device == "cpu":
             os.sched_setaffinity(0, {min(cores)})
         yield
     finally:

@@ -7,32 +7,51 @@ Invariants:
 - Memory is filled with random bytes, never zeros, and starts at a random multiple of 64 bytes into its allocation.
 - The backend reuses pinned memory that was released, as serving engines do. It does not poison memory, which only
   checks need.
+- An arm computes on a lane, by `launch`. What it computes is ordered by the waits of that lane and by nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from kvcheck.core.base.devices import STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import DoubleFree, InternalError
-from kvcheck.core.cache.backend.backend import Backend, OperationObserver, Place
+from kvcheck.core.cache.backend.backend import Backend, Lane, OperationObserver, Place
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.backend.threads import ThreadsBackend
 
 ALIGN_BYTES = 64
 PADDING_BYTES = 16384
 PATTERN_BYTES = 1 << 20
+FORWARD = "forward"
+"""The lane on which a model's forward pass computes."""
+
+
+class BenchBackend(Backend, Protocol):
+    """A backend over fresh memory, on whose lanes arms compute."""
+
+    def launch(self, lane: Lane, work: Callable[..., None], *args: object) -> None:
+        """Give the lane work without a footprint or a signal, as an engine gives kernels to its stream."""
+
+    def close(self) -> None:
+        """Wait for all lanes and end them. Raises what was not told of an error on one of them."""
 
 
 class FreshMemory:
-    """Allocates for one arm of one round."""
+    """Allocates for one arm of one round. device: cpu, threads, cuda or cuda:N; `device` is where its tensors lie."""
 
-    def __init__(self, random: np.random.Generator, device: torch.device) -> None:
+    def __init__(self, random: np.random.Generator, device: str) -> None:
         self.random = random
-        self.device = device
+        self.kind = kind_of(device)
+        self.device = tensor_device(device)
+        self._lanes_of: list[BenchBackend] = []  # of those whose lanes go on beside the process
         self._pattern = torch.from_numpy(np.frombuffer(random.bytes(PATTERN_BYTES + 8), dtype=np.uint8).copy())
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, is_host: bool = False) -> torch.Tensor:
@@ -58,9 +77,22 @@ class FreshMemory:
         """The ids first .. first + count - 1 in a random order."""
         return first + self.random.permutation(count).astype(np.int64)
 
-    def backend(self, observer: OperationObserver | None = None) -> Backend:
+    def backend(self, observer: OperationObserver | None = None) -> BenchBackend:
         """A backend that allocates from this memory."""
-        return LeanCudaBackend(self, observer) if self.device.type == "cuda" else LeanBackend(self, observer)
+        made = LEAN[self.kind](self, observer)
+        if self.kind in STREAMED:
+            self._lanes_of.append(made)
+        return made
+
+    def join(self) -> None:
+        """Make the process wait for all lanes of the backends over this memory."""
+        for each in self._lanes_of:
+            each.drain()
+
+    def close(self) -> None:
+        """End the lanes of those backends."""
+        while self._lanes_of:
+            self._lanes_of.pop().close()
 
     def _fill(self, block: torch.Tensor) -> None:
         """Fill with one random pattern, shifted and repeated. This costs no more than a copy."""
@@ -71,59 +103,100 @@ class FreshMemory:
             part.copy_(pattern[: len(part)])
 
 
-class LeanBackend(EagerBackend):
-    """The eager backend over fresh memory."""
+class _FreshNames:
+    """Named memory of a backend. Pinned memory that was released is used again."""
 
-    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
-        super().__init__(observer)
+    def __init__(self, memory: FreshMemory) -> None:
         self._memory = memory
-        self._places: dict[str, Place] = {}
+        self._held: dict[str, tuple[torch.Tensor, Place]] = {}
         self._spare: dict[int, list[torch.Tensor]] = {}
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Memory of that name, recycled where it is pinned."""
-        if name in self._tensors:
+        if name in self._held:
             raise InternalError(f"memory {name!r} is allocated already; release it first")
-        spare = self._spare.get(math.prod(shape) * dtype.itemsize) if place is Place.PINNED else None
-        whole = spare.pop() if spare else self._memory.empty((math.prod(shape),), dtype).view(torch.uint8)
-        self._tensors[name], self._places[name] = whole, place
+        size = math.prod(shape) * dtype.itemsize
+        spare = self._spare.get(size) if place is Place.PINNED else None
+        whole = spare.pop() if spare else self._memory.empty((size,), torch.uint8, is_host=place is not Place.DEVICE)
+        self._held[name] = whole, place
         return whole.view(dtype).view(tuple(shape))
 
     def release(self, name: str) -> None:
         """Forget the name; pinned memory is kept for reuse."""
-        if name not in self._tensors:
+        if name not in self._held:
             raise DoubleFree(f"memory {name!r} is not allocated")
-        whole, place = self._tensors.pop(name), self._places.pop(name)
+        whole, place = self._held.pop(name)
         if place is Place.PINNED:
             self._spare.setdefault(whole.numel(), []).append(whole)
 
+    def allocated(self) -> dict[str, int]:
+        """Bytes by name."""
+        return {name: whole.numel() for name, (whole, _) in self._held.items()}
 
-class LeanCudaBackend(CudaBackend):
-    """The CUDA backend over fresh memory."""
+
+class LeanBackend(_FreshNames, EagerBackend):
+    """The eager backend over fresh memory."""
 
     def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
-        super().__init__(memory.device.index or 0, observer)
-        self._memory = memory
-        self._held: dict[str, torch.Tensor] = {}
-        self._spare: dict[int, list[torch.Tensor]] = {}
+        EagerBackend.__init__(self, observer)
+        _FreshNames.__init__(self, memory)
+
+    def launch(self, lane: Lane, work: Callable[..., None], *args: object) -> None:
+        """Run it: everything that was queued has run."""
+        work(*args)
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class LeanThreadsBackend(_FreshNames, ThreadsBackend):
+    """The threads backend over fresh memory."""
+
+    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
+        ThreadsBackend.__init__(self, observer)
+        _FreshNames.__init__(self, memory)
+
+    def launch(self, lane: Lane, work: Callable[..., None], *args: object) -> None:
+        self._machine.run(self._streams[lane.index], (partial(work, *args),))
+
+    def close(self) -> None:
+        self.settle()
+
+
+class LeanCudaBackend(_FreshNames, CudaBackend):
+    """The CUDA backend over fresh memory. Lane "forward" is the current stream of the process: all buffer sets of an
+    arm compute on it, one after another, and the clock's events are recorded there."""
+
+    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
+        CudaBackend.__init__(self, memory.device.index or 0, observer)
+        _FreshNames.__init__(self, memory)
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """Memory of that name, recycled where it is pinned."""
-        if name in self._bytes:
-            raise InternalError(f"memory {name!r} is allocated already; release it first")
-        size = math.prod(shape) * dtype.itemsize
-        spare = self._spare.get(size) if place is Place.PINNED else None
-        fresh = spare.pop() if spare else self._memory.empty((size,), torch.uint8, is_host=place is not Place.DEVICE)
+        made = super().empty(name, shape, dtype, place)
         if place is Place.DEVICE:
             torch.cuda.synchronize(self.device)  # it was filled on another stream than those of the lanes
-        self._bytes[name] = size
-        if place is Place.PINNED:
-            self._held[name] = fresh
-        return fresh.view(dtype).view(tuple(shape))
+        return made
 
-    def release(self, name: str) -> None:
-        """Forget the name; pinned memory is kept for reuse."""
-        super().release(name)
-        if name in self._held:
-            whole = self._held.pop(name)
-            self._spare.setdefault(whole.numel(), []).append(whole)
+    def launch(self, lane: Lane, work: Callable[..., None], *args: object) -> None:
+        """Launch it. To enter a stream for each launch would take as long as a launch."""
+        if lane.name != FORWARD:
+            raise InternalError(f"expected to compute on lane {FORWARD}, the process's current stream, got {lane.name}")
+        work(*args)
+
+    def close(self) -> None:
+        self.settle()
+
+    def _stream_for(self, name: str) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.device) if name == FORWARD else super()._stream_for(name)
+
+
+LEAN: dict[str, Callable[[FreshMemory, OperationObserver | None], BenchBackend]] = {
+    "cpu": LeanBackend,
+    "threads": LeanThreadsBackend,
+    "cuda": LeanCudaBackend,
+}
+
+
+def tensor_device(device: str) -> torch.device:
+    """Where the tensors of a device of that name lie."""
+    return torch.device("cuda", number_of(device)) if kind_of(device) == "cuda" else torch.device("cpu")

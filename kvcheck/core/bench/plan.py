@@ -17,7 +17,7 @@ from kvcheck.core.workload.shapes import shape as shape_named
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """cases: rows of CASES. shape: a model preset. device: cpu, cuda or cuda:N.
+    """cases: rows of CASES. shape: a model preset. device: cpu, threads, cuda or cuda:N.
 
     precision: half width of a ratio's interval at which its rounds may stop. max_time_s: the run ends after it, also
     within a round. rounds_min, rounds_max: for each size; there are fewer than rounds_min if the time is over.

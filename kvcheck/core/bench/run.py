@@ -1,7 +1,8 @@
 """run_bench: measures the points of all cases, round by round, until each is precise enough or the time is over.
 
 Invariants:
-- Rounds of all points alternate, so that a disturbed minute affects one round of each.
+- Rounds of all points alternate, so that a disturbed minute affects one round of each. A round begins with one point of
+  each case, in the order of the plan, whose cases stand in the order of what they tell.
 - Rounds stop for precision or time only, never because of a result.
 - When interrupted, it reports every row that has a round, then raises the interruption again.
 - The time limit also ends a round. Such a round is dropped, and a point without a complete round is named.
@@ -10,19 +11,22 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 import torch
 
 from kvcheck.core.base.deadline import TimeUp, time_limit
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Point, Setting
 from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
+from kvcheck.core.bench.memory import tensor_device
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.workload.shapes import shape as shape_named
 
@@ -30,6 +34,7 @@ Tell = Callable[[BenchRow], None]
 Skip = Callable[[str, str], None]
 Late = Callable[[str, tuple[str, ...]], None]
 Progress = Callable[[str], None]
+Learn = Callable[[dict[str, object]], None]
 Choose = Callable[[list[Point]], list[Point]]
 
 
@@ -45,14 +50,15 @@ def run_bench(
     skip: Skip | None = None,
     late: Late | None = None,
     progress: Progress | None = None,
+    learn: Learn | None = None,
     choose: Choose = all_of,
 ) -> tuple[BenchRow, ...]:
     """Measure what the plan names. Each row is reported once, when its last round is done.
 
     skip: gets each case that cannot be measured here and the reason; None: such a case raises UnknownVerdict. late:
     gets each case with its sizes that have no round when the time is over; no sizes if it was not prepared. choose:
-    replaces the plan's points by those to be measured. progress: gets a line between rounds. Raises WrongOutput if an
-    arm left wrong bytes.
+    replaces the plan's points by those to be measured. progress: gets a line between rounds. learn: gets facts of the
+    device, for the record. Raises WrongOutput if an arm left wrong bytes.
     """
     deadline = time.monotonic() + plan.max_time_s
     clock = clock_for(plan.device)
@@ -62,11 +68,14 @@ def run_bench(
     rows: list[BenchRow] = []
     try:
         with ExitStack() as stack:
-            if clock.device.type == "cuda":  # events, graphs and kernels are those of the current device
-                stack.enter_context(torch.cuda.device(clock.device))
-            setting = Setting(shape=shape_named(plan.shape), device=clock.device, stack=stack)
+            if kind_of(clock.name) == "cuda":  # events, graphs and kernels are those of the current device
+                stack.enter_context(torch.cuda.device(tensor_device(clock.name)))
+            setting = Setting(shape=shape_named(plan.shape), device=clock.name, stack=stack)
             points, left = _points(plan, setting, skip, deadline)
             samples = [Samples(point, clock) for point in choose(points)]
+            facts = clock.spin() if samples else {}
+            if learn is not None:
+                learn(facts)
             try:
                 _rounds(plan, samples, random, rows, tell, progress, deadline)
             finally:  # what was measured is kept, also where it ends by an interruption or by an arm that is wrong
@@ -112,7 +121,7 @@ def _rounds(
     deadline: float,
 ) -> None:
     for number in range(1, plan.rounds_max + 1):
-        for each in [each for each in samples if not each.is_told]:
+        for each in [each for each in across(samples) if not each.is_told]:
             if progress is not None:
                 progress(f"round {number}: {each.point.case} {each.point.size}")
             try:
@@ -122,6 +131,16 @@ def _rounds(
                 return
             if number >= plan.rounds_min and each.is_precise(plan.precision):
                 _tell([each], rows, tell)
+
+
+def across(samples: Sequence[Samples]) -> list[Samples]:
+    """The first point of each case, then the second of each, and so on: the time may be up in the first round."""
+    seen: Counter[str] = Counter()
+    place: dict[int, int] = {}
+    for at, each in enumerate(samples):
+        place[at] = seen[each.point.case]
+        seen[each.point.case] += 1
+    return [samples[at] for at in sorted(place, key=place.__getitem__)]
 
 
 def _tell(samples: list[Samples], rows: list[BenchRow], tell: Tell) -> None:

@@ -78,7 +78,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
 def points_of(setting: Setting, shapes: Sequence[RunShape]) -> tuple[Point, ...]:
     """A point for each size of run. Raises UnknownVerdict if the library is missing."""
     require_library()
-    if setting.device.type != "cpu":
+    if setting.kind != "cpu":
         raise UnknownVerdict("transport: measured between host regions only; next: --device cpu")
     rig = _Rig(setting, max(shape.spread_bytes for shape in shapes))
     return tuple(

@@ -3,6 +3,7 @@
 Invariants:
 - Each comparison is shown at its largest size; the table of every size has all rows.
 - A share of a decode step is drawn only where the run measured a step, as in the list.
+- Nothing is drawn of rows of threads, which have no price.
 """
 
 from __future__ import annotations
@@ -14,21 +15,33 @@ from markupsafe import Markup
 
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, cost_svg, dot_svg, ratio_axis
-from kvcheck.core.report.prices import ORDER, SERVER, added_us, curves, kind_of, largest, price_of, step_us, time_text
+from kvcheck.core.report.prices import (
+    ORDER,
+    SERVER,
+    added_us,
+    curves,
+    is_check,
+    kind_of,
+    largest,
+    price_of,
+    step_us,
+    time_text,
+)
 
 
 def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
     """Values for the page's template; None for a run without prices."""
     if not rows:
         return None
+    priced = [row for row in rows if not is_check(row)]
     steps = {
         f"{row.shape} on {row.device}": time_text(found)
-        for row in rows
+        for row in priced
         if (found := step_us(rows, row.shape, row.device)) is not None and row.shape is not None
     }
-    axis = ratio_axis([row.ratio for row in largest(rows)])
+    axis = ratio_axis([row.ratio for row in largest(priced)])
     by_case: dict[str, list[BenchRow]] = {}
-    for row in rows:
+    for row in priced:
         by_case.setdefault(row.case, []).append(row)
     drawn = [(case, cost_svg(case, each)) for case, each in by_case.items()]
     return {
@@ -38,7 +51,7 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
         "shares": axis_svg(SHARES, " %") if steps else "",
         "groups": _groups(largest(rows), rows, axis),
         "all": _groups(rows, rows, axis),
-        "curves": curves(rows),
+        "curves": curves(priced),
         "panels": [{"case": case, "drawing": drawing} for case, drawing in drawn if drawing is not None],
     }
 
@@ -63,13 +76,13 @@ def _row(row: BenchRow, step: float | None, axis: Axis) -> dict[str, object]:
     return {
         **dataclasses.asdict(price_of(row, step)),
         "arm": row.arm,
-        "dot": dot_svg(axis, row.ratio, row.floor, ""),
+        "dot": Markup("") if is_check(row) else dot_svg(axis, row.ratio, row.floor, ""),
         "share_dot": _share_dot(row, step),
     }
 
 
 def _share_dot(row: BenchRow, step: float | None) -> Markup:
-    if not step:
+    if not step or is_check(row):
         return Markup("")
     added = added_us(row)
     low, high = (None if each is None else 100 * each / step for each in (added.lo, added.hi))

@@ -38,6 +38,7 @@ KINDS = {
 ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", SERVER, "other")
 TOO_FEW = "n/a: too few rounds"
 NO_MEASUREMENT = "n/a: not a measurement"
+CHECKED = "right, no price"
 ALIKE = "not told apart"
 FREE_SHARE = 0.001
 """An addition that is certainly below this share of a decode step is free, whatever its ratio is."""
@@ -94,9 +95,19 @@ def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float |
     return None
 
 
+def is_check(row: BenchRow) -> bool:
+    """Whether the row is of lanes that are threads: its outputs were checked, and its times are no prices."""
+    return row.device == "threads"
+
+
 def has_price(row: BenchRow) -> bool:
     """Whether the row is a measurement, and its ratio has an interval."""
     return row.status != "unknown" and row.ratio.lo is not None and row.ratio.hi is not None
+
+
+def is_enough(row: BenchRow) -> bool:
+    """Whether the row has its price, or over threads its check: as many rounds as a price needs."""
+    return len(row.ratios) >= LEAST_ROUNDS if is_check(row) else has_price(row)
 
 
 def added_us(row: BenchRow) -> Interval:
@@ -107,7 +118,10 @@ def added_us(row: BenchRow) -> Interval:
 
 
 def verdict(row: BenchRow, step: float | None) -> str:
-    """faster, free, costs, or why it is none of them; of running servers: faster, slower, or why it is neither."""
+    """faster, free, costs, or why it is none of them; of running servers: faster, slower, or why it is neither; of
+    threads: that it was checked."""
+    if is_check(row):
+        return CHECKED if is_enough(row) else TOO_FEW
     if row.status == "unknown":
         return NO_MEASUREMENT
     if row.ratio.lo is None or row.ratio.hi is None:
@@ -148,12 +162,14 @@ def in_short(rows: Sequence[BenchRow]) -> str:
     free = [case for case, said in verdicts.items() if said <= {"free", "faster"}]
     costs = [case for case, said in verdicts.items() if "costs" in said]
     none = [case for case, said in verdicts.items() if said == {TOO_FEW}]
-    unclear = [case for case in verdicts if case not in (*free, *costs, *none)]
+    checked = [case for case, said in verdicts.items() if said == {CHECKED}]
+    unclear = [case for case in verdicts if case not in (*free, *costs, *none, *checked)]
     parts = (
         ("Free or faster than without", free),
         ("Costs something", costs),
         ("Not told from noise", unclear),
         (f"No price, for fewer than {LEAST_ROUNDS} rounds", none),
+        ("Right over threads, which give no prices", checked),
     )
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
 
@@ -252,7 +268,11 @@ def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]
 
 
 def price_of(row: BenchRow, step: float | None) -> Price:
-    """The row as texts. step: the time of a decode step on its shape and device."""
+    """The row as texts. step: the time of a decode step on its shape and device. Of threads no number is shown."""
+    if is_check(row):
+        numbers = dict.fromkeys(("cost", "rate", "added", "share", "ratio", "floor", "limit"), "n/a")
+        named = {"kind": kind_of(row.case), "what": f"{row.case} {row.arm}", "instead": row.baseline, "size": row.size}
+        return Price(**named, **numbers, verdict=verdict(row, step), rounds=str(len(row.ratios)))
     added = added_us(row)
     interval = "n/a" if row.ratio.lo is None or row.ratio.hi is None else f"{row.ratio.lo:.3g}–{row.ratio.hi:.3g}"
     limit = "n/a"

@@ -307,7 +307,7 @@ def test_a_protocol_without_its_hardware_is_refused() -> None:
 def test_the_benchmark_of_the_transport_times_all_ways_and_checks_their_bytes() -> None:
     clock = CpuClock()
     with ExitStack() as stack:
-        setting = Setting(shape=shape_named("llama-3-tiny"), device=clock.device, stack=stack)
+        setting = Setting(shape=shape_named("llama-3-tiny"), device=clock.name, stack=stack)
         (point,) = points_of(setting, (RunShape(64 << 10, 4, 2),))
         samples = Samples(point, clock)
         for _ in range(2):

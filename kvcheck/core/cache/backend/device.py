@@ -37,13 +37,24 @@ class DeviceHold(Hold, Protocol[InStream]):
         """Stand in the stream from here on."""
 
 
-class StreamDevice(Protocol[Stream, Event]):
-    """A machine with streams. device: where tensors of Place.DEVICE lie.
+class DeviceMemory(Protocol):
+    """Memory of a machine. device: where tensors of Place.DEVICE lie."""
+
+    device: torch.device
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        """A tensor filled with POISON_BYTE; the fill has run when this returns."""
+
+    def upload(self, values: IndexArray) -> torch.Tensor:
+        """A copy of the ids on the device, complete when this returns."""
+
+
+class StreamDevice(DeviceMemory, Protocol[Stream, Event]):
+    """A machine with streams.
 
     grace_s: so long a process that waits leaves the held streams held, in case what it waits for comes all the same.
     """
 
-    device: torch.device
     grace_s: float
 
     def stream(self) -> Stream:
@@ -75,12 +86,6 @@ class StreamDevice(Protocol[Stream, Event]):
 
     def holds(self, count: int) -> Sequence[DeviceHold[Stream]]:
         """So many holds, ready to be placed. Raises UnknownVerdict where this machine cannot hold a stream."""
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """A tensor filled with POISON_BYTE; the fill has run when this returns."""
-
-    def upload(self, values: IndexArray) -> torch.Tensor:
-        """A copy of the ids on the device, complete when this returns."""
 
     def synchronize(self) -> None:
         """Make the process wait for all streams."""

@@ -94,7 +94,7 @@ class StreamedBackend(Generic[Stream, Event]):
     def lane(self, name: str) -> Lane:
         if name not in self._lanes:
             self._lanes[name] = Lane(len(self._lanes), name)
-            self._streams.append(self._machine.stream())
+            self._streams.append(self._stream_for(name))
             self._pending.append(deque())
         return self._lanes[name]
 
@@ -247,6 +247,10 @@ class StreamedBackend(Generic[Stream, Event]):
             return None if self._holds is None else self._holds.report()
         finally:
             self._machine.close()
+
+    def _stream_for(self, name: str) -> Stream:
+        """The stream of a lane that is new."""
+        return self._machine.stream()
 
     def _launch(
         self, names: Sequence[str], lane: Lane, launch: Callable[[Stream], None], *, joins_host: bool = False

@@ -21,6 +21,7 @@ from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
 from kvcheck.core.report.gate.text import row_text, run_text, summary_text
+from kvcheck.core.report.prices import is_check
 from kvcheck.core.report.wording import coverage_text, evidence_text
 
 RUN = "run"
@@ -280,6 +281,9 @@ def _group(cell: str) -> str:
 
 
 def _price_text(row: BenchRow) -> str:
+    if is_check(row):
+        return f"{row.id} over {row.baseline}: right in {counted(len(row.ratios), 'round')}; {row.note}"
+
     def text(interval: Interval) -> str:
         if interval.lo is None or interval.hi is None:
             return f"{interval.est:.3g}, n/a (rounds<6)"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.base.record import Interval, RunRecord, Verdict
+from kvcheck.core.report.prices import is_check
 
 LEAST_RUNS = 3
 """Two runs have a comparison; over time there are at least so many."""
@@ -51,7 +52,9 @@ def trend_of(records: Sequence[RunRecord]) -> Trend | None:
         return None
     runs = sorted(records, key=lambda record: (record.started_at, record.run_id))
     cells = [{row.id: row.verdict for row in run.scenarios} for run in runs]
-    prices = [{f"{row.id} to {row.baseline}, {row.device}": row for row in run.bench} for run in runs]
+    prices = [
+        {f"{row.id} to {row.baseline}, {row.device}": row for row in run.bench if not is_check(row)} for run in runs
+    ]
     return Trend(
         starts=tuple(run.started_at for run in runs),
         run_ids=tuple(run.run_id for run in runs),

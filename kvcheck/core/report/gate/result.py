@@ -25,7 +25,7 @@ from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
-from kvcheck.core.report.prices import bench_command
+from kvcheck.core.report.prices import bench_command, is_check
 from kvcheck.core.report.store import write_text
 
 SCHEMA_VERSION = "5"
@@ -194,8 +194,11 @@ def tally(records: Sequence[RunRecord]) -> Tally:
 def gated_rows(
     records: Sequence[RunRecord], budgets: Sequence[Budget]
 ) -> tuple[tuple[BudgetedRow, ...], tuple[Problem, ...], tuple[str, ...]]:
-    """Rows that have to keep a bound; budgets and rows that cannot be judged, and why; and warnings."""
-    rows = [StoredRow(record.run_id, row) for record in records for row in record.bench]
+    """Rows that have to keep a bound; budgets and rows that cannot be judged, and why; and warnings.
+
+    Rows of threads are no prices, so no budget covers them.
+    """
+    rows = [StoredRow(record.run_id, row) for record in records for row in record.bench if not is_check(row)]
     gated: list[BudgetedRow] = []
     problems: list[Problem] = []
     for budget in budgets:

@@ -1,0 +1,184 @@
+"""What a run of benchmarks does before and in its first round: the device at its rate, the most telling points first.
+
+Invariants:
+- No test needs a device: the driver's library and torch.cuda are stand-ins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.deadline import TimeUp
+from kvcheck.core.base.record import Verdict, read_record
+from kvcheck.core.bench import CASES, clock
+from kvcheck.core.bench import run as running
+from kvcheck.core.bench.arms import Arm, Comparison, Point
+from kvcheck.core.bench.clock import Batch, CpuClock, CudaClock, nothing
+from kvcheck.core.bench.measure import Samples
+from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.plan import BenchPlan
+from kvcheck.core.bench.run import across, run_bench
+from kvcheck.core.bench.sm_clock import LIBRARY, sm_clock_mhz
+
+
+class Nvml:
+    """The driver's library. failing: the function that returns an error."""
+
+    def __init__(self, failing: str = "") -> None:
+        self._failing = failing
+        self.asked: list[object] = []
+
+    def nvmlInit_v2(self) -> int:
+        return 9 * (self._failing == "nvmlInit_v2")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
+        self.asked.append(uuid)
+        device._obj.value = 77
+        return 6 * (self._failing == "nvmlDeviceGetHandleByUUID")
+
+    def nvmlDeviceGetClockInfo(self, device: Any, kind: int, mhz: Any) -> int:
+        self.asked += [device.value, kind]
+        mhz._obj.value = 1980
+        return 3 * (self._failing == "nvmlDeviceGetClockInfo")
+
+
+def test_the_clock_rate_is_that_of_the_device_with_the_uuid() -> None:
+    nvml = Nvml()
+    assert sm_clock_mhz("1-2", lambda name: nvml if name == LIBRARY else None) == 1980
+    assert nvml.asked == [b"GPU-1-2", 77, 1]
+
+
+@pytest.mark.parametrize("failing", ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetClockInfo"])
+def test_a_rate_that_nobody_tells_is_unknown_with_the_reason(failing: str) -> None:
+    told = sm_clock_mhz("1-2", lambda name: Nvml(failing))
+    assert isinstance(told, str) and told.startswith(f"UNKNOWN: {failing} returned ") and "next: nvidia-smi" in told
+
+
+def test_without_the_library_the_rate_is_unknown() -> None:
+    def missing(name: str) -> object:
+        raise OSError("no such file")
+
+    assert (
+        sm_clock_mhz("1-2", missing) == f"UNKNOWN: {LIBRARY} does not open (no such file); next: nvidia-smi -q -d CLOCK"
+    )
+
+
+def test_a_device_works_before_its_rate_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def rate(uuid: str) -> int:
+        done.append(f"rate of {uuid}")
+        return 1980
+
+    monkeypatch.setattr(clock, "SPIN_S", 0.02)
+    monkeypatch.setattr(clock, "SPIN_CALLS", 2)
+    monkeypatch.setattr(torch, "ones", lambda shape, device: torch.zeros(1))
+    monkeypatch.setattr(torch, "mm", lambda left, right: done.append("product"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("join"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
+    monkeypatch.setattr(clock, "sm_clock_mhz", rate)
+    assert CudaClock(torch.device("cuda", 0)).spin() == {"sm_clock_mhz": 1980}
+    assert done[:2] == ["product", "join"] and done[-4:] == ["product", "product", "rate of 1-2", "join"]
+
+
+class SpinningClock(CpuClock):
+    """A clock by which every call takes long enough; it notes what is done."""
+
+    def __init__(self, done: list[str]) -> None:
+        super().__init__()
+        self._done = done
+
+    def spin(self) -> dict[str, object]:
+        self._done.append("spin")
+        return {"sm_clock_mhz": 1980}
+
+    def batch(
+        self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
+    ) -> Batch:
+        return lambda: 200_000_000
+
+
+def point(case: str, size: str) -> Point:
+    def make(fresh: FreshMemory) -> Arm:
+        return Arm(call=nothing, check=nothing)
+
+    rows = (Comparison(arm="b", baseline="a"),)
+    return Point(case=case, size=size, shape=None, bytes=None, makers={"a": make, "b": make}, comparisons=rows)
+
+
+POINTS = {"tree": [point("tree", "small"), point("tree", "large")], "seal": [point("seal", "small")]}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a run of "tree" and "seal" does, in order."""
+    done: list[str] = []
+    monkeypatch.setattr(running.CASES, "load", lambda name: lambda setting: POINTS[name])
+    monkeypatch.setattr(running, "clock_for", lambda device: SpinningClock(done))
+    add_round = Samples.add_round
+
+    def noted(self: Samples, random: np.random.Generator) -> None:
+        done.append(f"{self.point.case} {self.point.size}")
+        add_round(self, random)
+
+    monkeypatch.setattr(Samples, "add_round", noted)
+    return done
+
+
+def test_the_device_works_first_and_each_case_has_a_round_before_any_has_its_second(measured: list[str]) -> None:
+    plan = BenchPlan(
+        cases=("tree", "seal"), shape="llama-3-tiny", device="cpu", seed=1, max_time_s=60, rounds_max=2, rounds_min=2
+    )
+    facts: dict[str, object] = {}
+    rows = run_bench(plan, lambda row: None, learn=facts.update)
+    assert measured == ["spin", *["tree small", "seal small", "tree large"] * 2]
+    assert facts == {"sm_clock_mhz": 1980}
+    assert [(row.case, row.size) for row in rows] == [("tree", "small"), ("tree", "large"), ("seal", "small")]
+
+
+def test_points_are_dealt_out_by_case() -> None:
+    made = [Samples(point(case, size), CpuClock()) for case in "ab" for size in "123"]
+    assert ["".join((each.point.case, each.point.size)) for each in across(made)] == [
+        "a1",
+        "b1",
+        "a2",
+        "b2",
+        "a3",
+        "b3",
+    ]
+
+
+def test_cases_stand_in_the_order_of_what_they_tell() -> None:
+    assert CASES.names()[:4] == ("decode-step", "guarded-read", "layer-load", "offload-restore")
+
+
+def test_points_that_the_time_skipped_are_named_with_the_command_that_measures_them(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_round = Samples.add_round
+
+    def cut(self: Samples, random: np.random.Generator) -> None:
+        if self.point.size == "large":
+            raise TimeUp
+        add_round(self, random)
+
+    monkeypatch.setattr(Samples, "add_round", cut)
+    line = ["bench", "tree", "seal", "--shape", "llama-3-tiny", "--max-time", "50", "--seed", "1"]
+    assert run([*line, "--out", str(tmp_path)]) == 4
+    (folder,) = tmp_path.iterdir()
+    record = read_record(folder)
+    again = "kvcheck bench tree --shape llama-3-tiny --device cpu --max-time 100"
+    text = f"its time was up before a first round: large; next: {again}"
+    assert {row.verdict for row in record.scenarios} == {Verdict.UNKNOWN}
+    assert [row.reason for row in record.scenarios if row.id == "tree"] == [text]
+    assert f"tree: {text}" in " ".join(capsys.readouterr().out.split())
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["environment"]["sm_clock_mhz"] == 1980
