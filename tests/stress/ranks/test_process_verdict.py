@@ -13,9 +13,9 @@ import pytest
 
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import Abort, Drained, Message, Status
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.wire import SocketWire
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.stress.history import History

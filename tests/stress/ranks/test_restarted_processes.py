@@ -22,10 +22,10 @@ from stress.ranks.test_real_processes import PLAN, TroubledSupervisor, importabl
 from stress.ranks.test_troubled_processes import late_bytes
 
 from kvcheck.core.base.errors import LayoutMismatch, UsageError
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want, encode
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.receiver import FAILED, TRANSFERRING
 from kvcheck.core.cache.transfer.sender import REFUSED, UNWANTED, WANTED, Sender
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link

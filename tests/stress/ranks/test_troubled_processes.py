@@ -22,10 +22,10 @@ import torch
 from rigs.live_processes import poll
 from stress.ranks.test_real_processes import TroubledSupervisor, importable, outcome, plan_of
 
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.transfer.messages import Done, Drained, Want
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
 from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire

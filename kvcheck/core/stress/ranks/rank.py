@@ -15,13 +15,13 @@ from dataclasses import replace
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.base.record import to_plain
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.stress.evidence import EvidenceCount

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
-from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire

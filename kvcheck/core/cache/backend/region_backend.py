@@ -14,7 +14,7 @@ import torch
 from kvcheck.core.base.errors import InternalError, LayoutMismatch
 from kvcheck.core.cache.backend.backend import POISON_BYTE, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
+from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.kernels.page_copy import fill_torch
 
 
