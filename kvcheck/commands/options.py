@@ -154,7 +154,7 @@ def check_plan(plan: Plan) -> None:
     if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
         raise UsageError(f"--device: expected cpu, cuda or cuda:N, got {plan.device!r}")
     BACKENDS.require(plan.backend)
-    if (plan.backend == "cuda") != (kind == "cuda"):
+    if plan.kind is not Kind.RANKS and (plan.backend == "cuda") != (kind == "cuda"):
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
     TRANSPORTS.require(plan.transport)

@@ -68,6 +68,19 @@ class _Pending:
     kept: tuple[object, ...]
 
 
+def cuda_device(index: int) -> torch.device:
+    """The device of that number. Raises UnknownVerdict where there is none."""
+    if not torch.cuda.is_available():
+        raise UnknownVerdict(
+            f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
+        )
+    if not 0 <= index < torch.cuda.device_count():
+        raise UnknownVerdict(
+            f"backend cuda has no device {index}; expected 0 to {torch.cuda.device_count() - 1}; see `kvcheck doctor`"
+        )
+    return torch.device("cuda", index)
+
+
 class CudaBackend:
     """Streams and events of one device, used by one thread. delays: where lanes are held, see delays.py."""
 
@@ -76,16 +89,7 @@ class CudaBackend:
     def __init__(
         self, device_index: int = 0, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()
     ) -> None:
-        if not torch.cuda.is_available():
-            raise UnknownVerdict(
-                f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
-            )
-        if not 0 <= device_index < torch.cuda.device_count():
-            raise UnknownVerdict(
-                f"backend cuda has no device {device_index}; expected 0 to {torch.cuda.device_count() - 1}; "
-                "see `kvcheck doctor`"
-            )
-        self.device = torch.device("cuda", device_index)
+        self.device = cuda_device(device_index)
         self._observer = observer
         self._lanes: dict[str, Lane] = {}
         self._streams: list[torch.cuda.Stream] = []
