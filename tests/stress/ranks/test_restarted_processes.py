@@ -40,6 +40,7 @@ __all__ = ["importable"]
     ("transport", "rank", "at", "number", "ranks"),
     [
         ("tcp", "prefill-0", "wrote", 8, "1x2"),
+        ("ipc", "decode-0", "receive", 6, "2x1"),
         pytest.param("mooncake", "prefill-0", "wrote", 8, "1x2", marks=pytest.mark.mooncake),
         pytest.param("mooncake", "decode-0", "receive", 6, "2x1", marks=pytest.mark.mooncake),
     ],

@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rigs.settings import with_settings
@@ -20,6 +21,8 @@ from stress.ranks.test_real_processes import (
     run,
 )
 
+from kvcheck.commands.main import run as command_line
+from kvcheck.core.base.record import read_record
 from kvcheck.core.stress.ranks.stalls import FOR_EVER_FROM
 from kvcheck.core.stress.scenarios.pd_transfer import MESSAGES
 from kvcheck.core.stress.schedule import Plan
@@ -55,6 +58,29 @@ def test_every_request_arrives_on_every_way_of_the_metadata(way: str, shape: str
             assert len(report.finished) >= 3 and report.failed and report.summary.quarantined > 0
     assert any(report.faulted for report in supervisor.reports.values())
     assert supervisor.reports["prefill-0"].stalled
+
+
+@pytest.mark.processes
+def test_a_pass_says_that_a_device_and_nvlink_were_not_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "nvlink-aux", "--shape", "llama-3-tiny", "--transport", "ipc", "--requests", "6"]
+    assert command_line([*command, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "nvlink-aux/llama-3-tiny/ipc" in said and "1 of 3 metadata paths" in said
+    assert "not tried: copies of a device, and NVLink: on a host, bytes land in the order in which its CPU" in said
+    (record,) = (read_record(path) for path in tmp_path.glob("*/run.json"))
+    assert any(each.startswith("not tried: copies of a device") for each in record.warnings)
+
+
+@pytest.mark.gpu
+@pytest.mark.processes
+@pytest.mark.parametrize("device", ["cuda:0", "cuda"])
+def test_every_request_arrives_in_memory_of_a_device(device: str) -> None:
+    """On "cuda", each end has a device of its own where there are two."""
+    supervisor, judged = run(replace(shared("async"), device=device), {})
+    assert judged.findings == () and judged.verified == judged.expected > 0
+    assert {2, 3, 6, 7} <= supervisor.reports["decode-0"].finished.keys()
 
 
 def late(leg: str, request: int, mutant: str = "", late_s: float = LONG_S) -> dict[str, dict[str, object]]:

@@ -141,6 +141,7 @@ def test_memory_that_a_frozen_peer_may_write_is_not_given_back() -> None:
     [
         pytest.param("mooncake", "prefill-0", ("wrote", 5), cut_off("decode-0"), "1x1", marks=MOONCAKE),
         pytest.param("mooncake", "decode-0", ("send", 1), cut_off("prefill-0"), "1x1", marks=MOONCAKE),
+        ("ipc", "decode-0", ("send", 1), cut_off("prefill-0"), "1x1"),
         pytest.param("mooncake", "decode-1", ("receive", 3), is_alone("decode-0"), "2x2", marks=MOONCAKE),
         pytest.param("mooncake", "prefill-1", ("write", 5), is_alone("prefill-0"), "2x2", marks=MOONCAKE),
     ],

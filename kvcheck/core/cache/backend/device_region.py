@@ -23,6 +23,8 @@ from kvcheck.core.cache.backend.cuda import cuda_device
 from kvcheck.core.cache.backend.region_backend import Region, RegionBackend
 
 HANDLE_BYTES = 64
+BLOCK_BYTES = 2 << 20
+"""The driver puts smaller allocations into one block, and a handle would share the whole block."""
 LAZY_PEER_ACCESS = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the one flag that the driver takes."""
 
@@ -63,7 +65,8 @@ class DeviceRegion:
         self._device = device
         address = ctypes.c_void_p()
         with _context(device):
-            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
+            whole = -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(whole))
         self._address = address.value or 0
 
     @property
