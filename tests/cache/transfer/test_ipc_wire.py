@@ -27,7 +27,7 @@ from kvcheck.core.cache.backend.copy_lane import CopyLane
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
-from kvcheck.core.cache.transfer.ipc.gate import Entrance, Gate, read_gate
+from kvcheck.core.cache.transfer.ipc.fence import Entry, Fence, read_fence
 from kvcheck.core.cache.transfer.ipc.wire import IpcWire
 from kvcheck.core.cache.transfer.messages import Done, Drained, Message, Status
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
@@ -186,7 +186,7 @@ def test_the_memory_has_no_name_in_any_file_system() -> None:
 # Peers that are gone
 
 
-class NeverShut(Gate):
+class NeverShut(Fence):
     """Says so, and locks nothing."""
 
     def shut(self) -> bool:
@@ -194,11 +194,11 @@ class NeverShut(Gate):
         return True
 
 
-@pytest.mark.parametrize(("gate", "is_safe"), [(Gate, True), (NeverShut, False)])
+@pytest.mark.parametrize(("fence", "is_safe"), [(Fence, True), (NeverShut, False)])
 def test_a_copy_that_goes_on_after_its_rank_was_cut_off_lands_nowhere(
-    gate: type[Gate], is_safe: bool, monkeypatch: pytest.MonkeyPatch
+    fence: type[Fence], is_safe: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvcheck.core.cache.transfer.ipc.wire.Gate", gate)
+    monkeypatch.setattr("kvcheck.core.cache.transfer.ipc.wire.Fence", fence)
     with two_ends() as (source, target):
         source.wire.late_s = lambda leg, ticket: LATE_S
         write(source)
@@ -214,27 +214,27 @@ def test_a_copy_that_goes_on_after_its_rank_was_cut_off_lands_nowhere(
 def test_memory_waits_for_a_peer_that_is_frozen_within_a_copy() -> None:
     with two_ends() as (source, target):
         write(source)
-        _, entrance = source.wire._lanes["decode-0"]["ordered"]
+        _, entry = source.wire._lanes["decode-0"]["ordered"]
         assert poll(lambda: target.bytes == FULL)
-        with entrance.entered() as is_in:
+        with entry.entered() as is_in:
             assert is_in
             target.wire.links["prefill-0"].close()
             for _ in range(20):
                 assert target.wire.receive() == [] and target.wire.gone() == ()
                 time.sleep(0.01)
         assert poll(lambda: not target.wire.receive() and target.wire.gone() == ("prefill-0",))
-        with entrance.entered() as is_in:
+        with entry.entered() as is_in:
             assert not is_in
 
 
 def test_each_thread_has_a_lock_of_its_own() -> None:
-    gate = Gate("prefill-0")
-    first, second = (Entrance(read_gate(gate.share())) for _ in range(2))
+    fence = Fence("prefill-0")
+    first, second = (Entry(read_fence(fence.share())) for _ in range(2))
     with first.entered() as one:
         with second.entered() as other:
             assert one and other
-        assert not gate.shut(), "the first is still in"
-    assert gate.shut() and gate.shut()
+        assert not fence.shut(), "the first is still in"
+    assert fence.shut() and fence.shut()
     first.close()
     second.close()
 
@@ -269,10 +269,10 @@ def test_a_peer_that_comes_back_is_written_where_its_new_process_has_its_memory(
 SAID: list[tuple[Callable[[dict[str, object]], object], str]] = [
     (lambda said: [], "announced no memory"),
     (lambda said: {"regions": {}}, "announced no memory"),
-    (lambda said: {**said, "gate": {"name": "gate"}}, "announced no memory"),
+    (lambda said: {**said, "fence": {"name": "fence"}}, "announced no memory"),
     (lambda said: {**said, "regions": 3}, "announced no memory"),
     (lambda said: {**said, "regions": {"kv": {"memory": "00"}}}, "not the handle of a region"),
-    (lambda said: {**said, "regions": {"kv": said["gate"] | {"inode": 1}}}, "is gone"),  # type: ignore[operator]
+    (lambda said: {**said, "regions": {"kv": said["fence"] | {"inode": 1}}}, "is gone"),  # type: ignore[operator]
 ]
 
 

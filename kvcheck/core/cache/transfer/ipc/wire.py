@@ -5,8 +5,8 @@
 
 Invariants:
 - A copy is made by a thread, or on a stream, while both processes go on. Nobody tells the peer that it has landed.
-- The peer's memory and its gate are those that it announced last. Nothing of an announcement is unpickled.
-- Every copy is made under the peer's gate. A lost peer counts as gone once this side's gate is shut.
+- The peer's memory and its fence are those that it announced last. Nothing of an announcement is unpickled.
+- Every copy is made under the peer's fence. A lost peer counts as gone once this side's fence is shut.
 - A host shows the order of stores of its own CPU, which is stronger than that of a device or of NVLink.
 """
 
@@ -30,7 +30,7 @@ from kvcheck.core.cache.backend.copy_lane import CopyLane, Landing, copy_and_joi
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.backend.shared_memory import RegionHandle
-from kvcheck.core.cache.transfer.ipc.gate import Entrance, Gate, read_gate
+from kvcheck.core.cache.transfer.ipc.fence import Entry, Fence, read_fence
 from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
@@ -50,7 +50,7 @@ class _Mapped:
     """A peer's memory, mapped here, by what it announced."""
 
     said: bytes
-    gate: RegionHandle
+    fence: RegionHandle
     regions: Mapping[str, torch.Tensor]
 
 
@@ -61,11 +61,11 @@ class IpcWire(ProcessWire):
 
     def __init__(self, backend: ScopedBackend) -> None:
         super().__init__(backend)
-        self._gates: dict[str, Gate] = {}
+        self._fences: dict[str, Fence] = {}
         self._announced: dict[str, bytes] = {}
         self._has_announced = threading.Condition()
         self._mapped: dict[str, _Mapped] = {}
-        self._lanes: dict[str, dict[str, tuple[CopyLane, Entrance]]] = {}
+        self._lanes: dict[str, dict[str, tuple[CopyLane, Entry]]] = {}
         self._behind: dict[str, deque[tuple[Message, Sequence[Signal]]]] = {}
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
@@ -107,9 +107,9 @@ class IpcWire(ProcessWire):
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         memory = self._memory_of(peer)
         path = self.paths.get(leg, "ordered")
-        lane, entrance = self._lane(peer, path if path == "ordered" else f"{path}.{leg}", memory.gate)
+        lane, entry = self._lane(peer, path if path == "ordered" else f"{path}.{leg}", memory.fence)
         parts = self._parts(peer, memory, writes)
-        landing = lane.submit(partial(_land, entrance, parts, self.late_s(leg, ticket)))
+        landing = lane.submit(partial(_land, entry, parts, self.late_s(leg, ticket)))
         return Signal(landing) if path == "ordered" else self.backend.signal()
 
     def _parts(self, peer: str, memory: _Mapped, writes: Sequence[RegionWrite]) -> tuple[Pairs, Pairs]:
@@ -125,10 +125,11 @@ class IpcWire(ProcessWire):
                 part += [(target[to : to + size], source[at : at + size]) for at, to, size in blocks.tolist()]
         return parts
 
-    def _lane(self, peer: str, path: str, gate: RegionHandle) -> tuple[CopyLane, Entrance]:
+    def _lane(self, peer: str, path: str, fence: RegionHandle) -> tuple[CopyLane, Entry]:
         lanes = self._lanes.setdefault(peer, {})
         if path not in lanes:
-            lanes[path] = CopyLane(f"{self.name}>{peer}:{path}", self.backend.device), Entrance(gate)
+            entry = Entry(fence)
+            lanes[path] = CopyLane(f"{self.name}>{peer}:{path}", self.backend.device), entry
         return lanes[path]
 
     # Whose memory is where
@@ -137,8 +138,8 @@ class IpcWire(ProcessWire):
         memory = self._memory()
         regions = {name: memory.share(tensor) for name, tensor in self.regions.items()}
         for peer in peers:
-            gate = self._gates[peer] = Gate(peer)
-            self._tell(peer, FrameKind.ENGINE, json.dumps({"gate": gate.share(), "regions": regions}).encode())
+            fence = self._fences[peer] = Fence(peer)
+            self._tell(peer, FrameKind.ENGINE, json.dumps({"fence": fence.share(), "regions": regions}).encode())
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
         with self._has_announced:
@@ -152,8 +153,8 @@ class IpcWire(ProcessWire):
             raise TransferError(f"{self.name} to {peer}: it has announced no memory, or is gone")
         mapped = self._mapped.get(peer)
         if mapped is None or mapped.said is not said:
-            for lane, entrance in self._lanes.pop(peer, {}).values():
-                lane.close(entrance.close)
+            for lane, entry in self._lanes.pop(peer, {}).values():
+                lane.close(entry.close)
             mapped = self._mapped[peer] = self._map(peer, said)
         return mapped
 
@@ -161,11 +162,11 @@ class IpcWire(ProcessWire):
         memory = self._memory()
         try:
             raw = json.loads(said)
-            gate, handles = read_gate(raw["gate"]), dict(raw["regions"])
+            fence, handles = read_fence(raw["fence"]), dict(raw["regions"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TransferError(f"{peer} announced no memory: {said[:60]!r}") from error
         try:
-            return _Mapped(said, gate, {str(name): memory.attach(handle) for name, handle in handles.items()})
+            return _Mapped(said, fence, {str(name): memory.attach(handle) for name, handle in handles.items()})
         except TransferError as error:
             raise TransferError(
                 f"{self.name} cannot map the memory of {peer}; expected ranks of one machine and user: {error}"
@@ -180,8 +181,8 @@ class IpcWire(ProcessWire):
     # Peers that are gone
 
     def _make_safe(self, peer: str) -> bool:
-        """Shut the gate, and forget where the peer's memory was; a new process of it announces its own."""
-        is_shut = self._gates[peer].shut()
+        """Shut the fence, and forget where the peer's memory was; a new process of it announces its own."""
+        is_shut = self._fences[peer].shut()
         if is_shut:
             with self._has_announced:
                 self._announced.pop(peer, None)
@@ -197,12 +198,12 @@ class IpcWire(ProcessWire):
         raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
 
-def _land(entrance: Entrance, parts: tuple[Pairs, Pairs], late_s: float) -> None:
+def _land(entry: Entry, parts: tuple[Pairs, Pairs], late_s: float) -> None:
     """Copy a write, its rest `late_s` seconds behind its beginning, for as long as the peer lets it in."""
     for number, pairs in enumerate(parts):
         if number and late_s:
             time.sleep(late_s)
-        with entrance.entered() as is_in:
+        with entry.entered() as is_in:
             if is_in:
                 copy_and_join(pairs)
 

@@ -182,7 +182,7 @@ class ProcessWire(ABC):
 
     @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
-        """Where the peer's engine is now; called by the link's thread."""
+        """Where the peer's engine, or its memory, is now; called by the link's thread."""
 
     def _tell(self, peer: str, kind: FrameKind, *parts: bytes | memoryview) -> bool:
         try:

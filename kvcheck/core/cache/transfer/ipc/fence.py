@@ -1,12 +1,12 @@
-"""Gate: tells when a peer that maps this process's memory writes it no more.
+"""Fence: tells when a peer that maps this process's memory writes it no more.
 
-    writer, for each copy    take a shared lock of the gate, copy, give it back; no lock, no copy
+    writer, for each copy    take a shared lock of the fence, copy, give it back; no lock, no copy
     owner, for a lost peer   take the whole lock: then no copy is under way, and none begins
 
 Invariants:
 - The lock is one of the kernel's, on memory without a name. It is given back when the process that holds it ends.
-- A shut gate stays shut. A peer that was frozen and goes on finds it so, and writes nothing.
-- A peer that is frozen within a copy holds the gate open: memory that it may write waits for it.
+- A shut fence stays shut. A peer that was frozen and goes on finds it so, and writes nothing.
+- A peer that is frozen within a copy holds the fence open: memory that it may write waits for it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 
 
-class Gate:
+class Fence:
     """The owner's side, for one peer."""
 
     def __init__(self, peer: str) -> None:
-        self._region = SharedRegion(f"gate-{peer}", 1)
+        self._region = SharedRegion(f"fence-{peer}", 1)
 
     def share(self) -> object:
-        """For the peer's `Entrance`: plain values."""
+        """For the peer's `Entry`: plain values."""
         return to_plain(self._region.handle)
 
     def shut(self) -> bool:
@@ -34,7 +34,7 @@ class Gate:
         return _try_lock(self._region.fileno(), fcntl.LOCK_EX)
 
 
-class Entrance:
+class Entry:
     """A writer's side. Each thread that copies has one of its own, since a lock belongs to who has opened the file."""
 
     def __init__(self, handle: RegionHandle) -> None:
@@ -42,7 +42,7 @@ class Entrance:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[bool]:
-        """Whether one may copy until the end of the block: False if the gate is shut."""
+        """Whether one may copy until the end of the block: False if the fence is shut."""
         lock = self._region.fileno()
         if not _try_lock(lock, fcntl.LOCK_SH):
             yield False
@@ -57,9 +57,9 @@ class Entrance:
         self._region.close()
 
 
-def read_gate(raw: object) -> RegionHandle:
+def read_fence(raw: object) -> RegionHandle:
     """The handle that a peer's `share` returned. Raises ValueError."""
-    handle: RegionHandle = value_from(RegionHandle, raw, "gate")
+    handle: RegionHandle = value_from(RegionHandle, raw, "fence")
     return handle
 
 
