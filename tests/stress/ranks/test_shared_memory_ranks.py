@@ -73,16 +73,6 @@ def test_a_pass_says_that_a_device_and_nvlink_were_not_tried(
     assert any(each.startswith("not tried: copies of a device") for each in record.warnings)
 
 
-@pytest.mark.gpu
-@pytest.mark.processes
-@pytest.mark.parametrize("device", ["cuda:0", "cuda"])
-def test_every_request_arrives_in_memory_of_a_device(device: str) -> None:
-    """On "cuda", each end has a device of its own where there are two."""
-    supervisor, judged = run(replace(shared("async"), device=device), {})
-    assert judged.findings == () and judged.verified == judged.expected > 0
-    assert {2, 3, 6, 7} <= supervisor.reports["decode-0"].finished.keys()
-
-
 def late(leg: str, request: int, mutant: str = "", late_s: float = LONG_S) -> dict[str, dict[str, object]]:
     """The copies of a leg of a request are late at the writer; both ends are made of the mutant's parts."""
     lie = {"requests": [request], "leg": leg, "late_s": late_s, "on_lane": True}
