@@ -54,9 +54,9 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.cache.hicache": (MOVED, "a sibling of offload and transfer"),
     "core.cache.transfer": (MOVED, "a sibling of offload and hicache"),
     "core.cache.transfer.sockets": ((*MOVED, "core.cache.transfer"), "wires between processes; no engine"),
-    "core.cache.transfer.mooncake": (
-        (*MOVED, "core.cache.transfer", "core.cache.transfer.sockets"),
-        "the wire between processes, with an engine that moves the bytes",
+    **dict.fromkeys(
+        ("core.cache.transfer.mooncake", "core.cache.transfer.ipc"),
+        ((*MOVED, "core.cache.transfer", "core.cache.transfer.sockets"), "wires whose bytes go another way than links"),
     ),
     "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
     "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),

@@ -153,7 +153,8 @@ def check_plan(plan: Plan) -> None:
 
     kind = kind_of(plan.device)
     BACKENDS.require(plan.backend)
-    if plan.on_device != (kind in STREAMED) or (plan.on_device and plan.backend != kind):
+    is_astray = plan.on_device != (kind in STREAMED) or (plan.on_device and plan.backend != kind)
+    if plan.kind is not Kind.RANKS and is_astray:
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
     TRANSPORTS.require(plan.transport)

@@ -153,7 +153,7 @@ def stress(
         session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
-        untried = [*(row.untried(base, plans) if base.own_target else ()), *beside.untried]
+        untried = [*(row.untried(base, plans) if base.own_target or row.tells_notes else ()), *beside.untried]
         _tell_end(session, mutant, untried, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
@@ -300,7 +300,7 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     transport, trace = given["transport"], given["trace"]
     is_apart = transport in PROCESS_TRANSPORTS
     kind = kind_of(device)
-    default = kind if kind in STREAMED else "eager" if is_apart else "simulated"
+    default = "eager" if is_apart else kind if kind in STREAMED else "simulated"
     chosen = given["backend"] or default
     if strategy in ("replay", "flip"):
         raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")

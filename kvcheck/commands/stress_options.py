@@ -22,7 +22,8 @@ Names = Annotated[
 ]
 
 TRANSPORT_HELP = (
-    "loopback: one process. tcp, mooncake: one for each rank. Under torchrun, mooncake listens on all interfaces. "
+    "loopback: one process. tcp, mooncake, ipc: one for each rank; with ipc they share memory, of this host or of "
+    "--device cuda. Under torchrun, mooncake listens on all interfaces. "
     "Default: loopback, and for pd-transfer with llama-3-tiny also a cell over mooncake, where it can be used."
 )
 Transport = Annotated[str | None, typer.Option(help=TRANSPORT_HELP)]

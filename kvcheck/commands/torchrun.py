@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands.terminal import warn
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.stress.schedule import Kind, Plan, parse_ranks
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def find_place(plan: Plan, bind: str) -> Address | None:
     found = {name: os.environ.get(name, "") for name in VARIABLES}
     if plan.kind is not Kind.RANKS or not all(found.values()):
         if bind != LOOPBACK:
-            raise UsageError(f"--bind {bind}: expected a run under torchrun with --transport tcp or mooncake")
+            able = " or ".join(PROCESS_TRANSPORTS)
+            raise UsageError(f"--bind {bind}: expected a run under torchrun with --transport {able}")
         return None
     from kvcheck.core.stress.ranks.agent_launcher import Address
 

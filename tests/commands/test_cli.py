@@ -59,13 +59,22 @@ UNUSABLE = {
     "ranks that are none": (["stress", "pd-transfer", "--ranks", "2x"], "expected PREFILLxDECODE, each from 1 to 8"),
     "too many ranks": (["stress", "pd-transfer", "--ranks", "9x1"], "such as 2x2; got '9x1'"),
     "processes of one end": (["stress", "--transport", "tcp"], "--transport tcp: retract-resume runs in one process"),
+    "shared memory of one end": (["stress", "hicache", "--transport", "ipc"], "hicache runs in one process"),
+    "processes of a device": (
+        ["stress", "pd-transfer", "--transport", "tcp", "--device", "cuda"],
+        "--device cuda: the ranks of --transport tcp have host memory alone; expected --device cpu, or --transport ipc",
+    ),
     "simulated processes": (
         ["stress", "pd-transfer", "--transport", "tcp", "--backend", "simulated"],
         "--backend simulated: --transport tcp runs real processes, in no chosen order",
     ),
     "processes on a device": (
         ["stress", "pd-transfer", "--transport", "mooncake", "--device", "cuda"],
-        "--device cuda: --transport mooncake runs ranks as processes, which have host memory only; leave --device out",
+        "--device cuda: the ranks of --transport mooncake have host memory alone; expected --device cpu",
+    ),
+    "processes over threads": (
+        ["stress", "pd-transfer", "--transport", "ipc", "--device", "threads"],
+        "--device threads: --transport ipc runs ranks as processes; leave one of them out",
     ),
     "processes of a mutant": (
         ["stress", "--transport", "tcp", "--mutant", "failed-overwritten"],
@@ -204,11 +213,12 @@ def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.Captu
     assert cell["evidence"]["requests"] == 100
 
 
+@pytest.mark.parametrize("arguments", [SMALL, ["stress", "nvlink-aux", "--transport", "ipc"]])
 def test_cuda_without_a_device_exits_4(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run([*SMALL, "--device", "cuda", "--out", str(tmp_path / "runs")]) == 4
+    assert run([*arguments, "--device", "cuda", "--out", str(tmp_path / "runs")]) == 4
     assert "needs a CUDA device" in complaint(capsys)
     assert not (tmp_path / "runs").exists()
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rigs.live_processes import poll
 
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.transfer.messages import Message
+from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 from kvcheck.core.stress.ranks.spec import RankSpec
@@ -38,7 +40,8 @@ def troubled(order: RankSpec) -> type[ProcessWire]:
     mutant: the name of one, whose parts it is made of
     break_engine_at: the request before whose KV is written the engine process is killed
     all_ready: the file that is there when all ranks are ready; no rank dies or freezes before
-    lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never}
+    lie: {"requests": [...], "leg": which write is reported before it is made, "late_s": 0 for never,
+        "on_lane": whether the wire itself makes it late: the wire has a lane for it, and its beginning is in time}
     """
     die: Any = order.extra.get("die", {})
     freeze: Any = order.extra.get("freeze", {})
@@ -76,20 +79,39 @@ def troubled(order: RankSpec) -> type[ProcessWire]:
                 point("receive")
             return messages
 
-        def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+        def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
             if ticket.request == order.extra.get("break_engine_at") and leg == "kv":
                 os.kill(self.engine.pid, signal.SIGKILL)
             if not lie or leg != lie["leg"] or ticket.request not in lie["requests"]:
-                super()._move(peer, leg, writes, ticket)
-            elif lie["late_s"]:
+                return super()._move(peer, leg, writes, ticket)
+            if lie.get("on_lane"):
+                self.late_s, usual = lambda leg, ticket: lie["late_s"], self.late_s
+                moved = super()._move(peer, leg, writes, ticket)
+                self.late_s = usual
+                return moved
+            if lie["late_s"]:
                 threading.Timer(lie["late_s"], super()._move, (peer, leg, writes, ticket)).start()
+            return self.backend.signal()
 
     return Troubled
+
+
+class BelievesStatus(Receiver):
+    """A room has arrived when its sources have reported it."""
+
+    def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
+        return True
+
+
+STATUS_BELIEVED = "status-believed"
+"""A mutant of these tests: in one process, the mutants of the seal show the same."""
 
 
 def parts(order: RankSpec) -> TargetParts:
     """The fixed parts, or a mutant's."""
     name = order.extra.get("mutant")
+    if name == STATUS_BELIEVED:
+        return replace(FIXED, receiver=BelievesStatus)
     return mutant(str(name)).parts if name else FIXED
 
 

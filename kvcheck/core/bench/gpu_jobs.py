@@ -53,7 +53,9 @@ class GpuJob:
 
 
 def _is_kernel_test(path: str) -> bool:
-    return "litmus" not in path
+    """Not of ranks either: each of them is a process that compiles its kernels anew, which no budget here has room
+    for."""
+    return "litmus" not in path and "ranks" not in path
 
 
 def _is_sanitized(path: str) -> bool:

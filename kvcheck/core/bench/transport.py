@@ -26,10 +26,10 @@ from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.bare_engine import BareEngine
 from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo, Submission
 from kvcheck.core.cache.transfer.mooncake.library import require_library
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
-from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
 
 KIB, MIB = 1 << 10, 1 << 20
 GAP_BYTES = 4 * KIB

@@ -15,14 +15,17 @@ from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Coverage
+from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
 from kvcheck.core.stress.audit import AUDIT, is_audited
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.runner_rows import row_of
 from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.strategies import DELAYS, delay_name
 
-NOT_FOR_PROCESSES = ("metadata path", "retry delay")
+NOT_FOR_PROCESSES = ("retry delay",)
 """Kinds of settings that ranks in processes do not go through."""
+PATHS = ("metadata path",)
+"""Those that only processes which share memory go through."""
 ROUND = 24
 """So many schedules try every order at least once, and every setting."""
 
@@ -60,8 +63,11 @@ def _all_settings(plan: Plan) -> tuple[str, ...]:
 
 
 def _has_effect(plan: Plan, setting: str) -> bool:
-    """Processes send metadata in one way, and nothing again."""
-    return plan.kind is not Kind.RANKS or setting.partition(":")[0] not in NOT_FOR_PROCESSES
+    """Processes send nothing again, and metadata in one way unless they share memory."""
+    if plan.kind is not Kind.RANKS:
+        return True
+    lacking = NOT_FOR_PROCESSES if plan.transport in SHARING_TRANSPORTS else NOT_FOR_PROCESSES + PATHS
+    return setting.partition(":")[0] not in lacking
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:

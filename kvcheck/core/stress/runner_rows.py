@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
 from kvcheck.core.cache.transfer.mooncake.library import require_library
 from kvcheck.core.stress.answers import parse_answers
 from kvcheck.core.stress.cost import schedule_cost
@@ -113,11 +114,6 @@ def _check_delays(plan: Plan) -> None:
 
 def _check_ranks(plan: Plan) -> None:
     """Refuse what real processes cannot do. A missing library is UNKNOWN before any process starts."""
-    if plan.device != "cpu":
-        raise UsageError(
-            f"--device {plan.device}: --transport {plan.transport} runs ranks as processes, which have host memory "
-            "only; leave --device out, or --transport to run both ends in one process"
-        )
     strategy = None if plan.trace is not None else plan.strategy
     for name, value, able in (
         ("--backend", plan.backend, "eager"),
@@ -126,6 +122,16 @@ def _check_ranks(plan: Plan) -> None:
     ):
         if value != able:
             raise UsageError(f"{name} {value}: --transport {plan.transport} runs real processes, in no chosen order")
+    if plan.device == "threads":
+        raise UsageError(
+            f"--device threads: --transport {plan.transport} runs ranks as processes; leave one of them out"
+        )
+    if plan.device != "cpu" and plan.transport not in SHARING_TRANSPORTS:
+        able = " or ".join(SHARING_TRANSPORTS)
+        raise UsageError(
+            f"--device {plan.device}: the ranks of --transport {plan.transport} have host memory alone; expected "
+            f"--device cpu, or --transport {able}"
+        )
     if plan.transport == "mooncake":
         require_library()
     _check_choices(plan)
@@ -186,6 +192,16 @@ def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
     return [f"not tried: illegal calls of the classes of {base.own_target}, and its ranks as processes"]
 
 
+def _untried_by_ranks(base: Plan, plans: Sequence[Plan]) -> list[str]:
+    """What the order in which bytes land on this machine does not show."""
+    if base.transport not in SHARING_TRANSPORTS or base.device != "cpu":
+        return []
+    return [
+        "not tried: copies of a device, and NVLink: on a host, bytes land in the order in which its CPU stores them; "
+        f"next, where there is a GPU: kvcheck stress nvlink-aux --transport {base.transport} --device cuda"
+    ]
+
+
 SCHEDULE = RunnerRow(
     make=lambda plan, target_of: ScheduleRunner(target_of(plan)),
     check_names=_check_names,
@@ -214,6 +230,7 @@ RUNNERS: Mapping[Kind, RunnerRow] = {
         floor=1,
         order=lambda plan: "the machine's order",
         left_out=lambda plan: ("chosen orders",),
+        untried=_untried_by_ranks,
         confirms=False,
         is_once=True,
         is_alone=True,

@@ -29,10 +29,10 @@ from kvcheck.core.bench.arms import Setting
 from kvcheck.core.bench.clock import CpuClock
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.transport import RunShape, points_of
+from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
-from kvcheck.core.cache.transfer.mooncake.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.workload.shapes import shape as shape_named
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.processes]
@@ -272,7 +272,7 @@ def test_memory_is_not_left_behind(tmp_path: Path) -> None:
     script = (
         "import dataclasses, json, time\n"
         "from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine\n"
-        "from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion\n"
+        "from kvcheck.core.cache.backend.shared_memory import SharedRegion\n"
         "region = SharedRegion('kv', 1 << 20)\n"
         "engine = MooncakeEngine.start({'kv': region})\n"
         "told = engine.pid, engine.session, engine.regions(), dataclasses.asdict(region.handle)\n"

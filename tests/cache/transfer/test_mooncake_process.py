@@ -24,11 +24,11 @@ import torch
 from rigs.live_processes import SOON_S, is_alive, poll
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.mooncake import child
 from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import OLDEST, EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import ENTRIES_OF_A_CALL, Batch
-from kvcheck.core.cache.transfer.mooncake.shared_memory import RegionHandle, SharedRegion
 
 PROJECT = Path(__file__).parents[3]
 SMALL = 1 << 16

@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,11 +14,11 @@ import pytest
 
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import Abort, Drained, Message, Status
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.wire import SocketWire
-from kvcheck.core.cache.transfer.wire import Ticket
+from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.spec import RankSummary
@@ -159,7 +160,7 @@ def stressed(*, held: float | None) -> tuple[StressedWire, list[object], SocketW
             return held if (leg, ticket.request) == ("kv", 2) else None
 
     faults = Faults(LOAD.jobs, SHAPE, History().emit, PDTransfer().table.variant(4))
-    stalls = Holds(LOAD.jobs, SHAPE, faults, History().emit, 0, aux=True)
+    stalls = Holds(LOAD.jobs, SHAPE, faults, History().emit, 0, aux=True, paths={})
     return StressedWire(inner, faults, stalls, Quarantine("prefill-0")), through, inner
 
 
@@ -215,7 +216,7 @@ def test_one_request_is_held_for_ever_and_the_history_knows_why() -> None:
     for variant in range(20):
         history = History(keep=True)
         faults = Faults(load.jobs, shape, history.emit, PDTransfer().table.variant(variant))
-        stalls = Stalls(load.jobs, shape, faults, history.emit, variant, aux=True)
+        stalls = Stalls(load.jobs, shape, faults, history.emit, variant, aux=True, paths={})
         held = {
             job.request: seconds
             for job in load.jobs
@@ -228,3 +229,22 @@ def test_one_request_is_held_for_ever_and_the_history_knows_why() -> None:
         assert [event.request for event in history.events if isinstance(event, Faulted)] == [forever]
         endless.add(forever)
     assert len(endless) > 1
+
+
+def test_on_an_asynchronous_path_a_leg_is_late_once_in_place_of_being_held() -> None:
+    """The request that is held for ever is held on every path: nothing of it is reported."""
+    plan = replace(PLAN, requests=40)
+    shape, load = work_of(plan)
+    for variant in range(6):
+        faults = Faults(load.jobs, shape, History().emit, PDTransfer().table.variant(variant))
+        paths = dict.fromkeys(LEGS, "async")
+        usual, late = (
+            Stalls(load.jobs, shape, faults, History().emit, variant, aux=True, paths=each) for each in ({}, paths)
+        )
+        tickets = [(leg, Ticket(job.request, 1, job.request)) for job in load.jobs for leg in LEGS]
+        held = {each: usual.held_s(*each) for each in tickets if usual.held_s(*each) is not None}
+        assert not any(usual.late_s(*each) for each in tickets)
+        found = {each: seconds for each in tickets if (seconds := late.late_s(*each))}
+        assert not any(late.late_s(*each) for each in tickets), "the second time"
+        assert found == {each: seconds for each, seconds in held.items() if seconds != math.inf} != {}
+        assert {late.held_s(*each) for each in tickets} == {None, math.inf}

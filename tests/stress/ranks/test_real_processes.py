@@ -138,6 +138,7 @@ def check_what_was_done(supervisor: Supervisor) -> None:
         ("tcp", "aux", "llama-3-tiny", 0),
         pytest.param("mooncake", "seal", "llama-3-tiny", 0, marks=pytest.mark.mooncake),
         ("tcp", "state", "gpt-oss-tiny", 0),
+        ("ipc", "seal", "llama-3-tiny", 0),
         ("tcp", "kv", "llama-3-tiny", 4.0),
     ],
 )

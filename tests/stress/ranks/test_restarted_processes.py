@@ -22,10 +22,10 @@ from stress.ranks.test_real_processes import PLAN, TroubledSupervisor, importabl
 from stress.ranks.test_troubled_processes import late_bytes
 
 from kvcheck.core.base.errors import LayoutMismatch, UsageError
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want, encode
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.receiver import FAILED, TRANSFERRING
 from kvcheck.core.cache.transfer.sender import REFUSED, UNWANTED, WANTED, Sender
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
@@ -40,6 +40,7 @@ __all__ = ["importable"]
     ("transport", "rank", "at", "number", "ranks"),
     [
         ("tcp", "prefill-0", "wrote", 8, "1x2"),
+        ("ipc", "decode-0", "receive", 6, "2x1"),
         pytest.param("mooncake", "prefill-0", "wrote", 8, "1x2", marks=pytest.mark.mooncake),
         pytest.param("mooncake", "decode-0", "receive", 6, "2x1", marks=pytest.mark.mooncake),
     ],

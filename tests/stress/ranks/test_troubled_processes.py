@@ -22,10 +22,10 @@ import torch
 from rigs.live_processes import poll
 from stress.ranks.test_real_processes import TroubledSupervisor, importable, outcome, plan_of
 
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.transfer.messages import Done, Drained, Want
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
 from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
@@ -141,6 +141,7 @@ def test_memory_that_a_frozen_peer_may_write_is_not_given_back() -> None:
     [
         pytest.param("mooncake", "prefill-0", ("wrote", 5), cut_off("decode-0"), "1x1", marks=MOONCAKE),
         pytest.param("mooncake", "decode-0", ("send", 1), cut_off("prefill-0"), "1x1", marks=MOONCAKE),
+        ("ipc", "decode-0", ("send", 1), cut_off("prefill-0"), "1x1"),
         pytest.param("mooncake", "decode-1", ("receive", 3), is_alone("decode-0"), "2x2", marks=MOONCAKE),
         pytest.param("mooncake", "prefill-1", ("write", 5), is_alone("prefill-0"), "2x2", marks=MOONCAKE),
     ],

@@ -35,6 +35,19 @@ LOOKS_MOST = 1 << 32
 """Looks that end a hold whose clock stands still: hours, where one look takes a microsecond."""
 
 
+def cuda_device(index: int) -> torch.device:
+    """The device of that number. Raises UnknownVerdict where there is none."""
+    if not torch.cuda.is_available():
+        raise UnknownVerdict(
+            f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
+        )
+    if not 0 <= index < torch.cuda.device_count():
+        raise UnknownVerdict(
+            f"backend cuda has no device {index}; expected 0 to {torch.cuda.device_count() - 1}; see `kvcheck doctor`"
+        )
+    return torch.device("cuda", index)
+
+
 class CudaBackend(StreamedBackend[torch.cuda.Stream, torch.cuda.Event]):
     """Streams and events of one device, used by one thread. delays: where lanes are held, see delays.py."""
 
@@ -50,16 +63,7 @@ class CudaDevice:
     """One device, for one backend. Raises UnknownVerdict if this machine has no such device."""
 
     def __init__(self, index: int) -> None:
-        if not torch.cuda.is_available():
-            raise UnknownVerdict(
-                f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
-            )
-        if not 0 <= index < torch.cuda.device_count():
-            raise UnknownVerdict(
-                f"backend cuda has no device {index}; expected 0 to {torch.cuda.device_count() - 1}; "
-                "see `kvcheck doctor`"
-            )
-        self.device = torch.device("cuda", index)
+        self.device = cuda_device(index)
         self.grace_s = GRACE_S
         self._taken: set[int] = set()
         # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane. It is

@@ -28,7 +28,13 @@ TRANSPORTS: Registry[type[Wire]] = Registry(
             "kvcheck.core.cache.transfer.mooncake.wire:MooncakeWire",
             "Each rank is a process; bytes go through Mooncake's transfer engine.",
         ),
+        "ipc": (
+            "kvcheck.core.cache.transfer.ipc.wire:IpcWire",
+            "Each rank is a process of one machine, and prefill ranks write into memory that decode ranks read.",
+        ),
     },
 )
-PROCESS_TRANSPORTS = ("tcp", "mooncake")
+PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
 """Transports that join processes, one a rank; all others work in one process."""
+SHARING_TRANSPORTS = ("ipc",)
+"""Those of them whose legs take the paths that a scenario names, over the memory of a host or of a device."""

@@ -23,7 +23,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import ChunkWork, Lane, Operation, Signal
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import AuxData, Drained, Message
-from kvcheck.core.cache.transfer.wire import LEGS, RegionWrite, Ticket, check_region
+from kvcheck.core.cache.transfer.wire import LEGS, RegionWrite, Ticket, check_blocks, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
 PATHS = ("ordered", "async")
@@ -237,17 +237,8 @@ class LoopbackWire:
 
     def _chunks(self, target: LoopbackWire, write: RegionWrite) -> list[ChunkWork]:
         source, into = self.regions[write.source], target.regions[write.target]
+        check_blocks(write, source=len(source), target=len(into), who=f"{self.name} to {target.name}")
         blocks = write.blocks
-        ends = blocks[:, :2].max(axis=0, initial=0) + blocks[:, 2].max(initial=0)
-        if len(blocks) and (
-            blocks.min() < 0
-            or (blocks[:, 0] + blocks[:, 2]).max() > len(source)
-            or (blocks[:, 1] + blocks[:, 2]).max() > len(into)
-        ):
-            raise TransferError(
-                f"{self.name} to {target.name}: a block of {write.source} ends at {ends.tolist()}; the regions have "
-                f"{len(source)} and {len(into)} bytes"
-            )
         return [partial(_copy, source, into, piece) for piece in np.array_split(blocks, min(PIECES, len(blocks) or 1))]
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from kvcheck.core.base.errors import LayoutMismatch
+from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint, Signal
 from kvcheck.core.cache.transfer.messages import Message
@@ -53,6 +53,18 @@ def check_region(name: str, memory: torch.Tensor) -> None:
     """Raise LayoutMismatch unless blocks of bytes can be written into this memory."""
     if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
         raise LayoutMismatch(f"region {name}: expected contiguous bytes in one dimension, got {memory.dtype}")
+
+
+def check_blocks(write: RegionWrite, *, source: int, target: int, who: str) -> None:
+    """Raise TransferError unless every block lies in both regions. source, target: their bytes. who: writes to whom."""
+    blocks = write.blocks
+    if len(blocks) and (
+        blocks.min() < 0 or (blocks[:, 0] + blocks[:, 2]).max() > source or (blocks[:, 1] + blocks[:, 2]).max() > target
+    ):
+        ends = blocks[:, :2].max(axis=0) + blocks[:, 2].max()
+        raise TransferError(
+            f"{who}: a block of {write.source} ends at {ends.tolist()}; the regions have {source} and {target} bytes"
+        )
 
 
 class Wire(Protocol):

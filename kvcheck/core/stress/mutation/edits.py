@@ -27,7 +27,11 @@ CACHE = "core/cache"
 """What is edited, below the package's folder."""
 INSTRUMENT = ("simulated", "eager", "cuda", "delays", "device", "graphs", "holds", "streamed", "threads")
 """Modules of cache/backend that run the product's operations for a test, and are no product."""
-PROCESSES = ("transfer/mooncake/", "transfer/sockets/", "scheduler/process_group.py", "hicache/mooncake_store.py")
+PROCESSES = (
+    *("transfer/mooncake/", "transfer/sockets/", "transfer/ipc/", "scheduler/process_group.py"),
+    *("backend/shared_memory.py", "backend/region_backend.py", "backend/copy_lane.py", "backend/device_region.py"),
+    "hicache/mooncake_store.py",
+)
 """What runs in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches it."""
 GROUPS = ("product", "processes", "instrument")
 ID_CHARS = 12

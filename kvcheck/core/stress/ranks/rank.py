@@ -21,7 +21,6 @@ from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.stress.evidence import EvidenceCount
@@ -32,7 +31,7 @@ from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary
 from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
-from kvcheck.core.stress.ranks.work import pair_scenario, work_of
+from kvcheck.core.stress.ranks.work import pair_scenario, rank_backend, ways_of, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
 from kvcheck.core.stress.schedule import parse_line
@@ -89,7 +88,10 @@ class RankRun:
         shape, load = work_of(plan)
         for job in load.jobs:
             self._history.emit(Expected(job.request, ()))
-        self._backend = RegionBackend()
+        self._backend = rank_backend(plan, spec.end)
+        scenario = pair_scenario(plan)
+        variant = scenario.table.variant(plan.variant)
+        paths, sends_rows = ways_of(scenario, variant, takes_paths=wire.takes_paths)
         setup = make_setup(shape, load, self._backend, self._history.emit, share_prefixes=False)
         self._setup = replace(
             setup,
@@ -97,10 +99,10 @@ class RankRun:
                 prefill_ranks=spec.prefill,
                 decode_ranks=spec.decode,
                 prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape),
-                paths={},
+                paths=paths,
                 room_of=room_of,
                 patience=spec.patience_s,
-                aux_over_messages=pair_scenario(plan).sends_rows,
+                aux_over_messages=sends_rows,
                 attempts=(spec.incarnation - 1) << INCARNATION_BITS,
             ),
         )
@@ -109,11 +111,10 @@ class RankRun:
         self._is_fed_on_demand = spec.end == "prefill" and spec.incarnation > 1
         left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in spec.over)
         self._feed = Feed(left, hurry=HURRY)
-        variant = pair_scenario(plan).table.variant(plan.variant)
         faults = Faults(load.jobs, shape, self._history.emit, variant)
         self._aborts = Aborts(variant["abort stage"], faults)
         self._stalls = Stalls(
-            load.jobs, shape, faults, self._history.emit, variant.number, aux=not pair_scenario(plan).sends_rows
+            load.jobs, shape, faults, self._history.emit, variant.number, aux=not sends_rows, paths=paths
         )
         self.rank = make_rank(
             parts,
@@ -127,6 +128,7 @@ class RankRun:
         self.wire = self.rank.wire.inner
         self.wire.host = spec.host
         self.wire.network = spec.network
+        self.wire.paths, self.wire.late_s = paths, self._stalls.late_s
         self._fenced: dict[str, float] = {}
         self._returns = set(spec.returns)
         self._incarnations = dict.fromkeys(spec.peers, 0)

@@ -4,11 +4,13 @@ Invariants:
 - The numbers of the schedule and of the request alone decide what is held.
 - One request, where a run has enough of them, is held for longer than a room may take. It has to fail, and its reason
   has to say so. All others that are held have to arrive.
+- On an asynchronous path a leg is not held but late: it is handed over and reported, and a part of it lands later.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
@@ -23,12 +25,22 @@ FOR_EVER_FROM = 8
 
 
 class Stalls:
-    """Holds of one run. aux: metadata rows travel as writes, not as messages. told: requests that were held so far."""
+    """Holds of one run. aux: metadata rows travel as writes, not as messages. paths: leg -> path, where there are some.
+    told: requests that were held so far, or late."""
 
     def __init__(
-        self, jobs: tuple[Job, ...], shape: ModelShape, faults: Faults, emit: Emit, variant: int, *, aux: bool
+        self,
+        jobs: tuple[Job, ...],
+        shape: ModelShape,
+        faults: Faults,
+        emit: Emit,
+        variant: int,
+        *,
+        aux: bool,
+        paths: Mapping[str, str],
     ) -> None:
         self._emit = emit
+        self._paths = paths
         self.told: set[int] = set()
         has_state = shape.family in ("nsa", "swa", "mamba")
         legs = [leg for leg in LEGS if (leg != "state" or has_state) and (leg != "aux" or aux)]
@@ -44,7 +56,7 @@ class Stalls:
 
     def held_s(self, leg: str, ticket: Ticket) -> float | None:
         """Seconds for which this write waits; infinity: for ever; None: it is not held."""
-        if self._legs.get(ticket.request) != leg:
+        if self._legs.get(ticket.request) != leg or self._is_late(leg, ticket.request):
             return None
         is_first = ticket.request not in self.told
         self.told.add(ticket.request)
@@ -54,3 +66,14 @@ class Stalls:
             why = f"its {leg} was held for longer than a room may take"
             self._emit(Faulted(ticket.request, why, ("rounds or seconds",)))
         return math.inf
+
+    def late_s(self, leg: str, ticket: Ticket) -> float:
+        """Seconds by which a part of this write lands later than the rest, though it was reported: once a request."""
+        request = ticket.request
+        if self._legs.get(request) != leg or request in self.told or not self._is_late(leg, request):
+            return 0.0
+        self.told.add(request)
+        return HELD_S
+
+    def _is_late(self, leg: str, request: int) -> bool:
+        return self._paths.get(leg) == "async" and request != self._endless

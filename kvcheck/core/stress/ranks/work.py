@@ -6,11 +6,15 @@ Invariants:
 
 from __future__ import annotations
 
+import torch
+
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
+from kvcheck.core.stress.scenarios.pd_transfer import MESSAGES, PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
+from kvcheck.core.stress.scenarios.variants import Variant
 from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan, parse_ranks, workload_seed
 from kvcheck.core.workload.shapes import shape as shape_named
 
@@ -35,3 +39,22 @@ def work_of(plan: Plan) -> tuple[ModelShape, Load]:
 def ranks_of(plan: Plan) -> tuple[int, int]:
     """Numbers of prefill and decode ranks."""
     return parse_ranks(plan.ranks or PROCESS_RANKS)
+
+
+def ways_of(scenario: PDTransfer, variant: Variant, *, takes_paths: bool) -> tuple[dict[str, str], bool]:
+    """The path of each leg, none where the wire has only one; and whether metadata rows are messages."""
+    if takes_paths:
+        return scenario.paths(variant), variant["metadata path"] == MESSAGES
+    return {}, scenario.sends_rows
+
+
+def rank_backend(plan: Plan, end: str) -> RegionBackend:
+    """The memory of a rank of that end. On "cuda", the ends have a device each where there are two; "cuda:N" names one.
+    Raises UnknownVerdict where there is none."""
+    kind, _, number = plan.device.partition(":")
+    if kind != "cuda":
+        return RegionBackend()
+    from kvcheck.core.cache.backend.device_region import DeviceRegionBackend
+
+    is_other = end == "decode" and not number and torch.cuda.device_count() > 1
+    return DeviceRegionBackend(1 if is_other else int(number or 0))

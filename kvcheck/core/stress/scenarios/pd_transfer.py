@@ -120,6 +120,11 @@ class PDTransfer:
         aux = ("aux",) if variant["metadata path"] == "async" else ()
         return ("compute", "d2h", "h2d", "wire", "message", *state, *aux)
 
+    def paths(self, variant: Variant) -> dict[str, str]:
+        """The path of each leg."""
+        way = variant["metadata path"]
+        return dict.fromkeys(LEGS, self.path) | ({} if way == MESSAGES else {"aux": way, "seal": way})
+
     def load(
         self,
         shape: ModelShape,
@@ -158,8 +163,6 @@ class PDTransfer:
         row = self.table.variant(variant)
         faults = Faults(load.jobs, shape, emit, row, is_kept=TRANSFERS in load.faults)
         prefill, decode = parse_ranks(row["rank layout"])
-        way = row["metadata path"]
-        paths = dict.fromkeys(LEGS, self.path)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
         if variant % LIMITS == 1:
             setup = replace(setup, config=replace(setup.config, max_prefilling=FEW_COMING))
@@ -170,14 +173,14 @@ class PDTransfer:
             prefill_ranks=prefill,
             decode_ranks=decode,
             prefill_sizes=prefill_sizes(setup.sizes, load.jobs, shape, is_tight=is_tight),
-            paths=paths if way == MESSAGES else paths | {"aux": way, "seal": way},
+            paths=self.paths(row),
             room_of=room_of,
             refuses=faults.refuses,
             vanishes=faults.vanishes,
             tamper=faults.tamper,
             copies=faults.copies,
             patience=PATIENCE * (len(load.jobs) if is_tight else 1),  # one prompt may wait for all others
-            aux_over_messages=way == MESSAGES,
+            aux_over_messages=row["metadata path"] == MESSAGES,
         )
         engine = target.build(replace(setup, pair=pair))
         aborts = Aborts(row["abort stage"], faults)

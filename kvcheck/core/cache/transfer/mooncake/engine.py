@@ -25,6 +25,7 @@ from typing import ClassVar, Self
 
 from kvcheck.core.base.child import Streams, start, tail
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake import child
 from kvcheck.core.cache.transfer.mooncake.frames import (
     CODE,
@@ -44,7 +45,6 @@ from kvcheck.core.cache.transfer.mooncake.library import (
     require_protocol,
 )
 from kvcheck.core.cache.transfer.mooncake.plan import Batch, Extent, calls_of, entries_of
-from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
 
 CALLS_AHEAD = 4
 """Calls the engine process is given before it answered; all of them fit the socket, so sending never blocks."""

@@ -13,24 +13,23 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
+from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
-from kvcheck.core.cache.transfer.mooncake.region_backend import RegionBackend
-from kvcheck.core.cache.transfer.mooncake.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 
 READY_S = 120.0
-LOOK_S = 0.2
 SETTINGS = EngineSettings(transfer_s=5)
 
 
@@ -50,14 +49,9 @@ class MooncakeWire(ProcessWire):
         self.engine = self._start_engine()
         super().start(links, lease_s=lease_s)
         self._announce()
-        deadline = time.monotonic() + READY_S
-        with self._has_announced:
-            while missing := [link.peer for link in links if link.peer not in self._peers and not link.is_lost]:
-                if time.monotonic() > deadline:
-                    raise TransferError(f"{self.name}: no engine of {', '.join(missing)} after {READY_S} s")
-                self._has_announced.wait(LOOK_S)  # a peer that is lost meanwhile announces nothing
+        self._await(lambda peer: peer in self._peers, "engine", READY_S, self._has_announced)
 
-    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         info, engine = self._peers.get(peer), self.engine
         if info is None:
             raise TransferError(f"{self.name} to {peer}: it has no engine; {leg} of room {ticket.room} stays here")
@@ -76,6 +70,7 @@ class MooncakeWire(ProcessWire):
         finally:
             with self._has_announced:
                 self._writing = ""
+        return self.backend.signal()  # never recorded: reached
 
     def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
         """End a write to a lost peer at once, instead of when the library gives up."""
@@ -90,10 +85,11 @@ class MooncakeWire(ProcessWire):
         super().rejoin(link)
         self._announce_to([link.peer])
 
-    def _make_safe(self, peer: str) -> None:
+    def _make_safe(self, peer: str) -> bool:
         with self._has_announced:
             self._peers.pop(peer, None)
         self._renew()
+        return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
         """Kill the engine that got the failed write, unless that is done already."""
@@ -145,4 +141,10 @@ class MooncakeWire(ProcessWire):
         memory = self.backend.inner
         if not isinstance(memory, RegionBackend):
             raise LayoutMismatch(f"transport mooncake needs memory that two processes map, got {memory.name}")
-        return {name: memory.region_of(tensor) for name, tensor in self.regions.items()}
+        shared: dict[str, SharedRegion] = {}
+        for name, tensor in self.regions.items():
+            region = memory.region_of(tensor)
+            if not isinstance(region, SharedRegion):
+                raise LayoutMismatch(f"transport mooncake needs host memory, got {name} on {memory.device}")
+            shared[name] = region
+        return shared

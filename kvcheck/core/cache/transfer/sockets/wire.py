@@ -11,9 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Condition
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,10 +32,23 @@ from kvcheck.kernels.page_copy import copy_bytes_torch
 
 COUNTS = struct.Struct("=HI")
 BYTES_OF_A_FRAME = 1 << 20
+LOOK_S = 0.2
+"""How soon a wire that waits for its peers sees that one of them is lost."""
+
+
+def in_time(leg: str, ticket: Ticket) -> float:
+    """No copy is late."""
+    return 0.0
 
 
 class ProcessWire(ABC):
-    """Everything but the bytes of a write, which `_move` moves."""
+    """Everything but the bytes of a write, which `_move` moves.
+
+    host: the address at which peers reach this machine. network: where its engine is. paths: leg -> "ordered" or
+    "async", and late_s: seconds by which a copy is late; read by a wire that takes paths.
+    """
+
+    takes_paths: ClassVar[bool] = False
 
     def __init__(self, backend: ScopedBackend, *, pulse: type[Pulse] = Pulse) -> None:
         self.name = backend.scope
@@ -47,7 +63,8 @@ class ProcessWire(ABC):
         self._pulse = pulse
         self.host = LOCAL
         self.network: str | None = None
-        """The address at which peers reach this machine."""
+        self.paths: Mapping[str, str] = {}
+        self.late_s: Callable[[str, Ticket], float] = in_time
 
     def register(self, region: str, memory: torch.Tensor) -> None:
         """Peers may write this memory."""
@@ -61,6 +78,15 @@ class ProcessWire(ABC):
         for link in links:
             link.start(self._take)
         self._pulse(links, lease_s=lease_s)
+
+    def _await(self, has_come: Callable[[str], bool], what: str, within_s: float, changed: Condition) -> None:
+        """Wait until something has come from every peer that is not lost. Raises TransferError."""
+        deadline = time.monotonic() + within_s
+        with changed:
+            while missing := [peer for peer, link in self.links.items() if not has_come(peer) and not link.is_lost]:
+                if time.monotonic() > deadline:
+                    raise TransferError(f"{self.name}: no {what} of {', '.join(missing)} after {within_s} s")
+                changed.wait(LOOK_S)  # a peer that is lost meanwhile sends nothing
 
     # A peer that was started again
 
@@ -87,13 +113,12 @@ class ProcessWire(ABC):
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Move the bytes now; returns when they are handed over. Raises TransferError."""
+        """Move the bytes; returns when they are handed over. Raises TransferError."""
         for signal in after:
             self.backend.wait(signal)
         if self.links[peer].is_lost:
             raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} is not written")
-        self._move(peer, leg, writes, ticket)
-        return self.backend.signal()  # never recorded: reached
+        return self._move(peer, leg, writes, ticket)
 
     def flush(self, peer: str) -> Signal:
         """Writes are handed over before they return, and messages are behind them."""
@@ -111,19 +136,22 @@ class ProcessWire(ABC):
     def receive(self) -> list[tuple[str, Message]]:
         """Messages that have arrived, and the aborts of peers that are gone."""
         messages: list[tuple[str, Message]] = []
+        unsafe: list[tuple[str, FrameKind, bytearray]] = []
         while self._arrived:
             peer, kind, payload = self._arrived.popleft()
             if kind is FrameKind.MESSAGE:
                 messages += self._message(peer, payload)
             elif kind is FrameKind.FENCE:
                 self._fence_asked(peer, payload)
+            elif kind is FrameKind.GONE and not self._make_safe(peer):
+                unsafe.append((peer, kind, payload))
             elif kind is FrameKind.GONE:
-                self._make_safe(peer)
                 self._gone.append(peer)
                 for key in [key for key in self._asked if key[0] == peer]:
                     attempt, generation = self._asked.pop(key)
                     abort = Abort(room=key[1], attempt=attempt, generation=generation, reason=f"{peer} is gone")
                     messages.append((peer, abort))
+        self._arrived.extend(unsafe)
         return messages
 
     def gone(self) -> tuple[str, ...]:
@@ -137,12 +165,12 @@ class ProcessWire(ABC):
     # What a kind of wire adds
 
     @abstractmethod
-    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
-        """Move the blocks of every write. Raises TransferError."""
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
+        """Move the blocks of every write. The signal is what `write` returns. Raises TransferError."""
 
     @abstractmethod
-    def _make_safe(self, peer: str) -> None:
-        """The peer's process has ended. Make sure that none of its writes can still land here."""
+    def _make_safe(self, peer: str) -> bool:
+        """The peer is gone. True once none of its writes can still land here; asked again with every `receive`."""
 
     @abstractmethod
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
@@ -154,7 +182,7 @@ class ProcessWire(ABC):
 
     @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
-        """Where the peer's engine is now; called by the link's thread."""
+        """Where the peer's engine, or its memory, is now; called by the link's thread."""
 
     def _tell(self, peer: str, kind: FrameKind, *parts: bytes | memoryview) -> bool:
         try:
@@ -187,7 +215,7 @@ class ProcessWire(ABC):
 class SocketWire(ProcessWire):
     """Sends bytes on the links themselves. They land in the order of the messages around them."""
 
-    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> None:
+    def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         for write in writes:
             source = memoryview(self.regions[write.source].numpy().data)
             name = write.target.encode()
@@ -197,6 +225,7 @@ class SocketWire(ProcessWire):
                 pieces = [source[start : start + size] for start, _, size in blocks]
                 if not self._tell(peer, FrameKind.DATA, head, *pieces):
                     raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} is lost")
+        return self.backend.signal()  # never recorded: reached
 
     def _take_data(self, peer: str, payload: bytearray) -> None:
         length, count = COUNTS.unpack_from(payload)
@@ -214,9 +243,9 @@ class SocketWire(ProcessWire):
             copy_bytes_torch(into[start : start + size], data[end : end + size])
             end += size
 
-    def _make_safe(self, peer: str) -> None:
+    def _make_safe(self, peer: str) -> bool:
         """Nothing to do: the link's thread reports a lost peer after it has taken all that came."""
-        return
+        return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
         """There is no engine."""

@@ -1,4 +1,4 @@
-"""Shared regions: memory that a worker and its engine process both map.
+"""Shared regions: memory that several processes of a machine map.
 
 Invariants:
 - A region has no name in any file system. It lives as long as a process maps it, so a killed process leaves nothing.
