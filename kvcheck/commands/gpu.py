@@ -26,14 +26,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import kvcheck
+from kvcheck.commands.sanitizer import PROBE_S, TOUCH, sanitizer_path, under
 from kvcheck.core.base.child import has_ended, kill_group
 from kvcheck.core.base.devices import CONNECTIONS, STREAMED
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.bench.gpu_jobs import (
     JOBS,
-    SANITIZER,
-    SANITIZER_FOUND,
     TOTAL_S,
     GpuJob,
     GpuJobResult,
@@ -51,10 +50,6 @@ WORK = ROOT / "build" / "gpu-jobs"
 ARCHIVE = "gpu.tar.gz"
 GRACE_S = 8
 """Seconds between asking a job to end, when it saves what it has, and ending it."""
-
-TOUCH = "import torch; torch.ones(8, device='cuda').sum().item()"
-PROBE_S = 60
-"""What a sanitizer is tried on before it judges, and for how long: some machines refuse it."""
 
 INTERRUPTED = 130
 
@@ -92,7 +87,7 @@ def run_jobs(
     work = work or out
     began = time.monotonic()
     results: list[GpuJobResult] = []
-    tool, tests = _sanitizer(), _test_sources()
+    tool, tests = sanitizer_path(), _test_sources()
     _save(out, work, facts, results, complete=False)
     try:
         for job in jobs:
@@ -123,7 +118,7 @@ def _run_job(
         return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
     started = time.monotonic()
     if job.tool is not None and tool is not None:
-        probe = [tool, "--tool", job.tool, "--error-exitcode", str(SANITIZER_FOUND), sys.executable, "-c", TOUCH]
+        probe = under(tool, job.tool, (sys.executable, "-c", TOUCH))
         if (code := run(probe, out / f"{job.name}-probe.log", CONNECTIONS, min(PROBE_S, left_s))) != 0:
             reason = f"not run: {job.tool} does not work on this machine: one small tensor ended with {code}"
             return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
@@ -242,13 +237,6 @@ def _libraries() -> dict[str, object]:
 
 def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def _sanitizer() -> str | None:
-    """Where the sanitizer is: on PATH, or in the toolkit that the usual variable names."""
-    homes = [Path(home) for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
-    beside = os.pathsep.join(str(home / folder) for home in homes for folder in ("bin", "compute-sanitizer"))
-    return shutil.which(SANITIZER) or shutil.which(SANITIZER, path=beside)
 
 
 def _test_sources() -> dict[str, str]:

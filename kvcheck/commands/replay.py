@@ -11,6 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import groupby
@@ -24,6 +26,7 @@ from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.sanitizer import run_under
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.devices import kind_of
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 
 def replay(
+    ctx: typer.Context,
     what: Annotated[
         list[str], typer.Argument(help="Schedule lines, findings as RUN#N or run.json#N, run ids or run folders.")
     ],
@@ -49,6 +53,13 @@ def replay(
     format_name: Format = "text",
     device: Annotated[
         str | None, typer.Option(help="threads, cuda or cuda:N: delay on this device what the CPU found unordered.")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Run one line once under torch's profiler, and write what it did when, for Perfetto."),
+    ] = None,
+    under: Annotated[
+        str | None, typer.Option(help="compute-sanitizer, or with :racecheck, :initcheck, :synccheck: run under it.")
     ] = None,
     out: StoredIn = DEFAULT_OUT,
     timeout: live.Timeout = None,
@@ -62,6 +73,10 @@ def replay(
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
     live.check_timeout(timeout)
+    if profile is not None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch
+    if under is not None:
+        return run_under(ctx.obj, under, subprocess.run)
     found = [line for each in what for line in lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
     own = [parse_own_line(line) for line in found if is_own_line(line)]
@@ -71,6 +86,8 @@ def replay(
         raise UsageError(f"--device {device}: a running server has its own; leave it out")
     worst = Verdict.PASS
     plans = [parse_line(line) for line in lines]
+    if profile is not None:
+        return _profiled(plans, profile, is_alone=not (asked or own) and device is None and times == 1)
     for plan in plans:
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
@@ -106,6 +123,23 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
             return
         for plan in plans:
             yield plan, _replay(plan, times, engine) if device is None else _replay_held(plan, device, times)
+
+
+def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
+    """Run one line under the profiler."""
+    from kvcheck.core.stress.profiled import profile
+
+    if not is_alone or len(plans) != 1 or plans[0].kind not in (Kind.SCHEDULE, Kind.DELAYED):
+        raise UsageError("--profile: expected one line of one process, without --times and --device")
+    (plan,) = plans
+    check_plan(plan)
+    outcome = profile(runner_of(plan), plan, path)
+    first = unconditional_first(outcome.findings)[:1]
+    text = "".join(f"{each.code} {each.message}" for each in first) or "no finding"
+    say(f" {outcome.verdict.value.upper()}  {plan.cell}: {text}")
+    say(f" profile {path}  open it at ui.perfetto.dev")
+    say(f" exit {outcome.verdict.exit_code}")
+    return outcome.verdict.exit_code
 
 
 def _on_device(plan: Plan, device: str) -> Plan:

@@ -242,7 +242,7 @@ def test_an_archive_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_sanitizer_that_does_not_work_here_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_sanitizer", lambda: "compute-sanitizer")
+    monkeypatch.setattr(gpu, "sanitizer_path", lambda: "compute-sanitizer")
     runner = Runner(1)
     assert gpu.run_jobs((BY_NAME["initcheck"],), tmp_path, facts=FACTS, run=runner) == 4
     (probe,) = runner.seen
@@ -282,7 +282,7 @@ def test_over_threads_the_jobs_are_judged_and_their_records_are_in_the_archive(
     monkeypatch.setenv("DEVICE", "threads")
     monkeypatch.setattr(gpu, "JOBS", jobs)
     monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
-    monkeypatch.setattr(gpu, "_sanitizer", lambda: None)
+    monkeypatch.setattr(gpu, "sanitizer_path", lambda: None)
     assert gpu.main() == 4  # for the sanitizer, which is not there
     rows = {row["name"]: row for row in summary(out)["jobs"]}  # type: ignore[union-attr,index]
     assert [row["verdict"] for row in rows.values()] == ["pass", "pass", "unknown"], rows

@@ -65,6 +65,7 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.device = cuda_device(index)
         self.grace_s = GRACE_S
+        self._is_named = torch.version.cuda is not None  # a build without CUDA has no NVTX
         self._taken: set[int] = set()
         # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane. It is
         # of the other pool of torch's: a pool begins again after 32 streams, and lanes are more than that.
@@ -77,9 +78,9 @@ class CudaDevice:
     def event(self) -> torch.cuda.Event:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def run(self, stream: torch.cuda.Stream, work: Sequence[ChunkWork]) -> None:
-        """Run the closures with the stream as the current one: they launch, and return."""
-        with torch.cuda.stream(stream):
+    def run(self, stream: torch.cuda.Stream, work: Sequence[ChunkWork], name: str = "") -> None:
+        """Run the closures with the stream as the current one: they launch, and return. Nsight sees the name (NVTX)."""
+        with torch.cuda.stream(stream), torch.cuda.nvtx.range(name) if self._is_named else nullcontext():
             for chunk in work:
                 chunk()
 
@@ -116,7 +117,7 @@ class CudaDevice:
         return made
 
     def replay(self, stream: torch.cuda.Stream, captured: object) -> None:
-        self.run(stream, (_graph(captured).replay,))
+        self.run(stream, (_graph(captured).replay,), "graph")
 
     def holds(self, count: int) -> Sequence[DeviceHold[torch.cuda.Stream]]:
         """Raises UnknownVerdict without triton, whose kernel holds a stream."""

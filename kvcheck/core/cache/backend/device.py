@@ -63,8 +63,8 @@ class StreamDevice(DeviceMemory, Protocol[Stream, Event]):
     def event(self) -> Event:
         """An event that was never recorded; it counts as reached."""
 
-    def run(self, stream: Stream, work: Sequence[ChunkWork]) -> None:
-        """Put work on a stream."""
+    def run(self, stream: Stream, work: Sequence[ChunkWork], name: str = "") -> None:
+        """Put work on a stream. name: of its operation, for those who look from outside."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """The event means all that the stream has been given so far. Earlier waits keep what they were given."""

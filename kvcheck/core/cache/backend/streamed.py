@@ -146,7 +146,7 @@ class StreamedBackend(Generic[Stream, Event]):
         event = self._launch(
             (operation.name,),
             lane,
-            lambda stream: self._machine.run(stream, chunks),
+            lambda stream: self._machine.run(stream, chunks, operation.name),
             joins_host=operation.joins_host or is_pageable,
         )
         self._pending[lane.index].append(_Pending(self._submitted, event, chunks))

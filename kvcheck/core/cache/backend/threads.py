@@ -66,7 +66,7 @@ class ThreadDevice:
     def event(self) -> _Event:
         return _Event()
 
-    def run(self, stream: _Stream, work: Sequence[ChunkWork]) -> None:
+    def run(self, stream: _Stream, work: Sequence[ChunkWork], name: str = "") -> None:
         for chunk in work:
             stream.put(chunk, is_chunk=True)
 

@@ -1,0 +1,77 @@
+"""A schedule under torch's profiler: one file that Perfetto and chrome://tracing open, with operations by their names.
+
+Invariants:
+- The schedule is the one of the plan: a profile adds time, and no operation.
+- A file is written whole or not at all, also where the schedule fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Operation, Signal
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.schedule import Plan
+
+
+class MarkedBackend:
+    """A backend whose chunks stand in the profile under the name of their operation."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.name, self.device = inner.name, inner.device
+        self._submit = inner.submit
+        self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
+        self.record, self.wait, self.query = inner.record, inner.wait, inner.query
+        self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
+        self.capture, self.replay = inner.capture, inner.replay
+        self.empty, self.release = inner.empty, inner.release
+
+    def submit(self, operation: Operation, **given: object) -> Signal:
+        """As the backend's."""
+        stage = operation.stage
+        named = dataclasses.replace(
+            operation,
+            chunks=_marked(operation.name, operation.chunks),
+            stage=None if stage is None else lambda: _marked(operation.name, stage()),
+        )
+        return self._submit(named, **given)  # type: ignore[arg-type]
+
+
+def profile(runner: ScheduleRunner, plan: Plan, path: Path) -> Outcome:
+    """Run the plan once, and write its profile. Raises UsageError where the file cannot be written."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if plan.backend == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(b"")  # before the run, which may take minutes
+    except OSError as error:
+        raise UsageError(f"--profile: cannot write {path}: {error.strerror}; name a file in another folder") from error
+    # Lanes may be threads that began before the profile, or begin in it.
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(activities=kinds, experimental_config=all_threads) as seen:
+        outcome = runner.run(plan, around=MarkedBackend)
+    try:
+        seen.export_chrome_trace(str(draft))
+        draft.replace(path)
+    except (OSError, RuntimeError) as error:
+        draft.unlink(missing_ok=True)
+        raise UsageError(f"--profile: cannot write {path}: {error}; name a file in another folder") from error
+    return outcome
+
+
+def _marked(name: str, chunks: tuple[ChunkWork, ...]) -> tuple[ChunkWork, ...]:
+    def marked(chunk: ChunkWork) -> Callable[[], None]:
+        def run() -> None:
+            with torch.profiler.record_function(name):
+                chunk()
+
+        return run
+
+    return tuple(map(marked, chunks))
