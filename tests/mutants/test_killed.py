@@ -35,6 +35,7 @@ SHOWN_BY = {
     "abort-said-once": 4,
     "admits-whole-batches": 3,
     "split-forgets-load": 4,
+    "asked-load-leaves-ring": 3,
 }
 """Seed of the workloads that show a mutant which those of SEED show late."""
 MOST_CAUSES = dict.fromkeys(
