@@ -11,7 +11,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvcheck.core.base.devices import number_of
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.cache.backend.cuda import CudaDevice
+from kvcheck.core.cache.backend.probe import probe
 from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
 from kvcheck.core.cache.transfer.mooncake.library import require_library
 from kvcheck.core.stress.answers import parse_answers
@@ -202,6 +205,15 @@ def _untried_by_ranks(base: Plan, plans: Sequence[Plan]) -> list[str]:
     ]
 
 
+def _untried_by_delays(base: Plan, plans: Sequence[Plan]) -> list[str]:
+    """Orders that a hold cannot impose, because streams of the device share a queue."""
+    if base.backend != "cuda":
+        return _untried(base, plans)
+    found = probe(CudaDevice(number_of(base.device)))
+    shared = [f"not tried: orders of lanes that share a queue of the device; {found.text}"] if found.behind else []
+    return [*_untried(base, plans), *shared]
+
+
 SCHEDULE = RunnerRow(
     make=lambda plan, target_of: ScheduleRunner(target_of(plan)),
     check_names=_check_names,
@@ -220,6 +232,7 @@ RUNNERS: Mapping[Kind, RunnerRow] = {
         make=lambda plan, target_of: DelayRunner(ScheduleRunner(target_of(plan)), plan),
         check=_check_delays,
         order=lambda plan: order_of(plan),
+        untried=_untried_by_delays,
         confirms=False,
         tells_notes=True,
     ),
