@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -52,6 +53,7 @@ def compile_all(launches: Sequence[Launch], capability: int, processes: int) -> 
 
 def main() -> int:
     """Compile, and say how many."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     began = time.monotonic()
     found = torch.cuda.get_device_capability() if torch.cuda.is_available() else divmod(WITHOUT_A_DEVICE, 10)
     capability = 10 * found[0] + found[1]
