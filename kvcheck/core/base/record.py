@@ -199,7 +199,7 @@ class ScenarioResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantResult:
     """One row of selftest. outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"; on
-    a device "reproduced", "not-reproduced", "clean-run-failed" or "not-begun".
+    a device "reproduced", "not-reproduced", "clean-run-failed", "device-lost" or "not-begun".
     """
 
     name: str

@@ -137,6 +137,8 @@ def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: Targ
                 row = _with_fixed_build(dataclasses.replace(row, schedules=used), made, target_of)
                 if row.verdict is not Verdict.UNKNOWN:
                     return row
+            if made[-1].lost is not None:
+                return dataclasses.replace(row, outcome="device-lost", schedules=used, message=made[-1].message)
     row = dataclasses.replace(row, schedules=used)
     if row.outcome:  # shown, and the fixed build was not judged
         return row
@@ -153,9 +155,10 @@ def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetO
 
     shown = made[-1]
     fixed = dataclasses.replace(shown.plan, mutant=None)
-    for outcome in run_both(ScheduleRunner(target_of(fixed)), fixed):
-        if outcome.findings:
-            return _not_clean(row, outcome.findings[0])
+    free, held = run_both(ScheduleRunner(target_of(fixed)), fixed)
+    outcome = held or free
+    if found := (*free.findings, *outcome.findings):
+        return _not_clean(row, found[0])
     if outcome.verdict is not Verdict.PASS:  # of the run under delays, the last of both
         gap = None if outcome.delays is None else outcome.delays.gap
         why = gap or f"an oracle broke: {', '.join(outcome.broken_oracles)}"
