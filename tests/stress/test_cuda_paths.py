@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fakes import cuda_worker
 from fakes.cuda import Graph, Machine, installed
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 
+from kvcheck.commands import stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
@@ -284,7 +287,12 @@ def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
 
 
 @pytest.mark.schedules
-def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.processes
+def test_commands_impose_delays_and_say_the_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(tmp_path / "diary"))
     line = dataclasses.replace(PLAN, mutant="replay-without-whole-wait").line()
     with installed(1):
         assert run(["replay", line, "--device", "cuda"]) == 1
