@@ -1,9 +1,10 @@
 """A process of kvcheck over the stand-in for torch.cuda, in which one schedule gives an operation an id out of range.
 
     CUDA_LOST_IN   which plans lose the device: words that are all in their lines
+    CUDA_DIES_IN   which plans end the process, likewise
     CUDA_DIARY     a file that gets "PID LINE" for each schedule on the device
 
-Both names begin as those that a child inherits.
+The names begin as those that a child inherits.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ CHUNK = 20
 """The chunk of such a schedule that the device does not survive."""
 
 
+def is_meant(name: str, plan: Plan) -> bool:
+    """True if the plan's line has all words of a variable."""
+    words = os.environ.get(name, "").split()
+    return bool(words) and all(word in plan.line() for word in words)
+
+
 def main() -> int:
-    """The worker of kvcheck stress, with its device replaced."""
+    """The worker of the commands, with its device replaced."""
     with installed(1) as machine:
         run = ScheduleRunner.run
 
@@ -31,8 +38,9 @@ def main() -> int:
             if plan.on_device:
                 with open(os.environ["CUDA_DIARY"], "a") as diary:
                     diary.write(f"{os.getpid()} {plan.line()}\n")
-                words = os.environ.get("CUDA_LOST_IN", "").split()
-                machine.chunks_left = CHUNK if words and all(word in plan.line() for word in words) else 0
+                if is_meant("CUDA_DIES_IN", plan):
+                    os._exit(3)
+                machine.chunks_left = CHUNK if is_meant("CUDA_LOST_IN", plan) else 0
             return run(self, plan, **given)
 
         ScheduleRunner.run = noted  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from fakes import cuda_worker
 from fakes.cuda import installed
 from rigs.losing import CRASH, HELD, Losing
 
-from kvcheck.commands import stress
+from kvcheck.commands import selftest, stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError
 from kvcheck.core.base.record import Evidence
@@ -144,3 +144,32 @@ def test_stress_goes_on_in_a_new_process_and_judges_nothing_twice(
     rows = {row["id"].partition("/")[0]: row for row in record["scenarios"]}
     assert (rows["retract-resume"]["verdict"], rows["retract-resume"]["schedules"]) == ("fail", 2)
     assert (rows["hicache"]["verdict"], rows["hicache"]["schedules"]) == ("pass", 3)
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_selftest_judges_behind_a_mutant_that_loses_its_device_and_one_that_ends_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["replay-without-whole-wait", "ring-rearmed-early", "gate-waits-on-load-lane"]
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(selftest, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", f"mutant={names[0]} strategy=delay")
+    monkeypatch.setenv("CUDA_DIES_IN", f"mutant={names[1]}")
+    with installed(1):
+        given = ["--device", "cuda", "--seed", "1", "--no-reports", "--out", str(tmp_path / "runs")]
+        assert run(["selftest", *names, *given]) == 4
+    record = json.loads(next(tmp_path.glob("runs/*/run.json")).read_text())
+    lost, dead, judged = record["mutants"]
+    assert [each["name"] for each in record["mutants"]] == names
+    assert (lost["outcome"], lost["verdict"]) == (dead["outcome"], dead["verdict"]) == ("lost", "unknown")
+    assert "the context of cuda is lost" in lost["message"] and "strategy=delay" in lost["replay"]
+    assert dead["message"] == (
+        "the process that judged it ended with status 3; "
+        "next: kvcheck selftest ring-rearmed-early --device cuda --seed 1"
+    )
+    assert (judged["outcome"], judged["verdict"]) == ("reproduced", "pass")
+    pids = [line.split(" ", 1) for line in diary.read_text().splitlines()]
+    by_mutant = {name: {pid for pid, line in pids if f"mutant={name}," in line} for name in names}
+    assert [len(each) for each in by_mutant.values()] == [1, 1, 1] and len(set.union(*by_mutant.values())) == 3
