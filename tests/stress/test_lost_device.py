@@ -17,7 +17,7 @@ from fakes import cuda_worker
 from fakes.cuda import installed
 from rigs.losing import CRASH, HELD, Losing
 
-from kvcheck.commands import selftest, stress
+from kvcheck.commands import replay, selftest, stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError
 from kvcheck.core.base.record import Evidence
@@ -173,3 +173,23 @@ def test_selftest_judges_behind_a_mutant_that_loses_its_device_and_one_that_ends
     pids = [line.split(" ", 1) for line in diary.read_text().splitlines()]
     by_mutant = {name: {pid for pid, line in pids if f"mutant={name}," in line} for name in names}
     assert [len(each) for each in by_mutant.values()] == [1, 1, 1] and len(set.union(*by_mutant.values())) == 3
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_each_replay_of_a_line_that_loses_the_device_has_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(replay, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", "strategy=delay")
+    with installed(1):
+        assert run(["replay", replace(HELD, expect="KV902").line(), "--times", "2"]) == 1
+        told = capsys.readouterr().out
+        assert "STILL FAILS 2/2" in told and "the context of cuda is lost: an operation was given an id" in told
+        monkeypatch.setenv("CUDA_DIES_IN", "strategy=delay")
+        assert run(["replay", HELD.line()]) == 4
+        assert "UNKNOWN  hicache/llama-3-micro: the process that ran it ended with status 3" in capsys.readouterr().out
+    pids = [line.split(" ", 1)[0] for line in diary.read_text().splitlines()]
+    assert list(Counter(pids).values()) == [2, 2, 2], "each process made one free run and one under delays"
