@@ -21,11 +21,12 @@ class Losing:
     ran: list[str] = field(default_factory=list)
     cpu_s: float = 0.0
     missing: str | None = None
+    finding: Finding = CRASH
 
     def run(self, plan: Plan) -> Outcome:
         self.ran.append(f"{plan.scenario} {plan.schedule}")
         is_lost = len(self.ran) == self.lost_in
-        findings = (CRASH,) if is_lost else ()
+        findings = (self.finding,) if is_lost else ()
         evidence = Evidence(schedules=1)
         return Outcome(plan=plan, evidence=evidence, findings=findings, digest=0, is_device_lost=is_lost)
 

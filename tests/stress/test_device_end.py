@@ -6,7 +6,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,8 @@ import torch
 from fakes.cuda import LOST, Machine, installed
 from rigs.losing import HELD, PLAN, Losing
 
+from kvcheck.core.cache.backend.backend import Place
+from kvcheck.core.cache.backend.cuda import CudaDevice
 from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.delayed import DelayRunner, tries, why_not
 from kvcheck.core.stress.device_end import LANES_MOST, DeviceEnd
@@ -106,6 +110,48 @@ def test_what_is_told_goes_by_what_the_device_said(said: str, way: str, machine:
     assert end.is_lost and way in text and text.startswith("the context of cuda:1 is lost: ")
     assert "lane1:" not in text and "lane2: copy2 (#2), lane3" in text and text.count("copy") == LANES_MOST
     assert ", and 2 more lanes; it said: " in text
+
+
+@pytest.mark.parametrize(("raises", "is_lost"), [(0, False), (1, False), (2, True), (9, True)])
+def test_a_context_is_lost_if_it_raises_again(
+    raises: int, is_lost: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first wait may raise what was not told before."""
+    left = [*range(raises)]
+
+    def synchronize(device: object) -> None:
+        if left:
+            left.pop()
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert machine.backend().is_lost() == is_lost
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_pinned_memory_of_a_lost_device_is_not_freed(
+    is_lost: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    empty = CudaDevice.empty
+
+    def noted(device: CudaDevice, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        tensor = empty(device, shape, dtype, place)
+        if place is Place.PINNED:
+            made.append(weakref.ref(tensor))
+        return tensor
+
+    def breaks(event: Submitted) -> None:
+        if event.name == "decode.write":
+            machine.lost = LOST if is_lost else None
+            raise RuntimeError("an error")
+
+    monkeypatch.setattr(CudaDevice, "empty", noted)
+    runner = ScheduleRunner(BuiltinTarget())
+    assert runner.run(PLAN, handlers=((Submitted, breaks),)).is_device_lost == is_lost
+    gc.collect()
+    assert made and [each() is not None for each in made] == [is_lost] * len(made)
 
 
 def test_threads_are_never_lost() -> None:

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from kvcheck.commands import replay, selftest, stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.stress import cell_workers
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import _Child
 from kvcheck.core.stress.schedule import Plan, parse_line
@@ -54,12 +56,30 @@ def test_a_process_that_has_lost_its_device_ends_its_share_and_leaves_what_has_s
     assert sum(each.evidence is not None for each in reports) == len(runner.ran)
 
 
+def test_a_cell_ends_with_its_device_also_where_its_finding_would_not_end_it() -> None:
+    """So each new process has fewer cells than the one before it."""
+    runner = Losing(lost_in=1, finding=replace(CRASH, condition="the pool is small"))
+    reports = [*take_turns(tasks(3), Limit(), _no_target, runner)]
+    assert runner.ran == ["hicache 0"] and [each.is_left for each in reports] == [False, False]
+    assert reports[-1].evidence is None
+
+
 def test_a_cell_that_has_not_begun_is_left_as_one_that_exercised_nothing() -> None:
     reports = [*take_turns(tasks(2, 2), Limit(), _no_target, Losing(lost_in=1))]
     assert [(each.cell, each.is_left, each.note, each.reason) for each in reports[1:]] == [
         (0, False, "the rates", None),
         (1, True, None, "not exercised: it has not begun"),
     ]
+
+
+@pytest.mark.parametrize(("is_exercised", "reason"), [(False, "nothing was held"), (True, None)])
+def test_a_cell_that_has_exercised_all_in_a_lost_process_passes_in_the_next(
+    is_exercised: bool, reason: str | None
+) -> None:
+    task = replace(tasks(2)[0][1], before=Evidence(schedules=1), is_exercised=is_exercised)
+    runner = Losing(lost_in=0, missing="nothing was held")
+    *_, last = take_turns([(0, task)], Limit(), _no_target, runner)
+    assert runner.ran[:1] == ["hicache 1"] and last.reason == reason
 
 
 def _no_target(plan: Plan) -> BuiltinTarget:
@@ -86,6 +106,31 @@ def test_what_a_lost_process_leaves_goes_on_behind_what_it_has_judged(reason: st
     (task,) = made.cells.values()
     assert task.plan.scenario == "retract-resume" and task.before == JUDGED.evidence
     assert task.is_exercised == (reason is None)
+
+
+def test_each_new_process_has_the_cells_that_are_left_and_what_is_left_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every process loses its device, in the first cell that it has."""
+    asked: list[tuple[list[int], list[int], float]] = []
+
+    def started(worker: str, text: str, index: int, messages: SimpleQueue[tuple[int, str | None]]) -> object:
+        given = json.loads(text)
+        cells = [row["cell"] for row in given["cells"]]
+        ran = [row["task"]["before"]["schedules"] for row in given["cells"]]
+        asked.append((cells, ran, given["limit"]["cpu_s"]))
+        lost = replace(LAST, cell=cells[0], left_cpu_s=given["limit"]["cpu_s"] / 2)
+        judged = [replace(JUDGED, cell=cell) for cell in cells[1:]]
+        for report in (*judged, lost, replace(lost, evidence=None, findings=(), is_device_lost=False)):
+            messages.put((index, report.line()))
+        messages.put((index, None))
+        return SimpleNamespace(wait=lambda timeout=0.0: 0, poll=lambda: 0)
+
+    monkeypatch.setattr(cell_workers, "_start", started)
+    given = [task for _, task in tasks(5, 5, 5)]
+    reports = [*cell_workers.run_in_workers(given, 1, Limit(cpu_s=8.0), "a.module")]
+    assert asked == [([0, 1, 2], [0, 0, 0], 8.0), ([1, 2], [1, 1], 4.0), ([2], [2], 2.0)]
+    assert [each.cell for each in reports if each.evidence is None] == [0, 1, 2]
 
 
 def test_a_process_that_dies_of_its_lost_device_accuses_no_cell_that_it_leaves() -> None:
