@@ -362,7 +362,7 @@ def _collect(
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
     """The reports of all cells, each with its cell's id. A cell that does not run beside others comes before them.
 
-    A process that has lost its CUDA context may be ended by what it frees. So cells on such a device never run in this.
+    A process that has lost its CUDA context may be ended by what it frees. Cells on such a device run in another one.
     """
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.runner_rows import row_of
