@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import live
+from kvcheck.commands import live, worker
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
@@ -37,7 +37,7 @@ from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
 from kvcheck.core.report.replay_line import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.report.store import find_run, is_stored
-from kvcheck.core.stress.cell_task import CellTask, Report
+from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.schedule import Kind, Plan, parse_line
 
 if TYPE_CHECKING:
@@ -172,13 +172,26 @@ def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
 
 def _replay(plan: Plan, times: int, engine: ProbeRunner | None) -> Replayed:
     """Run one plan several times; the verdict, and what to print."""
-    from kvcheck.core.stress.turns import run_cell
-
-    runs = [list(run_cell(0, CellTask(plan=plan, schedules=1), target_of, engine)) for _ in range(times)]
+    runs = _runs(plan, times, engine)
     seen = [unconditional_first(finding for report in reports for finding in report.findings) for reports in runs]
     gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
     verdict, told = judge(plan, runs, seen)
     return Replayed(verdict, sum(each == gave[0] for each in gave), told)
+
+
+def _runs(plan: Plan, times: int, engine: ProbeRunner | None) -> list[list[Report]]:
+    """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one."""
+    from kvcheck.core.stress.cell_workers import run_in_workers
+    from kvcheck.core.stress.turns import run_cell
+
+    task = CellTask(plan=plan, schedules=1)
+    if plan.backend != "cuda" or engine is not None:
+        return [list(run_cell(0, task, target_of, engine)) for _ in range(times)]
+    runs: list[list[Report]] = [[] for _ in range(times)]
+    for report in run_in_workers([task] * times, 1, Limit(), worker.__name__):
+        if not report.is_left:
+            runs[report.cell].append(dataclasses.replace(report, reason=report.reason or report.error))
+    return runs
 
 
 def judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcheck.commands import worker
 from kvcheck.commands.closing import close
 from kvcheck.commands.gate_trials import try_gate
 from kvcheck.commands.options import (
@@ -33,12 +34,14 @@ from kvcheck.commands.options import (
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
-from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, Verdict
-from kvcheck.core.stress.mutant_trials import judge, not_begun, timed_mutants
+from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
 from kvcheck.core.stress.schedule import Plan
+
+if TYPE_CHECKING:
+    from kvcheck.core.targets.mutants.mutant import Mutant
 
 
 def selftest(
@@ -67,7 +70,6 @@ def selftest(
     if aa is not None or planted:
         _refuse_beside_trials(mutants, {"--device": device != "cpu", "--max-time": max_time is not None, "-o": output})
         return try_gate(aa, planted, seed=seed, is_quiet=format_name == "json")
-    from kvcheck.core.stress.runner import Workloads
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 
     check_positive("--schedules", schedules)
@@ -91,26 +93,43 @@ def selftest(
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
     interrupted = False
-    workloads = Workloads()
     until = None if max_time is None else time.monotonic() - session.elapsed_s + max_time
+    asked = MutantTask(schedules=schedules, device=device, until=until, max_time_s=max_time or 0.0)
+    tasks = [dataclasses.replace(asked, mutant=each.name, line=_line(each, drawn)) for each in chosen]
+    results = _results(tasks, is_apart=kind_of(device) == "cuda")
     try:
-        for each in chosen:
-            plan = Plan(
-                scenario=each.scenario, shape=each.shape, decoder=each.decoder, strategy=each.strategy, seed=drawn
-            )
-            session.progress(f"{each.name}: fixed build first")
-            try:
-                with time_limit(until):
-                    result = judge(plan, each, schedules, target_of, device=device, workloads=workloads)
-            except TimeUp:
-                result = not_begun(each, device, max_time or 0.0)
+        for task in tasks:
+            session.progress(f"{task.mutant}: fixed build first")
+            result = next(results)
             session.mutants.append(result)
             session.save(complete=False)
             for line in _row(result):
                 session.say(line)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        results.close()
     return close(session, outputs, reports=reports, interrupted=interrupted)
+
+
+def _line(mutant: Mutant, seed: int) -> str:
+    """The first schedule of the fixed build beside which a mutant is judged."""
+    plan = Plan(scenario=mutant.scenario, shape=mutant.shape, decoder=mutant.decoder, strategy=mutant.strategy)
+    return dataclasses.replace(plan, seed=seed).line()
+
+
+def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResult, None, None]:
+    """The row of each mutant. is_apart: they are judged in processes of their own, which may lose their device."""
+    if is_apart:
+        from kvcheck.core.stress.mutant_process import judge_apart
+
+        yield from judge_apart(tasks, worker.__name__)
+        return
+    from kvcheck.core.stress.runner import Workloads
+
+    workloads = Workloads()
+    for task in tasks:
+        yield judge_in_time(task, target_of, workloads=workloads)
 
 
 def _refuse_beside_trials(mutants: list[str] | None, given: Mapping[str, object]) -> None:

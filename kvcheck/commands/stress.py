@@ -221,8 +221,8 @@ def _limit(began: float, max_time: float | None, *, cpu_s: float | None) -> Limi
 
 
 def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
-    """Processes that run cells. On a device they would take turns, and a lane that one of them holds is held for its
-    turn only; an engine has one child.
+    """Processes that run cells at a time. On a device they would take turns, and a lane that one of them holds is held
+    for its turn only; an engine has one child.
     """
     return 1 if row.is_alone or base.on_device else min(cells, Session.cpus())
 
@@ -360,7 +360,10 @@ def _collect(
 
 
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
-    """The reports of all cells, each with its cell's id. A cell that does not run beside others comes before them."""
+    """The reports of all cells, each with its cell's id. A cell that does not run beside others comes before them.
+
+    A process that has lost its CUDA context may be ended by what it frees. Cells on such a device run in another one.
+    """
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.turns import take_turns
@@ -368,7 +371,8 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     alone = [task for task in tasks if row_of(task.plan).is_alone]
     others = [task for task in tasks if not row_of(task.plan).is_alone]
     for group in (alone, others):
-        if workers <= 1 or len(group) <= 1 or shared is not None:
+        is_apart = any(task.plan.backend == "cuda" for task in group)
+        if shared is not None or (not is_apart and (workers <= 1 or len(group) <= 1)):
             reports = take_turns([*enumerate(group)], limit, target_of, shared)
         else:
             reports = run_in_workers(group, workers, limit, worker.__name__)
@@ -383,6 +387,8 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
             session.say(f"       {report.note}")
     if report.error is not None:
         _child_died(session, cell, report)
+        return
+    if report.is_left:
         return
     if report.evidence is not None:
         cell.reason = cell.reason or report.reason

@@ -1,6 +1,7 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes one JSON line a schedule.
 
-With an argument it is one of `kvcheck campaign --jobs`: it reads one batch a line and writes the line of its result.
+With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck campaign
+--jobs`, or mutants of `kvcheck selftest` on CUDA.
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
@@ -14,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from types import FrameType
 
@@ -24,14 +26,14 @@ from kvcheck.core.stress.cell_task import Report
 
 
 def main() -> int:
-    """Run the tasks on stdin, or batch after batch until it ends."""
+    """Run the tasks on stdin, or batch after batch or mutant after mutant until it ends."""
     signal.signal(signal.SIGTERM, _end)
     try:
-        is_of_campaign = len(sys.argv) > 1
-        asked = "" if is_of_campaign else sys.stdin.read()
+        kind = sys.argv[1] if sys.argv[1:] else None
+        asked = sys.stdin.read() if kind is None else ""
         from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
 
-        for line in chain((BEGUN,), _batches() if is_of_campaign else work(asked, target_of)):
+        for line in chain((BEGUN,), work(asked, target_of) if kind is None else _answers(kind)):
             _say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
@@ -40,8 +42,11 @@ def main() -> int:
     return 0
 
 
-def _batches() -> Iterator[str]:
-    yield from map(_told, sys.stdin)
+def _answers(kind: str) -> Iterator[str]:
+    """The answers to what is asked, line by line. kind: the argument of this process."""
+    from kvcheck.core.stress.mutant_process import MUTANTS, answered
+
+    yield from map(partial(answered, target_of=target_of) if kind == MUTANTS else _told, sys.stdin)
 
 
 def _told(text: str) -> str:

@@ -5,6 +5,9 @@ CUDA backend runs as it is. The host waits for the chunks of an operation that j
 at the head of its queue until its flag is raised or its watchdog fires, which it does when nothing else can move and
 the host waits.
 
+A chunk that raises what an index out of range raises does not raise it where it runs: as on a device, its context is
+lost, and every later call raises the same error.
+
 Invariants:
 - One thread, no clock: a seed gives the same run again.
 - Nothing of torch is changed outside `installed`.
@@ -30,12 +33,16 @@ Entry = Callable[[], bool]
 """Whether it has run; one that has not stays at the head of its queue."""
 
 
+LOST = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported at some other API call"
+"""What torch says of a context in which an index was out of range, at every call."""
 POOL = 32
 """Streams of a priority that torch has: c10/cuda/CUDAStream.cpp."""
 
 
 class Machine:
-    """All streams of the device. ordinary: the one of a process that has chosen none."""
+    """All streams of the device. ordinary: the one of a process that has chosen none. chunks_left: with the last of so
+    many an id is out of range; 0: with none.
+    """
 
     def __init__(self, seed: int) -> None:
         self.streams: list[Stream] = []
@@ -44,6 +51,8 @@ class Machine:
         self._looks = 0
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
+        self.lost: str | None = None
+        self.chunks_left = 0
         self.ordinary = Stream(self)
         self._mix = Rng(seed)
         self._pools: dict[int, list[Stream]] = {}
@@ -62,13 +71,21 @@ class Machine:
         self._looks += 1
         return self._looks
 
+    def check(self) -> None:
+        """What every call does first: a lost context raises its old error."""
+        if self.lost is not None:
+            raise RuntimeError(self.lost)
+
     def jitter(self) -> None:
         """The device goes on by a few steps."""
         for _ in range((0, 0, 1, 3, 9)[self._mix.below(5)]):
             self.step()
 
     def step(self) -> bool:
-        """The head of one queue runs, if any can."""
+        """The head of one queue runs, if any can. Nothing runs in a lost context."""
+        if self.lost is not None:
+            for stream in self.streams:
+                stream.queue.clear()
         busy = [stream for stream in self.streams if stream.queue]
         for _ in range(len(busy)):
             stream = busy.pop(self._mix.below(len(busy)))
@@ -80,11 +97,13 @@ class Machine:
     def until(self, is_reached: Callable[[], bool]) -> None:
         """The host waits: where nothing can move, watchdogs fire; then it is a deadlock."""
         while not is_reached():
+            self.check()
             if not self.step():
                 self.has_stalled = True
                 moved = self.step()
                 self.has_stalled = False
                 assert moved, "deadlock"
+        self.check()
 
     def synchronize(self, device: object = None) -> None:
         self.syncs += 1
@@ -101,13 +120,25 @@ class Stream:
 
     def call(self, work: Callable[[], object]) -> None:
         """Queue work, or add it to the graph that is being captured here."""
-        (self.queue if self.graph is None else self.graph.entries).append(lambda: (work(), True)[1])
+        self.machine.check()
+        (self.queue if self.graph is None else self.graph.entries).append(lambda: self._runs(work))
         self.machine.jitter()
+
+    def _runs(self, work: Callable[[], object]) -> bool:
+        try:
+            self.machine.chunks_left -= 1
+            if self.machine.chunks_left == 0:
+                raise IndexError("out of range, as a test has asked for")
+            work()
+        except IndexError:
+            self.machine.lost = LOST
+        return True
 
     def synchronize(self) -> None:
         self.machine.until(lambda: not self.queue)
 
     def wait_event(self, event: Event) -> None:
+        self.machine.check()
         assert self.graph is None, "a capture that waits for the outside is invalid"
         reached = event.reached
         self.queue.append(lambda: reached[0])
@@ -125,6 +156,7 @@ class Event:
 
     def query(self) -> bool:
         self.machine.jitter()
+        self.machine.check()
         return self.reached[0]
 
     def synchronize(self) -> None:

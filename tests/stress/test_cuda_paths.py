@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fakes import cuda_worker
 from fakes.cuda import Graph, Machine, installed
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 
+from kvcheck.commands import selftest, stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
@@ -284,7 +287,13 @@ def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
 
 
 @pytest.mark.schedules
-def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.processes
+def test_commands_impose_delays_and_say_the_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stress, "worker", cuda_worker)
+    monkeypatch.setattr(selftest, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(tmp_path / "diary"))
     line = dataclasses.replace(PLAN, mutant="replay-without-whole-wait").line()
     with installed(1):
         assert run(["replay", line, "--device", "cuda"]) == 1
@@ -294,8 +303,8 @@ def test_commands_impose_delays_and_say_the_rates(tmp_path, capsys: pytest.Captu
         common = ["--device", "cuda", "--strategy", "delay", "--no-reports", "--out", str(tmp_path), "--seed", "1"]
         assert run(["stress", "hicache", "--shape", "llama-3-tiny", "--schedules", "3", *common]) == 0
         stressed = capsys.readouterr().out
-        selftest = ["selftest", "replay-without-whole-wait", "--device", "cuda", "--seed", "1"]
-        assert run([*selftest, "--no-reports", "--out", str(tmp_path)]) == 0
+        mutant = ["selftest", "replay-without-whole-wait", "--device", "cuda", "--seed", "1"]
+        assert run([*mutant, "--no-reports", "--out", str(tmp_path)]) == 0
         assert "reproduced" in capsys.readouterr().out
     assert "wrong bytes in 0 of 1 run without delays, 1 of 1 with" in shown
     assert "backend=cuda,device=cuda,strategy=delay" in shown

@@ -199,7 +199,8 @@ class ScenarioResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantResult:
     """One row of selftest. outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"; on
-    a device "reproduced", "not-reproduced", "clean-run-failed" or "not-begun".
+    a device "reproduced", "not-reproduced", "clean-run-failed", "lost" or "not-begun"; "lost" is
+    one whose device or process was lost.
     """
 
     name: str

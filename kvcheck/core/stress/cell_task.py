@@ -21,6 +21,7 @@ class CellTask:
     that the first failing schedule left unordered in the other order. fails_on_conditional: a conditional finding ends
     the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: a
     finding does not end the cell, unless it is that of a hang or a crash; what was found is not reported again.
+    is_exercised: a process that ran it before had found all that a pass needs.
     """
 
     plan: Plan
@@ -31,6 +32,7 @@ class CellTask:
     fails_on_conditional: bool = False
     within: int | None = None
     goes_on: bool = False
+    is_exercised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Report:
 
     schedule: its number. divergence: how a replay differed from its recorded choices. cut: what the limit of wall time
     ended. scope: of which schedules none was left out. note: a text for the record; is_note_told: the terminal shows it
-    too.
+    too. is_device_lost: its process can run no more schedules. left_cpu_s: what it leaves of its limit. is_left: the
+    cell has not ended and goes on in another process; reason: what it has not exercised yet.
     """
 
     cell: int = 0
@@ -65,6 +68,9 @@ class Report:
     scope: str | None = None
     note: str | None = None
     is_note_told: bool = False
+    is_device_lost: bool = False
+    left_cpu_s: float | None = None
+    is_left: bool = False
     error: str | None = None
     exit_code: int | None = None
 

@@ -2,6 +2,8 @@
 
 Invariants:
 - A child that dies is a finding (KV902) of the cells that it was running. The run continues.
+- A child that has lost its device ends, and what it leaves goes on in a new one, which has fewer cells. No schedule
+  that was judged runs again.
 - Children speak JSON lines over a pipe; nothing is unpickled.
 """
 
@@ -33,56 +35,91 @@ BEGUN = '{"begun": true}'
 def run_in_workers(tasks: Sequence[CellTask], jobs: int, limit: Limit, worker: str) -> Iterator[Report]:
     """Run all cells in so many processes. worker: the module that each process runs; it calls work()."""
     messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
-    shares = [list(range(start, len(tasks), jobs)) for start in range(min(jobs, len(tasks)))]
-    texts = [tasks_text([(n, tasks[n]) for n in share], limit) for share in shares]
-    children = [_start(worker, text, index, messages) for index, text in enumerate(texts)]
-    open_cells = [set(share) for share in shares]
-    begun: set[int] = set()
-    running = len(children)
+    children: list[_Child] = []
+
+    def begin(share: dict[int, CellTask], within: Limit) -> None:
+        process = _start(worker, tasks_text([*share.items()], within), len(children), messages)
+        children.append(_Child(process, share))
+
     try:
-        while running:
+        for first in range(min(jobs, len(tasks))):
+            begin({number: tasks[number] for number in range(first, len(tasks), jobs)}, limit)
+        while any(child.is_running for child in children):
             try:
                 index, line = messages.get(timeout=_patience_s(limit))
             except queue.Empty:
-                for cell in sorted(set().union(*open_cells)):
+                for cell in sorted(cell for child in children for cell in child.cells):
                     yield Report(cell=cell, cut="--max-time ended the process that ran it")
                 return
+            child = children[index]
             if line is not None:
-                if line.strip() == BEGUN:
-                    begun.add(index)
-                    continue
-                report = _decode(line)
-                if report.error is not None:
-                    yield from _failed(report, open_cells[index])
-                    continue
-                if report.evidence is None:
-                    open_cells[index].discard(report.cell)
-                yield report
+                yield from child.takes(line)
                 continue
-            running -= 1
-            code = children[index].wait()
-            why = f"the process that ran it ended with status {code}"
-            exit_code = TargetError.exit_code
-            if index not in begun:
-                why, exit_code = f"{why} while kvcheck was loaded, before its first schedule", UnknownVerdict.exit_code
-            yield from _failed(Report(error=why, exit_code=exit_code), open_cells[index])
+            yield from child.ends()
+            if child.cells:
+                begin(child.cells, replace(limit, cpu_s=child.left_cpu_s))
     finally:
-        end(*children, within_s=ENDING_S)  # SIGTERM first, so that they remove their temporary folders
+        end(*(each.process for each in children), within_s=ENDING_S)  # SIGTERM first: they remove temporary folders
 
 
-def _failed(report: Report, open_cells: set[int]) -> Iterator[Report]:
-    """End reports for the cells that a process has not finished, from its death or from its last line, which says why
-    it stopped.
+class _Child:
+    """A process that runs cells. cells: its tasks that have not ended; once it has ended, those that it leaves."""
 
-    Raises UsageError or InternalError if the process has raised one, as a run in this process would.
-    """
-    if report.exit_code == UsageError.exit_code:
-        raise UsageError(str(report.error))
-    if report.exit_code == InternalError.exit_code:
-        raise InternalError(str(report.error))
-    for cell in sorted(open_cells):
-        yield replace(report, cell=cell)
-    open_cells.clear()
+    def __init__(self, process: subprocess.Popen[str], cells: dict[int, CellTask]) -> None:
+        self.process = process
+        self.cells = dict(cells)
+        self.is_running = True
+        self.left_cpu_s: float | None = None
+        self._has_begun = False
+        self._lost_in: int | None = None
+
+    def takes(self, line: str) -> Iterator[Report]:
+        """A line of its output: the reports that it means."""
+        if line.strip() == BEGUN:
+            self._has_begun = True
+            return
+        report = _decode(line)
+        if report.error is not None:
+            yield from self._failed(report)
+            return
+        task = self.cells[report.cell]
+        if report.evidence is not None:
+            self.cells[report.cell] = replace(task, before=task.before.plus(report.evidence))
+        elif report.is_left:
+            self.cells[report.cell] = replace(task, is_exercised=report.reason is None)
+        else:
+            del self.cells[report.cell]
+        if report.is_device_lost:
+            self._lost_in, self.left_cpu_s = report.cell, report.left_cpu_s
+        yield report
+
+    def ends(self) -> Iterator[Report]:
+        """Its output has ended. Once it has lost its device, its status says nothing of the cells that are left."""
+        self.is_running = False
+        code = self.process.wait()
+        if self._lost_in is not None:
+            if self.cells.pop(self._lost_in, None) is not None:  # it died before it could say so
+                yield Report(cell=self._lost_in)
+            return
+        why = f"the process that ran it ended with status {code}"
+        exit_code = TargetError.exit_code
+        if not self._has_begun:
+            why, exit_code = f"{why} while kvcheck was loaded, before its first schedule", UnknownVerdict.exit_code
+        yield from self._failed(Report(error=why, exit_code=exit_code))
+
+    def _failed(self, report: Report) -> Iterator[Report]:
+        """End reports for the cells that it has not finished, from its death or from its last line, which says why it
+        stopped.
+
+        Raises UsageError or InternalError if the process has raised one, as a run in this process would.
+        """
+        if report.exit_code == UsageError.exit_code:
+            raise UsageError(str(report.error))
+        if report.exit_code == InternalError.exit_code:
+            raise InternalError(str(report.error))
+        for cell in sorted(self.cells):
+            yield replace(report, cell=cell)
+        self.cells.clear()
 
 
 def _patience_s(limit: Limit) -> float | None:

@@ -78,17 +78,17 @@ class Rates:
     held_wrong: int = 0
     report: DelayReport | None = None
 
-    def plus(self, free: Outcome, held: Outcome) -> Rates:
-        """Add one run without delays and one with them."""
-        report = held.delays
+    def plus(self, free: Outcome, held: Outcome | None) -> Rates:
+        """Add one run without delays and one with them. held: None where the first has lost the device."""
+        report = None if held is None else held.delays
         if self.report is not None and report is not None:
             report = self.report.plus(report)
         return Rates(
             free_runs=self.free_runs + 1,
             free_wrong=self.free_wrong + (wrong_bytes(free) is not None),
-            held_runs=self.held_runs + 1,
-            held_wrong=self.held_wrong + (wrong_bytes(held) is not None),
-            report=report,
+            held_runs=self.held_runs + (held is not None),
+            held_wrong=self.held_wrong + (held is not None and wrong_bytes(held) is not None),
+            report=report or self.report,
         )
 
     @property
@@ -107,13 +107,16 @@ class Rates:
         return "; ".join(parts)
 
 
-def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome]:
+def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
     """Run a plan without its delays, then with them. The first run also loads kernels, which cannot be loaded during a
     hold.
 
-    Where a watchdog has ended a hold, the second is run once more: what only it launches is loaded then.
+    Where a watchdog has ended a hold, the second is run once more: what only it launches is loaded then. There is no
+    second where the first has lost the device.
     """
     free = runner.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
+    if free.is_device_lost:
+        return free, None
     held = runner.run(plan)
     if held.delays is not None and held.delays.fired and not held.findings:
         held = runner.run(plan)
@@ -135,6 +138,8 @@ class DelayRunner:
     def run(self, plan: Plan) -> Outcome:
         free, held = run_both(self._runner, plan)
         self._rates = self._rates.plus(free, held)
+        if held is None:
+            return free
         return dataclasses.replace(
             held, findings=held.findings or free.findings, broken_oracles=(*free.broken_oracles, *held.broken_oracles)
         )
@@ -149,11 +154,15 @@ class DelayRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """A plan on a device: the rates of its runs. wrong: the first run under delays that served wrong bytes, if any."""
+    """A plan on a device: the rates of its runs. wrong: the first run under delays that served wrong bytes, if any.
+
+    lost: the run that has lost the device, if one has.
+    """
 
     plan: Plan
     rates: Rates
     wrong: Outcome | None
+    lost: Outcome | None = None
 
     @property
     def shown(self) -> bool:
@@ -164,24 +173,30 @@ class Try:
     def message(self) -> str:
         """What was read, or why the try shows nothing."""
         found = None if self.wrong is None else wrong_bytes(self.wrong)
+        if found is None and self.lost is not None:
+            return next(each.message for each in self.lost.findings)
         return self.rates.gap or "what was read was right" if found is None else f"{found.code} {found.message}"
 
 
 def tries(
     runner: Runner, plans: Sequence[Plan], times: int = 1, may_go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[Try]:
-    """The plans in turn, each so many times, until one has served wrong bytes or the time is up."""
+    """The plans in turn, each so many times, until one has served wrong bytes or lost the device, or the time is up."""
     for plan in plans:
-        rates, wrong = Rates(), None
+        rates, wrong, lost = Rates(), None, None
         for _ in range(times):
             if not may_go_on():
                 return
             free, held = run_both(runner, plan)
             rates = rates.plus(free, held)
-            wrong = wrong or (held if wrong_bytes(held) is not None else None)
-        made = Try(plan=plan, rates=rates, wrong=wrong)
+            last = held or free
+            wrong = wrong or (held if held is not None and wrong_bytes(held) is not None else None)
+            if last.is_device_lost:
+                lost = last
+                break
+        made = Try(plan=plan, rates=rates, wrong=wrong, lost=lost)
         yield made
-        if made.shown:
+        if made.shown or lost is not None:
             return
 
 
@@ -189,6 +204,8 @@ def why_not(made: Sequence[Try]) -> str:
     """Why no try served wrong bytes."""
     if not made:
         return "no operation is known that could be delayed: on a CPU no two of this schedule are unordered"
+    if made[-1].lost is not None:
+        return made[-1].message
     gaps = [each.rates.gap for each in made]
     if all(gaps):
         return str(gaps[-1])

@@ -7,19 +7,22 @@ Invariants:
 - On the CPU a mutant is killed only by the oracle and with the code its card names; any other end is not a pass. It may
   show as something else before: a race is seen in schedules in which the bytes still came in time.
 - On a device it is judged by the bytes that it serves under delays; a missing wait alone is not enough.
-- A mutant that does not reproduce is UNKNOWN with the reason. It is no pass and no failure of the fixed build.
+- A mutant that does not reproduce is UNKNOWN with the reason. It is no pass and no failure of the fixed build. So is
+  one that loses the device: wrong bytes were not served.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
 from kvcheck.core.stress.cell_task import CellTask
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import Plan, parse_line
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
@@ -49,12 +52,54 @@ def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
     return timed
 
 
-def not_begun(mutant: Mutant, device: str, max_time_s: float) -> MutantResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutantTask:
+    """A mutant to judge. line: the plan of the fixed build, on the CPU. until: the time.monotonic() at which --max-time
+    is over; max_time_s: what was given."""
+
+    mutant: str = ""
+    line: str = ""
+    schedules: int
+    device: str
+    until: float | None = None
+    max_time_s: float = 0.0
+
+
+def judge_in_time(task: MutantTask, target_of: TargetOf, *, workloads: Workloads) -> MutantResult:
+    """The row of a mutant, also where the time is too short for it."""
+    try:
+        with time_limit(task.until):
+            return judge(
+                parse_line(task.line),
+                _named(task),
+                task.schedules,
+                target_of,
+                device=task.device,
+                workloads=workloads,
+            )
+    except TimeUp:
+        return not_begun(task)
+
+
+def not_begun(task: MutantTask) -> MutantResult:
     """The row of a mutant for which the time was too short, also if it had begun."""
-    row = _row(mutant, mutant.killed_by if device == "cpu" else BY_DELAYS)
+    mutant = _named(task)
+    row = _row(mutant, mutant.killed_by if task.device == "cpu" else BY_DELAYS)
     return dataclasses.replace(
-        row, outcome="not-begun", message=f"--max-time {max_time_s:g} was over before it was judged"
+        row, outcome="not-begun", message=f"--max-time {task.max_time_s:g} was over before it was judged"
     )
+
+
+def lost(task: MutantTask, why: str) -> MutantResult:
+    """The row of a mutant whose process died."""
+    next_ = f"next: kvcheck selftest {task.mutant} --device {task.device} --seed {parse_line(task.line).seed}"
+    return dataclasses.replace(_row(_named(task), BY_DELAYS), outcome="lost", message=f"{why}; {next_}")
+
+
+def _named(task: MutantTask) -> Mutant:
+    from kvcheck.core.targets.mutants import mutant
+
+    return mutant(task.mutant)
 
 
 def judge(
@@ -137,6 +182,9 @@ def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: Targ
                 row = _with_fixed_build(dataclasses.replace(row, schedules=used), made, target_of)
                 if row.verdict is not Verdict.UNKNOWN:
                     return row
+            if (ended := made[-1].lost) is not None:
+                replay = ended.findings[0].replay
+                return dataclasses.replace(row, outcome="lost", schedules=used, message=made[-1].message, replay=replay)
     row = dataclasses.replace(row, schedules=used)
     if row.outcome:  # shown, and the fixed build was not judged
         return row
@@ -153,9 +201,10 @@ def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetO
 
     shown = made[-1]
     fixed = dataclasses.replace(shown.plan, mutant=None)
-    for outcome in run_both(ScheduleRunner(target_of(fixed)), fixed):
-        if outcome.findings:
-            return _not_clean(row, outcome.findings[0])
+    free, held = run_both(ScheduleRunner(target_of(fixed)), fixed)
+    outcome = held or free
+    if found := (*free.findings, *outcome.findings):
+        return _not_clean(row, found[0])
     if outcome.verdict is not Verdict.PASS:  # of the run under delays, the last of both
         gap = None if outcome.delays is None else outcome.delays.gap
         why = gap or f"an oracle broke: {', '.join(outcome.broken_oracles)}"

@@ -43,11 +43,11 @@ from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.cache.backend.streamed import StreamedBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.answers import AnswersStrategy, answers_text
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
+from kvcheck.core.stress.device_end import DeviceEnd
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.host_trace import HostTrace
@@ -94,7 +94,8 @@ class Outcome:
     asked: what strategy "answers" could have answered with "no", in order. refused: what was answered so; the answers
     to questions, where another strategy ran. trace: the number
     of its host trace; 0 where none was taken. delays: what came of those that a device was asked for. unknown: why it
-    is no evidence, None where it is. is_lost: the process that ran it did not answer. note: for the record.
+    is no evidence, None where it is. is_lost: the process that ran it did not answer. is_device_lost: nothing runs on
+    the device any more in this process. note: for the record.
     """
 
     plan: Plan
@@ -110,6 +111,7 @@ class Outcome:
     delays: DelayReport | None = None
     unknown: str | None = None
     is_lost: bool = False
+    is_device_lost: bool = False
     note: str | None = None
 
     @property
@@ -208,6 +210,7 @@ class ScheduleRunner:
         self._audit = audit
         self._stuck_cpu_s = stuck_cpu_s
         self.workloads = workloads or Workloads()
+        self._lost: list[DeviceEnd] = []
         torch.set_num_threads(1)
 
     def run(
@@ -245,8 +248,10 @@ class ScheduleRunner:
         audit = None
         if self._audit or is_audited(plan):
             audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
-        evictions = self._driven(plan, scenario, load, around(audit or backend), history)
-        delays = _settled(backend, history)
+        ending = DeviceEnd(plan.device, backend, history)
+        evictions = self._driven(plan, scenario, load, around(audit or backend), history, ending)
+        if ending.is_lost:
+            self._lost.append(ending)  # it keeps alive what must not be freed
         broken = _finish(oracles)
         answers = recorder.inner if recorder is not None and isinstance(recorder.inner, AnswersStrategy) else None
         final = _exact(plan, recorder)
@@ -267,12 +272,15 @@ class ScheduleRunner:
             asked=() if answers is None else tuple(answers.asked),
             refused=_refused(backend, answers),
             trace=trace.number,
-            delays=delays,
+            delays=ending.delays,
+            is_device_lost=ending.is_lost,
             note=_note(plan, load, oracles),
         )
 
-    def _driven(self, plan: Plan, scenario: Scenario, load: Load, backend: Backend, history: History) -> int:
-        """Drive the target to its end, or to what it raises; returns device evictions.
+    def _driven(
+        self, plan: Plan, scenario: Scenario, load: Load, backend: Backend, history: History, ending: DeviceEnd
+    ) -> int:
+        """Drive the target to its end, or to what it raises, and wait for the device; returns device evictions.
 
         On the simulated backend, a loop that computes and reads nothing ends as a hang. Others wait for a device.
         """
@@ -281,7 +289,7 @@ class ScheduleRunner:
         watch = progress_watch(self._stuck_cpu_s, lambda: moves.count) if plan.backend == "simulated" else nullcontext()
         try:
             with watch:
-                return scenario.run(
+                evictions = scenario.run(
                     self._target,
                     shape_named(plan.shape),
                     load,
@@ -294,11 +302,14 @@ class ScheduleRunner:
         except Stuck:
             why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
             history.emit(Broke("KV901", "Hang", why))
+            evictions = 0
         except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
             if trouble := machine_trouble(error):
                 raise UnknownVerdict(trouble) from error
-            history.emit(Broke(_code_of(error), type(error).__name__, str(error)))
-        return 0
+            ending.settle(error, _code_of(error))
+            return 0
+        ending.settle()
+        return evictions
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
         return evidence_gap(plan, total)
@@ -341,17 +352,6 @@ def _backend(plan: Plan, observer: OperationObserver) -> tuple[Backend, Recorder
         return ThreadsBackend(observer, delays_of(plan)), None
     recorder = Recorder(chooser_of(plan))
     return SimulatedBackend(recorder, observer), recorder
-
-
-def _settled(backend: Backend, history: History) -> DelayReport | None:
-    """Wait for a device, whose memory the next run will use. An error that it tells only now is a finding too."""
-    if not isinstance(backend, StreamedBackend):
-        return None
-    try:
-        return backend.settle()
-    except (RuntimeError, TargetError) as error:
-        history.emit(Broke("KV902", type(error).__name__, str(error)))
-        return None
 
 
 def _finish(oracles: list[Oracle]) -> tuple[str, ...]:

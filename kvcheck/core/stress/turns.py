@@ -7,6 +7,7 @@ Invariants:
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
 - Where all schedules have one workload, as with a trace, the cell ends once many in a row did nothing new; it says so.
 - A finding stays a finding, also if there is no time left to confirm it.
+- Where a schedule loses the device, its cell ends and no other schedule begins. Cells that have not ended are left.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | 
 def take_turns(
     share: Sequence[tuple[int, CellTask]], limit: Limit, target_of: TargetOf, shared: Runner | None = None
 ) -> Iterator[Report]:
-    """Run cells, one schedule of each in turn, until all have ended. The last report of a cell says that it has ended.
+    """Run cells, one schedule of each in turn, until all have ended or the device is lost. The last report of a cell
+    says that it has ended, or that it is left.
 
     shared: the runner of all cells; None: each cell gets its own runner, by its plan's kind.
     """
@@ -67,6 +69,10 @@ def take_turns(
     while cells:
         for cell in due(cells):
             yield from cell.turn()
+            if cell.has_lost_device:
+                for other in cells:
+                    yield from other.leave()
+                return
         cells = [cell for cell in cells if cell.is_open]
 
 
@@ -93,6 +99,11 @@ class Budget:
         """True if half of a schedule that is expected to take so long still fits. Limits are so kept on average."""
         is_in_cpu = self._cpu_until is None or self.spent() + cpu_s / 2 <= self._cpu_until
         return is_in_cpu and (self.until is None or time.monotonic() + wall_s / 2 <= self.until)
+
+    @property
+    def left_cpu_s(self) -> float | None:
+        """What is left of the limit of CPU time; None where there is none."""
+        return None if self._cpu_until is None else max(0.0, self._cpu_until - self.spent())
 
     @property
     def is_over(self) -> bool:
@@ -126,7 +137,7 @@ class Turns:
         self._cpu_s = self._wall_s = self.used_s = 0.0
         self._told: set[tuple[str, str | None, str | None]] = set()
         self._has_wrong_call = False
-        self.is_open = True
+        self.is_open, self.has_lost_device = True, False
 
     @property
     def is_micro(self) -> bool:
@@ -182,9 +193,25 @@ class Turns:
             divergence=outcome.divergence,
             note=outcome.note,
             is_note_told=self._row.tells_notes,
+            is_device_lost=outcome.is_device_lost,
+            left_cpu_s=self._budget.left_cpu_s if outcome.is_device_lost else None,
         )
-        if self._is_enough(findings):
+        self.has_lost_device = outcome.is_device_lost
+        if self.has_lost_device or self._is_enough(findings):
             yield self._end(None)
+
+    def leave(self) -> Iterator[Report]:
+        """End the cell in this process. It is left to another one if it has schedules to run."""
+        if not self.is_open:
+            return
+        is_left, gap = self._next() is not None, self._gap()
+        if is_left and not self._total.schedules:
+            gap = gap or "not exercised: it has not begun"
+        end = self._end(gap)
+        if is_left and end.note is not None:
+            has_run = self._ran > self._task.before.schedules
+            end = replace(end, note=f"{end.note}, before another cell lost the device" if has_run else None)
+        yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
         """A finding ends the cell. A call that went wrong does so once a pass could have been given: what else is
@@ -242,6 +269,8 @@ class Turns:
 
     def _gap(self) -> str | None:
         left = None if self._exploration is None else self._exploration.gap
+        if self._task.is_exercised:
+            return left
         return left or self._runner.gap(self._task.plan, self._total)
 
     def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:

@@ -152,6 +152,16 @@ class CudaDevice:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
+    def is_lost(self) -> bool:
+        """A context that is lost raises at every wait. The first wait may raise an error that was not told before."""
+        for _ in range(2):
+            try:
+                self.synchronize()
+            except RuntimeError:
+                continue
+            return False
+        return True
+
     def close(self) -> None:
         """Streams are torch's, and memory goes with its tensors."""
 

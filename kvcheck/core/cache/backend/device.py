@@ -49,7 +49,20 @@ class DeviceMemory(Protocol):
         """A copy of the ids on the device, complete when this returns."""
 
 
-class StreamDevice(DeviceMemory, Protocol[Stream, Event]):
+class WholeDevice(Protocol):
+    """What is asked of all streams at once."""
+
+    def synchronize(self) -> None:
+        """Make the process wait for all streams."""
+
+    def is_lost(self) -> bool:
+        """True if nothing runs on the device any more in this process. It is asked behind an error, and waits."""
+
+    def close(self) -> None:
+        """Give up what the machine keeps for this backend, all of whose work has run."""
+
+
+class StreamDevice(DeviceMemory, WholeDevice, Protocol[Stream, Event]):
     """A machine with streams.
 
     grace_s: so long a process that waits leaves the held streams held, in case what it waits for comes all the same.
@@ -86,9 +99,3 @@ class StreamDevice(DeviceMemory, Protocol[Stream, Event]):
 
     def holds(self, count: int) -> Sequence[DeviceHold[Stream]]:
         """So many holds, ready to be placed. Raises UnknownVerdict where this machine cannot hold a stream."""
-
-    def synchronize(self) -> None:
-        """Make the process wait for all streams."""
-
-    def close(self) -> None:
-        """Give up what the machine keeps for this backend, all of whose work has run."""

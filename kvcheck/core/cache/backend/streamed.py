@@ -248,6 +248,10 @@ class StreamedBackend(Generic[Stream, Event]):
         finally:
             self._machine.close()
 
+    def is_lost(self) -> bool:
+        """True if nothing runs on the device any more in this process. Ask it behind an error, once this is settled."""
+        return self._machine.is_lost()
+
     def _stream_for(self, name: str) -> Stream:
         """The stream of a lane that is new."""
         return self._machine.stream()

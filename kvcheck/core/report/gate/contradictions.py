@@ -24,6 +24,7 @@ OUTCOMES = {
     "not-exercised": Verdict.UNKNOWN,
     "not-reproduced": Verdict.UNKNOWN,
     "clean-run-unknown": Verdict.UNKNOWN,
+    "lost": Verdict.UNKNOWN,
     "not-begun": Verdict.UNKNOWN,
 }
 """What a mutant's outcome is worth."""

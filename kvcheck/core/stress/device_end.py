@@ -1,0 +1,98 @@
+"""DeviceEnd: the end of a schedule on a device. It waits, tells what broke, and says whether the device is lost.
+
+    an error         a finding of the target, as on a CPU
+    a lost device    CUDA raises the same old error at every call from now on; its first error is told once, for what it
+                     is, with the operations that can have caused it
+
+Invariants:
+- Only an operation that was not known to have run can have ended the device, so only such operations are named.
+- Of a device that still answers, each error is told in its own words.
+- What a schedule had on a lost device stays alive: torch records an event where it frees pinned memory, and that ends
+  the process before anybody is told.
+"""
+
+from __future__ import annotations
+
+from kvcheck.core.base.errors import TargetError
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.delays import DelayReport
+from kvcheck.core.cache.backend.streamed import StreamedBackend
+from kvcheck.core.stress.history import History
+from kvcheck.core.workload.events import Broke, Completed, Submitted
+
+LANES_MOST = 8
+"""Lanes that are named: a finding is read in a terminal."""
+CRASH = "KV902"
+
+_ID = "an operation was given an id that is out of range"
+_ADDRESS = "an operation read or wrote at an address that is out of range"
+WAYS = {
+    "device-side assert": _ID,
+    "illegal memory access": _ADDRESS,
+    "invalid address": _ADDRESS,
+    "misaligned address": _ADDRESS,
+}
+"""How CUDA and Triton say what has ended a context, and what that means. A kernel of torch asserts its ids."""
+OTHER = "an operation has ended it"
+
+
+class DeviceEnd:
+    """The end of one schedule. delays: what came of those that were asked for. A CPU leaves nothing to wait for."""
+
+    def __init__(self, device: str, backend: Backend, history: History) -> None:
+        self.delays: DelayReport | None = None
+        self.is_lost = False
+        self._device = device
+        self._backend = backend if isinstance(backend, StreamedBackend) else None
+        self._history = history
+        self._unfinished: dict[int, Submitted] = {}
+        self._kept: list[BaseException] = []
+        if self._backend is not None:
+            history.listen(((Submitted, self._submitted), (Completed, self._completed)))
+
+    def settle(self, error: Exception | SystemExit | None = None, code: str = CRASH) -> None:
+        """Wait for the device, whose memory the next run will use, and tell what broke. error: what the target has
+        raised, told with that code. An error that the device tells only now is a finding too."""
+        late: RuntimeError | TargetError | None = None
+        if self._backend is not None:
+            try:
+                self.delays = self._backend.settle()
+            except (RuntimeError, TargetError) as raised:
+                late = raised
+            self.is_lost = (error or late) is not None and self._backend.is_lost()
+        if self.is_lost:
+            self._kept += [each for each in (error, late) if each is not None]
+            own, of_device = (None, error) if isinstance(error, RuntimeError) else (error, late)
+            if of_device is not None:
+                self._history.emit(Broke(CRASH, type(of_device).__name__, self._lost(str(of_device))))
+            error, late = own, None
+        for each, its_code in ((error, code), (late, CRASH)):
+            if each is not None:
+                self._history.emit(Broke(its_code, type(each).__name__, str(each)))
+
+    def _submitted(self, event: Submitted) -> None:
+        self._unfinished[event.ordinal] = event
+
+    def _completed(self, event: Completed) -> None:
+        del self._unfinished[event.ordinal]
+
+    def _lost(self, said: str) -> str:
+        """What is told of the first error of a lost device, which said this."""
+        way = next((way for words, way in WAYS.items() if words in said), OTHER)
+        first = next(iter(said.strip().splitlines()), "nothing")
+        return (
+            f"the context of {self._device} is lost: {way}, one of those that were not known to have run; "
+            f"the last of each lane: {self._last_of_lanes()}; it said: {first}"
+        )
+
+    def _last_of_lanes(self) -> str:
+        lanes: dict[str, list[Submitted]] = {}
+        for each in self._unfinished.values():
+            lanes.setdefault(each.lane, []).append(each)
+        told = [
+            f"{lane}: {each[-1].name} (#{each[-1].ordinal}{f', {len(each) - 1} before it' if each[1:] else ''})"
+            for lane, each in [*lanes.items()][:LANES_MOST]
+        ]
+        more = len(lanes) - LANES_MOST
+        return ", ".join([*told, *([f"and {counted(more, 'more lane')}"] if more > 0 else [])]) or "none"

@@ -1,0 +1,240 @@
+"""What a process that has lost its device leaves, and that it goes on in a new one.
+
+Invariants:
+- The device is the stand-in of tests/fakes/cuda.py. It says nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import pytest
+from fakes import cuda_worker
+from fakes.cuda import installed
+from rigs.losing import CRASH, HELD, Losing
+
+from kvcheck.commands import replay, selftest, stress
+from kvcheck.commands.main import run
+from kvcheck.core.base.errors import InternalError
+from kvcheck.core.base.record import Evidence
+from kvcheck.core.stress import cell_workers
+from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.cell_workers import _Child
+from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.turns import take_turns
+from kvcheck.core.targets.builtin import BuiltinTarget
+
+
+def tasks(*schedules: int) -> list[tuple[int, CellTask]]:
+    names = ("hicache", "retract-resume", "pd-transfer")
+    return [
+        (at, CellTask(plan=replace(HELD, scenario=name), schedules=count, floor=count))
+        for at, (name, count) in enumerate(zip(names, schedules, strict=False))
+    ]
+
+
+def test_a_process_that_has_lost_its_device_ends_its_share_and_leaves_what_has_schedules_to_run() -> None:
+    runner = Losing(lost_in=5)
+    reports = [*take_turns(tasks(2, 3, 9), Limit(cpu_s=1e6), _no_target, runner)]
+    assert runner.ran == [
+        *("hicache 0", "retract-resume 0", "pd-transfer 0"),
+        *("hicache 1", "retract-resume 1"),
+    ]
+    lost, *ends = reports[-4:]
+    assert lost.is_device_lost and lost.cell == 1 and lost.findings == (CRASH,)
+    assert lost.left_cpu_s is not None and 0 < lost.left_cpu_s <= 1e6
+    assert [(end.cell, end.is_left, end.note) for end in ends] == [
+        (1, False, "the rates"),
+        (0, False, "the rates"),  # all its schedules have run, and this process alone knows what they gave
+        (2, True, "the rates, before another cell lost the device"),
+    ]
+    assert sum(each.evidence is not None for each in reports) == len(runner.ran)
+
+
+def test_a_cell_ends_with_its_device_also_where_its_finding_would_not_end_it() -> None:
+    """So each new process has fewer cells than the one before it."""
+    runner = Losing(lost_in=1, finding=replace(CRASH, condition="the pool is small"))
+    reports = [*take_turns(tasks(3), Limit(), _no_target, runner)]
+    assert runner.ran == ["hicache 0"] and [each.is_left for each in reports] == [False, False]
+    assert reports[-1].evidence is None
+
+
+def test_a_cell_that_has_not_begun_is_left_as_one_that_exercised_nothing() -> None:
+    reports = [*take_turns(tasks(2, 2), Limit(), _no_target, Losing(lost_in=1))]
+    assert [(each.cell, each.is_left, each.note, each.reason) for each in reports[1:]] == [
+        (0, False, "the rates", None),
+        (1, True, None, "not exercised: it has not begun"),
+    ]
+
+
+@pytest.mark.parametrize(("is_exercised", "reason"), [(False, "nothing was held"), (True, None)])
+def test_a_cell_that_has_exercised_all_in_a_lost_process_passes_in_the_next(
+    is_exercised: bool, reason: str | None
+) -> None:
+    task = replace(tasks(2)[0][1], before=Evidence(schedules=1), is_exercised=is_exercised)
+    runner = Losing(lost_in=0, missing="nothing was held")
+    *_, last = take_turns([(0, task)], Limit(), _no_target, runner)
+    assert runner.ran[:1] == ["hicache 1"] and last.reason == reason
+
+
+def _no_target(plan: Plan) -> BuiltinTarget:
+    raise AssertionError("the runner is given")
+
+
+def child(status: int) -> _Child:
+    """A process that has ended so, and the two cells that it was given."""
+    made = _Child(SimpleNamespace(wait=lambda: status), dict(tasks(2, 3)))  # type: ignore[arg-type]
+    assert [*made.takes('{"begun": true}')] == []
+    return made
+
+
+JUDGED = Report(cell=1, schedule=0, evidence=Evidence(schedules=1, retractions=4))
+LAST = Report(cell=0, findings=(CRASH,), evidence=Evidence(schedules=1), is_device_lost=True, left_cpu_s=7.0)
+
+
+@pytest.mark.parametrize("reason", [None, "nothing was held"])
+def test_what_a_lost_process_leaves_goes_on_behind_what_it_has_judged(reason: str | None) -> None:
+    made = child(0)
+    for report in (JUDGED, LAST, Report(cell=0), Report(cell=1, is_left=True, reason=reason)):
+        assert [*made.takes(report.line())] == [report]
+    assert [*made.ends()] == [] and made.left_cpu_s == 7.0
+    (task,) = made.cells.values()
+    assert task.plan.scenario == "retract-resume" and task.before == JUDGED.evidence
+    assert task.is_exercised == (reason is None)
+
+
+def test_each_new_process_has_the_cells_that_are_left_and_what_is_left_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every process loses its device, in the first cell that it has."""
+    asked: list[tuple[list[int], list[int], float]] = []
+
+    def started(worker: str, text: str, index: int, messages: SimpleQueue[tuple[int, str | None]]) -> object:
+        given = json.loads(text)
+        cells = [row["cell"] for row in given["cells"]]
+        ran = [row["task"]["before"]["schedules"] for row in given["cells"]]
+        asked.append((cells, ran, given["limit"]["cpu_s"]))
+        lost = replace(LAST, cell=cells[0], left_cpu_s=given["limit"]["cpu_s"] / 2)
+        judged = [replace(JUDGED, cell=cell) for cell in cells[1:]]
+        for report in (*judged, lost, replace(lost, evidence=None, findings=(), is_device_lost=False)):
+            messages.put((index, report.line()))
+        messages.put((index, None))
+        return SimpleNamespace(wait=lambda timeout=0.0: 0, poll=lambda: 0)
+
+    monkeypatch.setattr(cell_workers, "_start", started)
+    given = [task for _, task in tasks(5, 5, 5)]
+    reports = [*cell_workers.run_in_workers(given, 1, Limit(cpu_s=8.0), "a.module")]
+    assert asked == [([0, 1, 2], [0, 0, 0], 8.0), ([1, 2], [1, 1], 4.0), ([2], [2], 2.0)]
+    assert [each.cell for each in reports if each.evidence is None] == [0, 1, 2]
+
+
+def test_a_process_that_dies_of_its_lost_device_accuses_no_cell_that_it_leaves() -> None:
+    made = child(-6)
+    for report in (JUDGED, LAST):
+        assert [*made.takes(report.line())] == [report]
+    assert [*made.ends()] == [Report(cell=0)], "the cell that has lost the device ends, and its finding is told"
+    assert [*made.cells] == [1] and not made.cells[1].is_exercised
+
+
+def test_a_process_that_dies_without_a_lost_device_accuses_its_cells() -> None:
+    made = child(-6)
+    assert [*made.takes(JUDGED.line())] == [JUDGED]
+    assert [(each.cell, each.exit_code) for each in made.ends()] == [(0, 1), (1, 1)] and not made.cells
+
+
+def test_a_lost_process_that_says_that_kvcheck_failed_ends_the_run() -> None:
+    made = child(70)
+    assert [*made.takes(LAST.line())] == [LAST]
+    with pytest.raises(InternalError, match="a bug"):
+        [*made.takes(Report(error="a bug", exit_code=70).line())]
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_stress_goes_on_in_a_new_process_and_judges_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is lost under the delays of schedule 1 of retract-resume; hicache has run one schedule by then."""
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(stress, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", "retract-resume schedule=1 strategy=delay")
+    given = ["--device", "cuda", "--strategy", "delay", "--schedules", "3", "--seed", "1", "--no-reports"]
+    cells = ["retract-resume", "hicache", "--shape", "llama-3-micro"]
+    with installed(1):
+        assert run(["stress", *cells, *given, "--out", str(tmp_path / "runs")]) == 1
+    told = capsys.readouterr().out
+    record = json.loads(next(tmp_path.glob("runs/*/run.json")).read_text())
+    lines = [line.split(" ", 1) for line in diary.read_text().splitlines()]
+    by_cell = {name: [(pid, parse_line(line)) for pid, line in lines if line.startswith(name)] for name in cells[:2]}
+    first, second = dict.fromkeys(pid for pid, _ in lines)
+    assert {pid for pid, _ in by_cell["retract-resume"]} == {first}
+    assert [(pid, plan.schedule) for pid, plan in by_cell["hicache"] if plan.strategy == "delay"] == [
+        (first, 0),
+        (second, 1),
+        (second, 2),
+    ]
+    assert "in 0 of 1 run without delays, 0 of 1 with, before another cell lost the device" in told
+    assert max(Counter(line for _, line in lines).values()) == 1
+    (finding,) = record["findings"]
+    assert (
+        finding["code"] == "KV902" and "the context of cuda is lost: an operation was given an id" in finding["message"]
+    )
+    assert "schedule=1," in finding["schedule"]
+    rows = {row["id"].partition("/")[0]: row for row in record["scenarios"]}
+    assert (rows["retract-resume"]["verdict"], rows["retract-resume"]["schedules"]) == ("fail", 2)
+    assert (rows["hicache"]["verdict"], rows["hicache"]["schedules"]) == ("pass", 3)
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_selftest_judges_behind_a_mutant_that_loses_its_device_and_one_that_ends_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["replay-without-whole-wait", "ring-rearmed-early", "gate-waits-on-load-lane"]
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(selftest, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", f"mutant={names[0]} strategy=delay")
+    monkeypatch.setenv("CUDA_DIES_IN", f"mutant={names[1]}")
+    with installed(1):
+        given = ["--device", "cuda", "--seed", "1", "--no-reports", "--out", str(tmp_path / "runs")]
+        assert run(["selftest", *names, *given]) == 4
+    record = json.loads(next(tmp_path.glob("runs/*/run.json")).read_text())
+    lost, dead, judged = record["mutants"]
+    assert [each["name"] for each in record["mutants"]] == names
+    assert (lost["outcome"], lost["verdict"]) == (dead["outcome"], dead["verdict"]) == ("lost", "unknown")
+    assert "the context of cuda is lost" in lost["message"] and "strategy=delay" in lost["replay"]
+    assert dead["message"] == (
+        "the process that judged it ended with status 3; "
+        "next: kvcheck selftest ring-rearmed-early --device cuda --seed 1"
+    )
+    assert (judged["outcome"], judged["verdict"]) == ("reproduced", "pass")
+    pids = [line.split(" ", 1) for line in diary.read_text().splitlines()]
+    by_mutant = {name: {pid for pid, line in pids if f"mutant={name}," in line} for name in names}
+    assert [len(each) for each in by_mutant.values()] == [1, 1, 1] and len(set.union(*by_mutant.values())) == 3
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_each_replay_of_a_line_that_loses_the_device_has_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(replay, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", "strategy=delay")
+    with installed(1):
+        assert run(["replay", replace(HELD, expect="KV902").line(), "--times", "2"]) == 1
+        told = capsys.readouterr().out
+        assert "STILL FAILS 2/2" in told and "the context of cuda is lost: an operation was given an id" in told
+        monkeypatch.setenv("CUDA_DIES_IN", "strategy=delay")
+        assert run(["replay", HELD.line()]) == 4
+        assert "UNKNOWN  hicache/llama-3-micro: the process that ran it ended with status 3" in capsys.readouterr().out
+    pids = [line.split(" ", 1)[0] for line in diary.read_text().splitlines()]
+    assert list(Counter(pids).values()) == [2, 2, 2], "each process made one free run and one under delays"
