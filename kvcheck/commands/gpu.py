@@ -2,7 +2,8 @@
 
 It imports only torch, installs nothing and uses no network. With DEVICE=threads, threads stand in for the device: this
 shows that every job runs and ends, and nothing of a GPU. Three files are written to $OUT, or to build/gpu:
-summary.txt, summary.json, and gpu.tar.gz with a log for each job and the records of runs. These lie in build/gpu-jobs.
+summary.txt, summary.json, and gpu.tar.gz with a log for each job and the records of runs. These lie in a folder of the
+run's own below build/gpu-jobs, so that two runs do not meet; those of runs that have ended are taken away.
 
 Invariants:
 - All three files are rewritten after every job, whole or not at all, so that an interrupted run keeps its results.
@@ -68,12 +69,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         make_folder(out)
-        shutil.rmtree(WORK, ignore_errors=True)  # of an earlier run
-        make_folder(WORK)
-        return run_jobs([on_device(job, named) for job in JOBS], out, facts=facts, run=run_process, work=WORK)
+        return run_jobs([on_device(job, named) for job in JOBS], out, facts=facts, run=run_process, work=_own_folder())
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
         return error.exit_code
+
+
+def _own_folder() -> Path:
+    """A folder for the files of this run. Those of runs that have ended go: the archives have their files."""
+    for each in WORK.glob("*"):
+        if not each.name.isdigit() or not Path("/proc", each.name).exists():
+            shutil.rmtree(each, ignore_errors=True)
+    own = WORK / str(os.getpid())
+    make_folder(own)
+    return own
 
 
 Run = Callable[[Sequence[str], Path, Mapping[str, str], float], int | None]

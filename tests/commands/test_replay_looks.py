@@ -15,6 +15,7 @@ import pytest
 
 from kvcheck.commands import sanitizer
 from kvcheck.commands.main import run
+from kvcheck.core.stress.runner import ScheduleRunner
 
 SMALL = "hicache:shape=llama-3-tiny,seed=1,schedule=0,requests=12"
 BROKEN = "hicache:shape=llama-3-tiny,seed=1,schedule=0,mutant=gate-waits-wrong-entry"
@@ -66,6 +67,21 @@ def test_a_profile_that_cannot_be_written_is_told_before_the_run(
 ) -> None:
     assert run(["replay", SMALL, "--profile", str(tmp_path / "none" / "p.json")]) == 2
     assert "p.json: No such file or directory; name a file in another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".", "", "/"])
+def test_a_folder_is_no_file_for_a_profile(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", SMALL, "--profile", name]) == 2
+    assert "Is a directory; name a file in another folder" in capsys.readouterr().err
+
+
+def test_a_profile_that_is_interrupted_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(runner: ScheduleRunner, plan: object, **given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ScheduleRunner, "run", interrupted)
+    assert run(["replay", SMALL, "--profile", str(tmp_path / "profile.json")]) == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, code: int, probe: int = 0) -> Path:

@@ -16,7 +16,7 @@ import pytest
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 
-from kvcheck.core.base.errors import Hang, LengthMismatch
+from kvcheck.core.base.errors import Hang, InternalError, LengthMismatch
 from kvcheck.core.cache.backend import threads
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.threads import ThreadsBackend
@@ -91,3 +91,46 @@ def test_the_threads_of_a_backend_end_with_it() -> None:
         del backend
         assert len(began) == 2
         assert not any(each.is_alive() for each in began)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, SystemExit])
+def test_of_the_errors_of_two_lanes_the_first_is_raised_once(kind: type[BaseException]) -> None:
+    backend, second = ThreadsBackend(), threading.Event()
+
+    def fails() -> None:
+        try:
+            raise kind("the first error")
+        finally:
+            second.set()
+
+    def fails_too() -> None:
+        second.wait()
+        raise LengthMismatch("its doing")
+
+    ends = [
+        backend.submit(Operation("fails", (work,)), lane=backend.lane(work.__name__)) for work in (fails, fails_too)
+    ]
+    with pytest.raises(kind, match="the first error"):
+        for end in ends:
+            backend.wait(end)
+    assert backend.settle() is None
+
+
+def test_an_error_that_shows_at_the_end_is_one_of_the_device() -> None:
+    backend = ThreadsBackend()
+
+    def fails() -> None:
+        raise ValueError("a chunk went wrong")
+
+    backend.submit(Operation("fails", (fails,)), lane=backend.lane("a"))
+    with pytest.raises(RuntimeError, match="ValueError: a chunk went wrong"):
+        backend.settle()
+
+
+def test_a_settled_backend_takes_no_more_work() -> None:
+    backend = ThreadsBackend()
+    lane = backend.lane("a")
+    backend.submit(Operation("nothing", (lambda: None,)), lane=lane)
+    backend.settle()
+    with pytest.raises(InternalError, match="a lane of a settled backend was given work"):
+        backend.submit(Operation("nothing", (lambda: None,)), lane=lane)

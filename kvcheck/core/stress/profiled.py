@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -48,21 +49,24 @@ def profile(runner: ScheduleRunner, plan: Plan, path: Path) -> Outcome:
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if plan.backend == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.is_dir() or not path.name:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_bytes(b"")  # before the run, which may take minutes
     except OSError as error:
         raise UsageError(f"--profile: cannot write {path}: {error.strerror}; name a file in another folder") from error
     # Lanes may be threads that began before the profile, or begin in it.
     all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with torch.profiler.profile(activities=kinds, experimental_config=all_threads) as seen:
-        outcome = runner.run(plan, around=MarkedBackend)
     try:
+        with torch.profiler.profile(activities=kinds, experimental_config=all_threads) as seen:
+            outcome = runner.run(plan, around=MarkedBackend)
         seen.export_chrome_trace(str(draft))
         draft.replace(path)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
+        raise UsageError(f"--profile: cannot write {path}: {error.strerror}; name a file in another folder") from error
+    finally:
         draft.unlink(missing_ok=True)
-        raise UsageError(f"--profile: cannot write {path}: {error}; name a file in another folder") from error
     return outcome
 
 

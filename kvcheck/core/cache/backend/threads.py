@@ -6,9 +6,9 @@ copies, and a process that waits for what never comes.
 
 Invariants:
 - A lane's thread sleeps before some chunks, for a time that chance says. Two runs of one plan differ.
-- An error of a chunk is kept, and raised where the process next asks or waits, as on a device. What is left of the lane
-  does not run, and its events are reached.
-- A wait of the process ends with Hang after HANG_S. Threads end with the backend.
+- The first error of a chunk is raised once, where the process next asks or waits, as on a device; later ones may be its
+  doing. What is left of a lane behind an error does not run, and its events are reached.
+- A wait of the process ends with Hang after HANG_S, once. Threads end with the backend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from queue import SimpleQueue
 
 import torch
 
-from kvcheck.core.base.errors import Hang, InternalError
+from kvcheck.core.base.errors import Hang, InternalError, TargetError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, OperationObserver, Place
 from kvcheck.core.cache.backend.delays import Delay
@@ -56,7 +56,8 @@ class ThreadDevice:
         self.device = torch.device("cpu")
         self.grace_s = GRACE_S
         self._streams: list[_Stream] = []
-        self._errors: list[Exception] = []
+        self._errors: list[Exception | SystemExit] = []
+        self._is_told = self._is_hung = False
         weakref.finalize(self, _end, self._streams)
 
     def stream(self) -> _Stream:
@@ -82,7 +83,10 @@ class ThreadDevice:
         return event.reached.is_set()
 
     def join(self, event: _Event) -> None:
-        if not event.reached.wait(HANG_S):
+        if not event.reached.wait(END_S if self._is_hung else HANG_S):
+            if self._is_hung:
+                return
+            self._is_hung = True
             raise Hang(f"backend threads: a lane has not come to what the process waits for in {HANG_S:g} s")
         self._raise()
 
@@ -107,12 +111,17 @@ class ThreadDevice:
         return torch.from_numpy(values.copy())
 
     def synchronize(self) -> None:
-        """Wait for all streams, and raise what one of their chunks has raised."""
+        """Wait for all streams, and raise what one of their chunks has raised, as an error of the device."""
         ends = [_Event() for _ in self._streams]
         for end, stream in zip(ends, self._streams, strict=True):
             self.record(end, stream)
-        for end in ends:
-            self.join(end)
+        try:
+            for end in ends:
+                self.join(end)
+        except (RuntimeError, TargetError):
+            raise
+        except (Exception, SystemExit) as error:  # a chunk may raise anything
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def is_lost(self) -> bool:
         """Threads go on whatever a chunk has raised."""
@@ -122,20 +131,23 @@ class ThreadDevice:
         _end(self._streams)
 
     def _raise(self) -> None:
-        if self._errors:
-            raise self._errors.pop(0)
+        if self._errors and not self._is_told:
+            self._is_told = True
+            raise self._errors[0]
 
 
 class _Stream:
     """A queue and the thread that works on it, which begins with the first work."""
 
-    def __init__(self, errors: list[Exception]) -> None:
+    def __init__(self, errors: list[Exception | SystemExit]) -> None:
         self._queue: SimpleQueue[tuple[Callable[[], object], bool] | None] = SimpleQueue()
         self._errors = errors
         self._thread: threading.Thread | None = None
-        self._is_broken = False
+        self._is_broken = self._is_ended = False
 
     def put(self, work: Callable[[], object], *, is_chunk: bool = False) -> None:
+        if self._is_ended:
+            raise InternalError("a lane of a settled backend was given work; make a new backend")
         if self._thread is None:
             # A daemon: a process that gives up a Hang is not kept by a thread that waits.
             self._thread = threading.Thread(target=self._run, name="kvcheck lane", daemon=True)
@@ -143,6 +155,7 @@ class _Stream:
         self._queue.put((work, is_chunk))
 
     def end(self) -> None:
+        self._is_ended = True
         if self._thread is not None:
             self._queue.put(None)
 
@@ -161,7 +174,7 @@ class _Stream:
                 time.sleep(chance.random() * SLEEP_MOST_S)
             try:
                 work()
-            except Exception as error:  # of any kind: it is the process's to judge
+            except (Exception, SystemExit) as error:  # of any kind: it is the process's to judge
                 self._is_broken = True
                 self._errors.append(error)
 
