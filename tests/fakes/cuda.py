@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from kvcheck.core.base import cuda_hold
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
@@ -118,7 +119,8 @@ class Event:
         self.machine = machine
         self.reached = [True]
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or self.machine.current or self.machine.ordinary
         assert stream.graph is None
         self.reached = reached = [False]
         stream.call(lambda: reached.__setitem__(0, True))
@@ -224,8 +226,8 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
         patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))
-        patch.setattr(cuda, "hold", hold)
-        patch.setattr(cuda, "asks_triton", lambda *tensors: True)
+        patch.setattr(cuda_hold, "hold", hold)
+        patch.setattr(cuda_hold, "why_not", lambda outcome: None)
         clock = SimpleNamespace(sleep=lambda seconds: machine.jitter(), monotonic=lambda: float(machine.looks()))
         patch.setattr(holds, "time", clock)
         patch.setattr(streamed, "time", clock)
