@@ -25,6 +25,7 @@ from kvcheck.core.base import cuda_hold
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
+from kvcheck.core.probes.frame import cuda_streams
 from kvcheck.core.stress import runner
 
 Entry = Callable[[], bool]
@@ -45,7 +46,11 @@ class Machine:
         self._looks = 0
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
-        self.ordinary = Stream(self)
+        # Classes, as torch's are: whoever changes a method of them changes what all streams do.
+        self.stream_kind: type[Stream] = _FromPool("MachineStream", (Stream,), {"pool_of": self})
+        self.event_kind: type[Event] = type("MachineEvent", (Event,), {"of": self})
+        self.fires = 0
+        self.ordinary = self._new_stream()
         self._mix = Rng(seed)
         self._pools: dict[int, list[Stream]] = {}
         self._handed: dict[int, int] = {}
@@ -55,8 +60,12 @@ class Machine:
         pool, number = self._pools.setdefault(priority, []), self._handed.get(priority, 0)
         self._handed[priority] = number + 1
         if len(pool) < POOL:
-            pool.append(Stream(self))
+            pool.append(self._new_stream())
         return pool[number % POOL]
+
+    def _new_stream(self) -> Stream:
+        made: Stream = type.__call__(self.stream_kind, self)
+        return made
 
     def looks(self) -> int:
         """A clock: how often it was looked at."""
@@ -92,6 +101,15 @@ class Machine:
         self.until(lambda: not any(stream.queue for stream in self.streams))
 
 
+class _FromPool(type):
+    """A class of streams that hands out those of its machine's pools."""
+
+    pool_of: Machine
+
+    def __call__(cls, device: object = None, priority: int = 0) -> Stream:
+        return cls.pool_of.stream_of_pool(device, priority)
+
+
 class Stream:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -108,15 +126,26 @@ class Stream:
     def synchronize(self) -> None:
         self.machine.until(lambda: not self.queue)
 
+    def query(self) -> bool:
+        self.machine.jitter()
+        return not self.queue
+
     def wait_event(self, event: Event) -> None:
         assert self.graph is None, "a capture that waits for the outside is invalid"
         reached = event.reached
         self.queue.append(lambda: reached[0])
 
+    def wait_stream(self, stream: Stream) -> None:
+        event = self.machine.event_kind()
+        event.record(stream)
+        self.wait_event(event)
+
 
 class Event:
-    def __init__(self, machine: Machine, enable_timing: bool = False) -> None:
-        self.machine = machine
+    of: ClassVar[Machine]
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.machine = self.of
         self.reached = [True]
 
     def record(self, stream: Stream | None = None) -> None:
@@ -128,6 +157,9 @@ class Event:
     def query(self) -> bool:
         self.machine.jitter()
         return self.reached[0]
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or self.machine.current or self.machine.ordinary).wait_event(self)
 
     def synchronize(self) -> None:
         self.machine.until(lambda: self.reached[0])
@@ -206,6 +238,7 @@ def installed(seed: int) -> Iterator[Machine]:
         def entry() -> bool:
             is_raised = int(flag) >= until
             if is_raised or machine.has_stalled:
+                machine.fires += not is_raised
                 machine.has_stalled = False
                 outcome[0] = int(is_raised)
             return bool(is_raised or int(outcome[0]) == 0)
@@ -217,12 +250,14 @@ def installed(seed: int) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
-        patch.setattr(torch.cuda, "Stream", machine.stream_of_pool)
-        patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(machine))
+        patch.setattr(torch.cuda, "Stream", machine.stream_kind)
+        patch.setattr(torch.cuda, "Event", machine.event_kind)
+        patch.setattr(torch.cuda, "set_device", lambda index: None)
         patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
         patch.setattr(runner, "CudaBackend", machine.backend)
         patch.setattr(torch.cuda, "stream", on_stream)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: machine.current or machine.ordinary)
+        patch.setattr(torch.cuda, "default_stream", lambda device=None: machine.ordinary)
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
         patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))
@@ -231,4 +266,5 @@ def installed(seed: int) -> Iterator[Machine]:
         clock = SimpleNamespace(sleep=lambda seconds: machine.jitter(), monotonic=lambda: float(machine.looks()))
         patch.setattr(holds, "time", clock)
         patch.setattr(streamed, "time", clock)
+        patch.setattr(cuda_streams, "time", clock)
         yield machine
