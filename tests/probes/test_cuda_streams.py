@@ -1,7 +1,7 @@
 """Holds on real streams, over stand-ins for torch.cuda: where a hold is put, when it is let go, and how it ended.
 
 Invariants:
-- Nothing here needs a device; what a hold does there is not shown by these tests.
+- What a hold does on a real device is shown by the tests marked gpu alone.
 """
 
 from __future__ import annotations
@@ -232,3 +232,34 @@ def test_streams_that_stand_behind_each_other_are_not_held(device: Machine, monk
     machine.reset(LAZY, 1)
     machine.queue(lambda: None)
     assert machine.take_report().why_spin == "the other streams of this device stand still behind one that is held"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("waits", "seen"), [(False, 0), (True, 7)])
+def test_a_real_device_runs_held_work_when_a_read_has_to_wait_for_it(waits: bool, seen: int) -> None:
+    machine, rows = CudaMachine("cuda"), torch.zeros(4, dtype=torch.int64, device="cuda")
+    for order in (EAGER, LAZY):  # the first round loads all kernels
+        machine.reset(order, 1)
+        rows.zero_()
+        machine.settle()
+        with machine.on(machine.side()):
+            machine.queue(lambda: rows.fill_(7))
+            loaded = torch.cuda.Event()
+            loaded.record()
+        if waits:
+            loaded.wait()
+        (taken,) = machine.taken([rows])
+        machine.settle()
+    assert (taken.tolist(), rows.tolist()) == ([seen] * 4, [7] * 4)
+    assert (machine.fired, machine.take_report()) == (0, HoldReport(placed=1))
+
+
+@pytest.mark.gpu
+def test_a_real_device_ends_a_hold_that_nobody_lets_go() -> None:
+    machine = CudaMachine("cuda")
+    machine.reset(LAZY, 1)
+    with machine.on(machine.side()):
+        machine.queue(lambda: None)
+    torch.cuda.synchronize()
+    machine.settle()
+    assert machine.take_report() == HoldReport(placed=1, fired=1)

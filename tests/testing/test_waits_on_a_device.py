@@ -1,7 +1,7 @@
 """waits and streams over a device that is a stand-in: work is held by a flag, and let go piece by piece.
 
 Invariants:
-- Nothing here needs a device; when a real one runs what, and how long that takes, is not shown by these tests.
+- When a real device runs what, and how long that takes, is shown by the tests marked gpu alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAZY = 1
 class Pool:
     """Loads on a stream, an event a layer; readers wait as `wait` says."""
 
-    def __init__(self, device: Memory, wait: Callable[[Pool, int], object] | None) -> None:
+    def __init__(self, device: Memory | Gpu, wait: Callable[[Pool, int], object] | None) -> None:
         self.k = [device.put(torch.zeros(SLOTS, 4)) for _ in range(LAYERS)]
         self.v = [device.put(torch.zeros(SLOTS, 4, dtype=torch.bfloat16)) for _ in range(LAYERS)]
         self.stream, self.other = torch.cuda.Stream(), torch.cuda.Stream()
@@ -176,3 +176,24 @@ def test_methods_of_the_device_are_as_they_were_behind_the_block(monkeypatch: py
             raise ZeroDivisionError
         after = [(kind.query, kind.synchronize) for kind in kinds], torch.cuda.stream, torch.cuda.synchronize
     assert before == after
+
+
+class Gpu:
+    """Memory of a real device."""
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", [*WAITS, *WRONG])
+def test_a_real_device_tells_a_reader_that_waits_from_one_that_does_not(way: str) -> None:
+    with streams(device="cuda") as held:
+        pool = Pool(Gpu(), (WAITS | WRONG)[way])
+        own = {"save": pool.save, "load": pool.load, "read": pool.read, "layers": LAYERS, "slots": SLOTS}
+        if way in WRONG:
+            with pytest.raises(IntegrityError, match="KV201"):
+                waits(pool, streams=held, seed=LAZY, **own)
+        else:
+            result = waits(pool, streams=held, seed=LAZY, **own)
+            assert (result.orderings, result.not_tried) == (LAYERS, ())
