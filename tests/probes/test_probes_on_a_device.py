@@ -9,11 +9,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rigs.probe_on_device import FLAG, SPIN
 
-from kvcheck.core.probes.frame.wire import Reply, decode
+from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.probe_server import ProbeServer
+from kvcheck.core.probes.frame.streams import HoldReport
+from kvcheck.core.probes.frame.streams import Machine as StandInStreams
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.wire import Ask, Reply, decode
 
 TESTS = Path(__file__).parents[1]
 SCHEDULES = 2
@@ -86,3 +92,45 @@ def test_a_schedule_without_a_hold_that_imposed_an_order_is_no_pass(replies: Rep
     lazy = replies[FLAG, ALL_ON_HOST][1]
     assert (lazy.findings, lazy.unknown) == ((), "not exercised: orderings_checked")
     assert not lazy.evidence.orderings_checked and lazy.evidence.words_verified
+
+
+class Judges:
+    """A probe that compares words, and finds something on the subject "bad"."""
+
+    def needs(self, subject: str) -> tuple[str, ...]:
+        return ()
+
+    def control(self, rig: Rig) -> None:
+        rig.judge.words["x"] = 1
+
+    def measure(self, rig: Rig) -> None:
+        rig.judge.words["x"] = 1
+        if rig.subject == "bad":
+            rig.judge.find("KV201", "content", "too early")
+
+
+class Ended(StandInStreams):
+    """Streams whose holds the watchdog ended, all of them."""
+
+    def take_report(self) -> HoldReport:
+        return HoldReport(placed=2, fired=2)
+
+
+@pytest.mark.parametrize(("subject", "is_unknown"), [("good", True), ("bad", False)])
+def test_a_schedule_all_of_whose_holds_the_watchdog_ended_is_no_pass(subject: str, is_unknown: bool) -> None:
+    row = ProbeRow(
+        name="own",
+        scenario="hicache",
+        subjects=("good", "bad"),
+        entry=f"{__name__}:Judges",
+        shows="",
+        devices=("cuda",),
+    )
+    spec = EngineSpec(name="own", shows="", package="own", stubs=(), table={}, probes=(row,))
+    server: Any = ProbeServer(spec, "cuda")
+    server._stubs.uninstall()
+    server._machine = Ended()
+    reply = server.answer(Ask(probe="own", subject=subject, seed=1, schedule=0))
+    told = "the watchdog of the device ended 2 of 2 holds"
+    assert reply.unknown == (f"not exercised: {told}, so no order was imposed" if is_unknown else None)
+    assert f"{told}; these imposed no order" in reply.notes and bool(reply.findings) != is_unknown

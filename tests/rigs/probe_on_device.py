@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from fakes.cuda_tensors import Memory, memory
 from fakes.engine import FAKES, put_fault
 
 from kvcheck.core.base import cuda_hold
+from kvcheck.core.probes.frame import probe_server
+from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.probe_server import ProbeServer
 from kvcheck.core.probes.frame.wire import Ask, Hello, encode
 from kvcheck.core.probes.sglang import SGLANG, layer_wait
@@ -25,6 +28,15 @@ from kvcheck.core.probes.sglang.rig.pools import SmallPool, small_pool
 
 FLAG, SPIN = "flag", "spin"
 """How work is held: by a flag, or, where there is no triton, for a fixed time."""
+
+
+class Prompt(CudaMachine):
+    """Streams of a device that runs at once what is let go: who looks at memory later sees the load."""
+
+    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        copies = super().taken(read)
+        torch.cuda.synchronize()
+        return copies
 
 
 def spin(machine: Machine) -> None:
@@ -46,6 +58,8 @@ def main(environment: str, how: str, shape: str, schedules: str, *faults: str) -
         torch.cuda._sleep = lambda cycles: spin(machine)
         if how == SPIN:
             cuda_hold.why_not = lambda outcome: "there is none"
+        else:
+            probe_server.CudaMachine = Prompt
         layer_wait.small_pool = lambda *args: on_device(made, *args)
         server: Any = ProbeServer(SGLANG, "cuda")
         server._device = "cpu"  # where torch puts the memory of the stand-in

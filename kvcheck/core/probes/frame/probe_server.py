@@ -112,10 +112,11 @@ class ProbeServer:
         held = self._machine.take_report()
         for text in held.notes:
             rig.judge.note(text)
+        reasons = [each for each in (unknown, None if rig.judge.findings else held.gap) if each]
         return Reply(
             findings=tuple(rig.judge.findings),
             evidence=rig.judge.evidence(),
-            unknown=unknown or (None if rig.judge.findings else held.gap),
+            unknown="; ".join(reasons) or None,
             notes=tuple(rig.judge.notes),
             stubs=tuple(sorted(self._stubs.served)),
         )
