@@ -32,7 +32,7 @@ BASE = frozenset(
         *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns", "misspelt"),
     )
 )
-CONTENT = ("core.base.content", "core.base.deviation", "core.base.rng")
+CONTENT, HOLD = ("core.base.content", "core.base.deviation", "core.base.rng"), "core.base.cuda_hold"
 MOVED = ("kernels", *CONTENT, "core.cache.backend", "core.cache.pools")
 CACHE = (*MOVED, "core.cache.offload", "core.cache.hicache", "core.cache.transfer", "core.cache.scheduler")
 KINDS = ("core.workload.tier_events", "core.workload.report_events")
@@ -45,9 +45,9 @@ ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache", "cor
 MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((), "tensor in, tensor out; even BASE is above them"),
     **dict.fromkeys(sorted(BASE), ((), "BASE: all others stand on it, so it stands on itself alone")),
-    **dict.fromkeys(CONTENT, (("kernels",), "words with owners, and seeds: for targets and installed engines alike")),
+    **dict.fromkeys((*CONTENT, HOLD), (("kernels",), "words with owners, seeds, holds: for targets and engines alike")),
     "core.base.deviation": (("core.base.content", "kernels"), "whose words a row holds, by the rule of their content"),
-    "core.cache.backend": (("kernels",), "runs operations, knows nothing of pools"),
+    "core.cache.backend": (("kernels", HOLD), "runs operations, knows nothing of pools"),
     "core.cache.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
     "core.cache.pools": (("core.cache.backend", "kernels"), "own the tensors, reach them through a backend"),
     "core.cache.offload": (MOVED, "a sibling of hicache and transfer"),
@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
     ),
     "core.targets": ((*CACHE, *EVENTS), "puts the parts together, fixed or broken on purpose"),
-    "core.probes.frame": (CONTENT, "runs where there is torch alone"),
+    "core.probes.frame": ((*CONTENT, HOLD), "runs where there is torch alone; triton where it is"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
     "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),

@@ -47,6 +47,18 @@ def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, l
     hold_torch(flag, outcome, until=until, looks=looks, limit_ns=limit_ns)
 
 
+def why_not(outcome: torch.Tensor) -> str | None:
+    """Why `hold` cannot hold a lane of the device that the tensor lies on, or None."""
+    if not asks_triton(outcome):
+        return "there is none"
+    try:
+        from kvcheck.kernels import hold_triton
+    except ImportError as error:
+        return f"this one cannot be imported ({error})"
+    # An interpreted kernel runs in the process, which would look at its own flag and never raise it.
+    return "TRITON_INTERPRET runs its kernels in the process" if hold_triton.IS_INTERPRETED else None
+
+
 def release_torch(flag: torch.Tensor, value: int) -> None:
     """Raise the flag: at once if it lies in host memory, in the order of the current stream if it lies on the
     device."""

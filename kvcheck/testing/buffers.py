@@ -84,21 +84,26 @@ class Buffer:
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
         """Copies of these rows on the host: [ids, bytes] uint8."""
-        if not len(ids):
+        return self.gathered(self.index(ids)).cpu()
+
+    def gathered(self, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Copies of the rows of an index, where the buffer lies: [ids, bytes] uint8. Does not make the process wait."""
+        count = len(at[0])
+        if not count:
             return torch.zeros(0, self.size, dtype=torch.uint8)
-        found = self.rows[self._index(ids)].reshape(len(ids), math.prod(self.dims))
+        found = self.rows[at].reshape(count, math.prod(self.dims))
         kept = found if self.used is None else found[:, self.used]
-        return kept.contiguous().view(-1).view(torch.uint8).reshape(len(ids), self.size).cpu()
+        return kept.contiguous().view(-1).view(torch.uint8).reshape(count, self.size)
 
     def write(self, ids: Sequence[int], rows: torch.Tensor) -> None:
         """Put these bytes there: [ids, bytes] uint8."""
         if len(ids):
             bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), -1).to(self.rows.device)
             if self.used is not None:
-                whole = self.rows[self._index(ids)].reshape(len(ids), math.prod(self.dims))
+                whole = self.rows[self.index(ids)].reshape(len(ids), math.prod(self.dims))
                 whole[:, self.used] = bits
                 bits = whole
-            self.rows[self._index(ids)] = bits.reshape(len(ids), *self.dims)
+            self.rows[self.index(ids)] = bits.reshape(len(ids), *self.dims)
 
     def row(self, number: int) -> torch.Tensor:
         """A view of one row."""
@@ -109,7 +114,8 @@ class Buffer:
         """The shape of a row."""
         return tuple(self.rows.shape[2:] if self.split else self.rows.shape[1:])
 
-    def _index(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    def index(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """Where these rows are, as `rows` is indexed. To copy it to a device makes the process wait."""
         at = torch.tensor(list(ids), dtype=torch.int64, device=self.rows.device)
         return (at // self.split, at % self.split) if self.split else (at,)
 

@@ -45,6 +45,8 @@ LATE_AT_RANDOM = 3
 
 Reader = Callable[[int, Any], object]
 """Gives what it reads of a layer and of slots."""
+LayerReader = Callable[[Any], object]
+"""A reader of one layer."""
 
 Saved = TypeVar("Saved")
 
@@ -93,9 +95,10 @@ def waits(
     found = find_buffers(pool, units, exclude=exclude, include=include, unused=unused)
     plan = plan_of(units, ids, into, padding, drawn)
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
-    scene = _Scene(found, units, plan, RowJudge(Ownership(), found.buffers), streams)
+    scene = _Scene(found, units, plan, RowJudge(Ownership(), found.buffers), streams, lambda: make(list(plan.into)))
     named = list(range(layers)) if isinstance(layers, int) else list(layers)
     streams.release()
+    streams.report()
     mark(scene.judge.ownership, found, units, SAVED, plan.ids)
     with CopiesToHost():
         copy = save(make(list(plan.ids)))
@@ -104,17 +107,14 @@ def waits(
     def begin() -> None:
         scene.give_to_next()
         wait_for_device(found)  # what another stream loads must not overtake it
-        load(copy, make(list(plan.into)))
+        load(copy, scene.ids())
 
     readers: Mapping[str, Reader] = read if isinstance(read, Mapping) else {"read": read}
     for name, reader in readers.items():
-        reads = {layer: partial(_read, reader, layer, make, plan.into) for layer in named}
+        reads = {layer: partial(reader, layer) for layer in named}
         for at, layer in [*enumerate(named)][:: 1 if drawn % 2 == 0 else -1]:
             scene.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
-    left = dict.fromkeys(held.where for held in found.buffers if held.key not in scene.shown)
-    not_tried = (*found.not_tried, *scene.in_order, *(f"{where}: no reader returned a row of it" for where in left))
-    judge, raced = scene.judge, len(named) * len(readers)
-    return conclude(settled(judge.findings, judge.words, judge.reads, orderings=raced, not_tried=not_tried))
+    return conclude(scene.judged(len(named) * len(readers)))
 
 
 @dataclass(slots=True)
@@ -126,17 +126,38 @@ class _Scene:
     plan: Plan
     judge: RowJudge
     streams: Streams
+    ids: Callable[[], object]
+    """Makes the slots that load and readers get. That may make the process wait for the current stream."""
     shown: set[tuple[str, int | None]] = field(default_factory=set)
     """Keys of buffers of which a reader has returned rows."""
     in_order: dict[str, None] = field(default_factory=dict)
     """What is right only where the layers before were read, in words."""
+    without_order: dict[str, None] = field(default_factory=dict)
+    """Reads on whose order nothing was imposed, in words."""
+
+    def judged(self, reads: int) -> Judged:
+        """The result of so many reads during loads. Raises NotJudged if no order was imposed on any of them."""
+        judge, raced = self.judge, reads - len(self.without_order)
+        if self.without_order and not raced and not judge.findings:
+            raise NotJudged(
+                "the watchdog of the device ended a hold of every load, so no order was imposed on any read. A reader "
+                "that copies to the host waits for the load in a way that is not seen: let it return what lies on the "
+                "device. `kvcheck doctor` tries a hold, and with device='cpu' there are stand-ins"
+            )
+        left = dict.fromkeys(held.where for held in self.found.buffers if held.key not in self.shown)
+        unread = tuple(f"{where}: no reader returned a row of it" for where in left)
+        not_tried = (
+            *(*self.found.not_tried, *self.in_order, *unread),
+            *(*self.without_order, *self.streams.report().limits),
+        )
+        return settled(judge.findings, judge.words, judge.reads, orderings=raced, not_tried=not_tried)
 
     def give_to_next(self) -> None:
         """Another request's rows everywhere but at the bystander's."""
         mark(self.judge.ownership, self.found, self.units, BYSTANDER, self.plan.held)
         mark(self.judge.ownership, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
 
-    def understood(self, begin: Callable[[], None], read: Callable[[], object], what: str) -> list[Buffer]:
+    def understood(self, begin: Callable[[], None], read: LayerReader, what: str) -> list[Buffer]:
         """The buffers of which the reader returns rows once the load has finished, in the order of its tensors."""
         self.streams.release()
         begin()
@@ -144,7 +165,7 @@ class _Scene:
         give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
         known: list[Buffer] = []
         odd: list[str] = []
-        for tensor in _tensors(read()):
+        for tensor in _tensors(read(self.ids())):
             held = next((each for each in self.found.buffers if self._is_of(tensor, each)), None)
             if held is None:
                 odd.append(f"{list(tensor.shape)} of {tensor.dtype}".replace("torch.", ""))
@@ -158,9 +179,7 @@ class _Scene:
             )
         return known
 
-    def race(
-        self, begin: Callable[[], None], reads: Sequence[Callable[[], object]], reader: str, layer: int, seed: int
-    ) -> None:
+    def race(self, begin: Callable[[], None], reads: Sequence[LayerReader], reader: str, layer: int, seed: int) -> None:
         """Read the last of `reads` while the load is late, and judge what was read.
 
         reads: of the layers before too, in order. A reader may wait at the first layer for the whole load, so one that
@@ -182,7 +201,7 @@ class _Scene:
     def _read_late(
         self,
         begin: Callable[[], None],
-        reads: Sequence[Callable[[], object]],
+        reads: Sequence[LayerReader],
         known: Sequence[Buffer],
         what: str,
         seed: int,
@@ -190,17 +209,27 @@ class _Scene:
         """The rows that the last of `reads` gives under a load that is late; after other reads, one that runs only as
         far as somebody waits."""
         self.streams.release()
+        index = [held.index(rows_named(self.plan.into, held.unit, self.units)) for held in known]
+        ids = [self.ids() for _ in reads]
+        fired = self.streams.fired
         self.streams.hold(seed, is_lazy=len(reads) > 1 or seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
         begin()
+        self.streams.hold_no_more()  # a stream of the reader's own runs before the load, as far as it does not wait
         queued, loading = self.streams.queued, self.streams.progress()
-        for read in reads[:-1]:
-            read()
-        got = _tensors(reads[-1]())
+        got = [_tensors(read(at)) for read, at in zip(reads, ids, strict=True)][-1]
         self.streams.finish_since(loading)
         if len(got) != len(known):
             raise NotJudged(f"{what} returned {len(got)} tensors during a load, and {len(known)} after one")
-        seen = [self._rows_of(tensor, held) for tensor, held in zip(got, known, strict=True)]
+        # On a device a view of the buffer is read here, while the load is held, and not when it is compared.
+        rows = [
+            held.gathered(at) if overlap(tensor, held.rows) else tensor
+            for tensor, held, at in zip(got, known, index, strict=True)
+        ]
+        taken = zip(self.streams.taken(rows), known, index, strict=True)
+        seen = [bytes_of(tensor).reshape(len(at[0]), held.size) for tensor, held, at in taken]
         self.streams.release()
+        if self.streams.fired > fired:
+            self.without_order[f"{what} during a load that is late: the watchdog of the device ended a hold"] = None
         if not queued:
             raise NotJudged(
                 "load put nothing on a stream of its own, so there was nothing to wait for. Make the pool and its "
@@ -248,10 +277,6 @@ class _Scene:
         """The rows of the slots that the tensor shows at this moment."""
         ids = rows_named(self.plan.into, held.unit, self.units)
         return held.read(ids) if overlap(tensor, held.rows) else bytes_of(tensor).reshape(len(ids), held.size)
-
-
-def _read(reader: Reader, layer: int, make: Callable[[list[int]], object], into: Sequence[int]) -> object:
-    return reader(layer, make(list(into)))
 
 
 def _tensors(got: object) -> list[torch.Tensor]:

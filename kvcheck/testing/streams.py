@@ -14,8 +14,8 @@ Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream
 from kvcheck.testing.failures import NotJudged
 
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
@@ -36,7 +36,7 @@ _MISSING = object()
 class Streams:
     """The streams of one block of `streams()`: what `waits` holds back. Code under test needs torch.cuda's names only.
 
-    is_real: they are a device's, and held work is work behind a spinning kernel.
+    is_real: they are a device's, and held work is work behind a kernel that waits.
     """
 
     is_real = False
@@ -53,19 +53,35 @@ class Streams:
         """From now on side streams run when they are waited for; or, unless is_lazy, also whenever the seed says so."""
         self._machine.follow(LAZY if is_lazy else RANDOM, seed)
 
+    def hold_no_more(self) -> None:
+        """What is late stays late. On a device, what side streams are given from now on is not held."""
+
     def release(self) -> None:
         """Run everything, and from now on run work at once."""
         self._machine.follow(EAGER, 0)
 
-    def progress(self) -> Mapping[SideStream, int]:
+    def progress(self) -> Mapping[Any, int]:
         """How much each side stream has been given so far."""
         return self._machine.given()
 
-    def finish_since(self, before: Mapping[SideStream, int]) -> None:
+    def finish_since(self, before: Mapping[Any, int]) -> None:
         """Wait for the streams that were given something since then, and for no other one but those they wait for."""
         for stream, count in self._machine.given().items():
             if count > before.get(stream, 0):
                 stream.reach(stream.put_count)
+
+    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the current stream has just read, as it was read: whatever runs from now on."""
+        return read
+
+    @property
+    def fired(self) -> int:
+        """Holds that the watchdog of a device ended, up to the last `release`. They imposed no order."""
+        return 0
+
+    def report(self) -> HoldReport:
+        """How work was held since the last report, up to the last `release`."""
+        return HoldReport()
 
 
 class _RealStreams(Streams):
@@ -74,30 +90,51 @@ class _RealStreams(Streams):
     is_real = True
 
     def __init__(self, device: str) -> None:
-        self._cuda = CudaMachine(device)
+        self.cuda = CudaMachine(device)
+        self._fired = 0
+        self._given: dict[Any, int] = {}
 
     @property
     def queued(self) -> int:
-        return self._cuda.queued
+        return self.cuda.queued
 
     def hold(self, seed: int, *, is_lazy: bool) -> None:
-        self._cuda.reset(LAZY if is_lazy else RANDOM, seed)
+        self.cuda.reset(LAZY if is_lazy else RANDOM, seed)
+
+    def hold_no_more(self) -> None:
+        self.cuda.hold_no_more()
 
     def release(self) -> None:
-        self._cuda.reset(EAGER, 0)
+        self.cuda.settle()
+        self._fired += self.cuda.fired
+        self.cuda.reset(EAGER, 0)
 
-    def progress(self) -> Mapping[SideStream, int]:
-        return {}
+    def progress(self) -> Mapping[Any, int]:
+        return dict(self._given)
 
-    def finish_since(self, before: Mapping[SideStream, int]) -> None:
-        """Nothing: what is copied to the host from a device waits for the current stream."""
+    def finish_since(self, before: Mapping[Any, int]) -> None:
+        """The current stream waits for them. What is read next waits for it."""
+        for stream, count in self._given.items():
+            if count > before.get(stream, 0):
+                torch.cuda.current_stream().wait_stream(stream)
+
+    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return self.cuda.taken(read)
+
+    @property
+    def fired(self) -> int:
+        return self._fired
+
+    def report(self) -> HoldReport:
+        return self.cuda.take_report()
 
     @contextmanager
     def entered(self, enter: Callable[[Any], Any], stream: Any) -> Iterator[Any]:
         """torch.cuda.stream, with a hold behind the entry into a side stream."""
         with enter(stream) as made:
             if stream is not None and stream != torch.cuda.default_stream():
-                self._cuda.queue(lambda: None)
+                self._given[stream] = self._given.get(stream, 0) + 1
+                self.cuda.queue(lambda: None)
             yield made
 
 
@@ -109,9 +146,11 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
     "cuda" or "cuda:N" for a real device's streams; without it, cuda where torch sees one.
 
     With stand-ins, tensors lie on the CPU, and in the thread of the block what a side stream is given runs late. So a
-    missing wait is found each time. On a device, `torch.cuda.stream(...)` is entered behind a spinning kernel of about
-    20 ms; a reader that forgets to wait then reads too early unless something else took longer, so that a pass says
-    only that no wrong read was seen. This has not run on a GPU yet.
+    missing wait is found each time. On a device, `torch.cuda.stream(...)` is entered behind a kernel that holds what
+    follows until a read has run without it, or has to wait for it. That needs triton; without it the kernel spins for
+    about 20 ms, time decides what runs meanwhile, and the result says so in `not_tried`. Events, streams and
+    torch.cuda.synchronize() let held work go when the process waits for it; a read that copies to the host does not,
+    and a watchdog ends its holds, which then imposed no order. This has not run on a GPU yet.
 
     Not replaced: streams of C++ extensions, CUDA graphs, `with stream:` on a device, other threads.
     """
@@ -142,11 +181,40 @@ def _on_device(kind: str) -> Iterator[Streams]:
         made = _RealStreams(kind)
     except CannotDrive as why:
         raise NotJudged(f"no streams of {kind}: {why}; with device='cpu' there are stand-ins") from why
-    with _replaced(torch.cuda, {"stream": partial(made.entered, torch.cuda.stream)}):
+    own = {
+        "stream": partial(made.entered, torch.cuda.stream),
+        "synchronize": partial(_let_all_go, made.cuda, torch.cuda.synchronize),
+    }
+    with ExitStack() as replaced:
+        replaced.enter_context(_replaced(torch.cuda, own))
+        for waited in (torch.cuda.Event, torch.cuda.Stream):
+            replaced.enter_context(_replaced(waited, _giving_way(made.cuda, waited)))
         try:
             yield made
         finally:
             made.release()
+
+
+def _let_all_go(machine: CudaMachine, synchronize: Callable[..., Any], *device: Any) -> None:
+    """torch.cuda.synchronize, for which nothing is held."""
+    machine.let_go()
+    synchronize(*device)
+
+
+def _giving_way(machine: CudaMachine, kind: Any) -> dict[str, Any]:
+    """Methods of events or streams that make the process wait: what they wait for is let go, piece by piece."""
+    has_run, wait = kind.query, kind.synchronize
+
+    def query(waited: Any) -> bool:
+        is_reached = bool(has_run(waited))
+        machine.polled(is_reached)
+        return is_reached
+
+    def synchronize(waited: Any) -> None:
+        machine.let_go_until(partial(has_run, waited))
+        wait(waited)
+
+    return {"query": query, "synchronize": synchronize}
 
 
 class _LateMachine(Machine):

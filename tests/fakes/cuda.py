@@ -24,9 +24,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from kvcheck.core.base import cuda_hold
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
+from kvcheck.core.probes.frame import cuda_streams
 from kvcheck.core.stress import runner
 
 Entry = Callable[[], bool]
@@ -53,7 +55,11 @@ class Machine:
         self.has_stalled = False
         self.lost: str | None = None
         self.chunks_left = 0
-        self.ordinary = Stream(self)
+        # Classes, as torch's are: whoever changes a method of them changes what all streams do.
+        self.stream_kind: type[Stream] = _FromPool("MachineStream", (Stream,), {"pool_of": self})
+        self.event_kind: type[Event] = type("MachineEvent", (Event,), {"of": self})
+        self.fires = 0
+        self.ordinary = self._new_stream()
         self._mix = Rng(seed)
         self._pools: dict[int, list[Stream]] = {}
         self._handed: dict[int, int] = {}
@@ -63,8 +69,12 @@ class Machine:
         pool, number = self._pools.setdefault(priority, []), self._handed.get(priority, 0)
         self._handed[priority] = number + 1
         if len(pool) < POOL:
-            pool.append(Stream(self))
+            pool.append(self._new_stream())
         return pool[number % POOL]
+
+    def _new_stream(self) -> Stream:
+        made: Stream = type.__call__(self.stream_kind, self)
+        return made
 
     def looks(self) -> int:
         """A clock: how often it was looked at."""
@@ -110,6 +120,15 @@ class Machine:
         self.until(lambda: not any(stream.queue for stream in self.streams))
 
 
+class _FromPool(type):
+    """A class of streams that hands out those of its machine's pools."""
+
+    pool_of: Machine
+
+    def __call__(cls, device: object = None, priority: int = 0) -> Stream:
+        return cls.pool_of.stream_of_pool(device, priority)
+
+
 class Stream:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -137,19 +156,31 @@ class Stream:
     def synchronize(self) -> None:
         self.machine.until(lambda: not self.queue)
 
+    def query(self) -> bool:
+        self.machine.jitter()
+        return not self.queue
+
     def wait_event(self, event: Event) -> None:
         self.machine.check()
         assert self.graph is None, "a capture that waits for the outside is invalid"
         reached = event.reached
         self.queue.append(lambda: reached[0])
 
+    def wait_stream(self, stream: Stream) -> None:
+        event = self.machine.event_kind()
+        event.record(stream)
+        self.wait_event(event)
+
 
 class Event:
-    def __init__(self, machine: Machine, enable_timing: bool = False) -> None:
-        self.machine = machine
+    of: ClassVar[Machine]
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.machine = self.of
         self.reached = [True]
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or self.machine.current or self.machine.ordinary
         assert stream.graph is None
         self.reached = reached = [False]
         stream.call(lambda: reached.__setitem__(0, True))
@@ -158,6 +189,9 @@ class Event:
         self.machine.jitter()
         self.machine.check()
         return self.reached[0]
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or self.machine.current or self.machine.ordinary).wait_event(self)
 
     def synchronize(self) -> None:
         self.machine.until(lambda: self.reached[0])
@@ -236,6 +270,7 @@ def installed(seed: int) -> Iterator[Machine]:
         def entry() -> bool:
             is_raised = int(flag) >= until
             if is_raised or machine.has_stalled:
+                machine.fires += not is_raised
                 machine.has_stalled = False
                 outcome[0] = int(is_raised)
             return bool(is_raised or int(outcome[0]) == 0)
@@ -247,18 +282,21 @@ def installed(seed: int) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
-        patch.setattr(torch.cuda, "Stream", machine.stream_of_pool)
-        patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(machine))
+        patch.setattr(torch.cuda, "Stream", machine.stream_kind)
+        patch.setattr(torch.cuda, "Event", machine.event_kind)
+        patch.setattr(torch.cuda, "set_device", lambda index: None)
         patch.setattr(torch.cuda, "CUDAGraph", CapturedGraph)
         patch.setattr(runner, "CudaBackend", machine.backend)
         patch.setattr(torch.cuda, "stream", on_stream)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: machine.current or machine.ordinary)
+        patch.setattr(torch.cuda, "default_stream", lambda device=None: machine.ordinary)
         patch.setattr(torch.cuda, "synchronize", machine.synchronize)
         patch.setattr(torch, "empty", lambda *a, pin_memory=False, device=None, **k: allocate(*a, **k))
         patch.setattr(torch, "zeros", lambda *a, pin_memory=False, device=None, **k: zeros(*a, **k))
-        patch.setattr(cuda, "hold", hold)
-        patch.setattr(cuda, "asks_triton", lambda *tensors: True)
+        patch.setattr(cuda_hold, "hold", hold)
+        patch.setattr(cuda_hold, "why_not", lambda outcome: None)
         clock = SimpleNamespace(sleep=lambda seconds: machine.jitter(), monotonic=lambda: float(machine.looks()))
         patch.setattr(holds, "time", clock)
         patch.setattr(streamed, "time", clock)
+        patch.setattr(cuda_streams, "time", clock)
         yield machine

@@ -6,14 +6,17 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rigs.interpreted import interpreted_check, needs_triton
 
-from kvcheck.kernels.hold import hold, hold_torch, release_torch
+from kvcheck import kernels
+from kvcheck.kernels.hold import hold, hold_torch, release_torch, why_not
 
 # flag, until, looks: released, how often it was looked at
 CASES = {
@@ -60,6 +63,25 @@ def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
         """
     )
     assert said == [str(len(CASES))]
+
+
+@pytest.mark.parametrize(
+    ("has_triton", "module", "why"),
+    [
+        (False, SimpleNamespace(IS_INTERPRETED=False), "there is none"),
+        (True, None, "this one cannot be imported (import of kvcheck.kernels.hold_triton halted"),
+        (True, SimpleNamespace(IS_INTERPRETED=True), "TRITON_INTERPRET runs its kernels in the process"),
+        (True, SimpleNamespace(IS_INTERPRETED=False), None),
+    ],
+)
+def test_it_says_why_a_lane_cannot_be_held(
+    has_triton: bool, module: object, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.hold, "asks_triton", lambda *tensors: has_triton)
+    monkeypatch.delattr(kernels, "hold_triton", raising=False)  # or the import finds it there
+    monkeypatch.setitem(sys.modules, "kvcheck.kernels.hold_triton", module)  # type: ignore[arg-type]
+    told = why_not(torch.zeros(2, dtype=torch.int64))
+    assert told == why or (why is not None and str(told).startswith(why))
 
 
 def test_another_thread_releases_a_hold() -> None:

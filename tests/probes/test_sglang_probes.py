@@ -34,6 +34,7 @@ FAULTS = [
     ("views", "metadata.get-buf", {"KV305", "KV102", "KV103"}),
     ("row-remembered", "metadata.get-buf", {"KV102"}),
     ("no-wait", "layer-wait.nsa", {"KV201"}),
+    ("waits-for-layer-before", "layer-wait.nsa", {"KV201"}),
     ("moved-in-place", "index-moves.hybrid-kernel", {"KV302"}),
     ("moved-in-place", "index-moves.mamba-tree-kernel", {"KV302", "KV902"}),
     ("side-not-moved", "index-moves.hybrid-kernel", {"KV302"}),

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from rigs.waits import WAITS
 
+from kvcheck.core.probes.frame import cuda_streams
 from kvcheck.testing import IntegrityError, Judged, NotJudged, Streams, streams, waits
 
 SLOTS, LAYERS = 31, 2
@@ -50,29 +52,6 @@ class Pool:
 def judge(held: Streams, pool: Any, **options: Any) -> Judged:
     own = {"save": pool.save, "load": pool.load, "read": pool.read, "layers": LAYERS, "slots": SLOTS}
     return waits(pool, streams=held, **own | options)
-
-
-def poll(pool: Pool, layer: int) -> None:
-    while not pool.loaded[layer].query():
-        pass
-
-
-def poll_stream(pool: Pool, layer: int) -> None:
-    while not pool.stream.query():
-        pass
-
-
-WAITS: dict[str, Callable[[Pool, int], object]] = {
-    "the current stream waits for the event": lambda pool, layer: pool.loaded[layer].wait(),
-    "named stream": lambda pool, layer: torch.cuda.current_stream().wait_event(pool.loaded[layer]),
-    "the process waits for the event": lambda pool, layer: pool.loaded[layer].synchronize(),
-    "the process waits for the stream": lambda pool, layer: pool.stream.synchronize(),
-    "wait_stream": lambda pool, layer: torch.cuda.current_stream().wait_stream(pool.stream),
-    "the process waits for all": lambda pool, layer: torch.cuda.synchronize(),
-    "a later layer's event": lambda pool, layer: pool.loaded[LAYERS - 1].wait(),
-    "asks the event again and again": poll,
-    "asks the stream again and again": poll_stream,
-}
 
 
 @pytest.mark.parametrize("way", WAITS)
@@ -276,6 +255,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(cuda_streams, "_made_holds", lambda device: "triton is needed, and there is none")
     return lines
 
 

@@ -59,7 +59,7 @@ def profile(runner: ScheduleRunner, plan: Plan, path: Path) -> Outcome:
     # Lanes may be threads that began before the profile, or begin in it.
     all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     try:
-        with torch.profiler.profile(activities=kinds, experimental_config=all_threads) as seen:
+        with torch.profiler.profile(activities=kinds, experimental_config=all_threads, acc_events=True) as seen:
             outcome = runner.run(plan, around=MarkedBackend)
         seen.export_chrome_trace(str(draft))
         draft.replace(path)

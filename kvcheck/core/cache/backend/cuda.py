@@ -3,26 +3,23 @@
 Invariants:
 - Every stream is used for one thing: a lane, allocation and uploads, or captures. Two lanes on one stream would be
   ordered, and a run would prove less than it says.
-- Flags, outcomes and the kernel of a hold are made and loaded before the first hold. Doing so later may wait for the
-  device, and so for a held lane.
-- Only the process writes the flag of a hold, and without a stream. So a release never queues behind what it releases.
+- Holds are made and loaded before the first is placed. Doing so later may wait for the device, and so for a held lane.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 
 import torch
 
+from kvcheck.core.base.cuda_hold import cuda_holds
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, OperationObserver, Place
 from kvcheck.core.cache.backend.delays import Delay
 from kvcheck.core.cache.backend.device import WATCHDOG_NS, DeviceHold
 from kvcheck.core.cache.backend.streamed import StreamedBackend
-from kvcheck.kernels.compilers import asks_triton
-from kvcheck.kernels.hold import hold, release_torch
 
 STREAMS_MOST = 64
 """Streams of a priority that are asked for before the next priority is tried. torch has 32 of each, in turn."""
@@ -31,8 +28,6 @@ ORDINARY, URGENT = 0, -1
 """Priorities of streams. torch has a pool of streams for each."""
 
 GRACE_S = 0.002
-LOOKS_MOST = 1 << 32
-"""Looks that end a hold whose clock stands still: hours, where one look takes a microsecond."""
 
 
 def cuda_device(index: int) -> torch.device:
@@ -121,15 +116,11 @@ class CudaDevice:
 
     def holds(self, count: int) -> Sequence[DeviceHold[torch.cuda.Stream]]:
         """Raises UnknownVerdict without triton, whose kernel holds a stream."""
-        # Two words for each place, so that every flag has the alignment of the first and the kernel is compiled once.
-        flags = torch.zeros((count, 2), dtype=torch.int64, pin_memory=True)
-        with torch.cuda.stream(self._service):
-            outcomes = torch.zeros((count, 2), dtype=torch.int64, device=self.device)
-        if not asks_triton(outcomes):
-            raise UnknownVerdict("delays on a device need triton, which holds a lane; pip install 'kvcheck[triton]'")
-        made = [_CudaHold(flags[at, :1], outcomes[at], self._outcome) for at in range(count)]
-        made[0].launch(self._service, is_raised=True)
-        self._service.synchronize()
+        made = cuda_holds(count, self.device, self._service, limit_ns=WATCHDOG_NS, read=self._outcome)
+        if isinstance(made, str):
+            raise UnknownVerdict(
+                f"delays on a device need triton, which holds a lane, and {made}; pip install 'kvcheck[triton]'"
+            )
         return made
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
@@ -183,36 +174,6 @@ class CudaDevice:
         """How a hold has ended. Its kernel has run, so the copy waits for nothing else."""
         with torch.cuda.stream(self._service):
             return int(outcome[0])
-
-
-class _CudaHold:
-    """A kernel of one warp: its flag in pinned memory, its outcome, and the event behind it."""
-
-    def __init__(self, flag: torch.Tensor, outcome: torch.Tensor, read: Callable[[torch.Tensor], int]) -> None:
-        self._flag = flag
-        self._outcome = outcome
-        self._read = read
-        self._event: torch.cuda.Event | None = None
-
-    def place(self, stream: torch.cuda.Stream) -> None:
-        self.launch(stream, is_raised=False)
-
-    def launch(self, stream: torch.cuda.Stream, *, is_raised: bool) -> None:
-        """is_raised: the hold ends at once."""
-        release_torch(self._flag, int(is_raised))
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            hold(self._flag, self._outcome, until=1, looks=LOOKS_MOST, limit_ns=WATCHDOG_NS)
-            self._event.record(stream)
-
-    def release(self) -> None:
-        release_torch(self._flag, 1)
-
-    def has_ended(self) -> bool:
-        return self._event is not None and bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def has_fired(self) -> bool:
-        return self._read(self._outcome) == 0
 
 
 def _graph(captured: object) -> torch.cuda.CUDAGraph:

@@ -1,32 +1,58 @@
 """Real CUDA streams behind the interface that probes use. Work on a side stream is held before it runs.
 
-The counterpart of `streams` where the engine's environment has a GPU. A hold is a spinning kernel in front of the work,
-on the same stream. A reader that does not wait for the work reads before it has run.
+The counterpart of `streams` where the engine's environment has a GPU. A hold is a kernel in front of the work, on the
+same stream, that waits until the process lets it go. So a read is known to have come before the work, if it ran while
+the work was held; and to have waited, if it did not run until the work was let go.
+
+    side stream    hold | rows of layer 0 | hold | rows of layer 1 | ...
+    main stream    the engine's read of layer 1, then a copy of what it read
+    process        has the copy run? if not: the first hold goes. Has it run? if not: the next goes ...
+
+Without triton a hold spins for a fixed number of cycles, which says less: what runs during it is up to the device.
 
 Invariants:
 - Nothing of torch is replaced. The engine calls the real streams, events and synchronisation.
-- Holds end by themselves. Equal seeds and equal calls give equal holds. What runs during a hold is up to the device, so
-  a pass says only that no wrong read was seen.
+- No hold stands when this module makes the process wait for the device. One that the engine waits for ends by itself
+  after LIMIT_NS; it has imposed no order, and is counted.
+- Equal seeds and equal calls give equal holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 
+from kvcheck.core.base.cuda_hold import CudaHold, cuda_holds
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.streams import EAGER, LAZY
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, HoldReport
 
 HOLD_CYCLES = 40_000_000
-"""Cycles that a hold spins: 20 ms at 2 GHz, thousands of times what a small copy takes."""
+"""Cycles that a hold without triton spins: 20 ms at 2 GHz, thousands of times what a small copy takes."""
+
+LIMIT_NS = 250_000_000
+"""A hold ends by itself after so long."""
+
+HOLDS_MOST = 256
+"""Holds between two settlements. More would have to be made while streams are held, and that may wait for them."""
+
+GRACE_S, GRACE_LOOKS = 0.002, 20
+"""So long, and in so many looks, a read that waits for nothing may take to run: a hundred times what it takes."""
+
+POLLS_MOST = 1000
+"""After so many polls without success one hold goes: a process that only polls would wait for the watchdog."""
 
 
 class CudaMachine:
-    """The streams of one device, and how long work on them is held."""
+    """The streams of one device, and what holds work on them.
+
+    queued: pieces of work since the last reset. fired: holds since then that the watchdog ended, known when settled.
+    """
 
     def __init__(self, device: str) -> None:
         if not torch.cuda.is_available():
@@ -35,15 +61,24 @@ class CudaMachine:
         if index >= torch.cuda.device_count():
             raise CannotDrive(f"{device}: this machine has {torch.cuda.device_count()} CUDA devices")
         torch.cuda.set_device(index)
+        self._has_run: Callable[[Any], bool] = torch.cuda.Event.query
+        made = attempt(lambda: _made_holds(torch.device("cuda", index)))
+        self._why_spin = made.text if isinstance(made, Fault) else made if isinstance(made, str) else None
+        self._free: list[CudaHold] = made if isinstance(made, list) else []
+        self._standing: list[CudaHold] = []  # not let go, in the order in which they were placed
+        self._placed: list[CudaHold] = []  # since the last settlement
+        self._report = HoldReport()
+        self.fired = 0
         self.reset(EAGER, 0)
 
     def reset(self, order: str, seed: int) -> None:
         """Wait for everything. From now on hold never (eager), always (lazy), or as the seed says (random)."""
-        torch.cuda.synchronize()
+        self.settle()
         self._order = order
         self._mix = Rng(seed)
+        self._polls = 0
         self.queued = 0
-        self.holds = 0
+        self.fired = 0
 
     def side(self) -> Any:
         """A new stream."""
@@ -58,10 +93,96 @@ class CudaMachine:
         """Put work on the current stream, behind a hold. Work that blocks the host would wait for the hold."""
         self.queued += 1
         if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
-            self.holds += 1
-            torch.cuda._sleep(HOLD_CYCLES)  # type: ignore[no-untyped-call]
+            self._hold()
         work()
 
+    def hold_no_more(self) -> None:
+        """What is held stays held, and what is queued from now on is not."""
+        self._order = EAGER
+
+    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What was read as the current stream finds it, with no more work let go than the stream waits for."""
+        if self._why_spin is not None:
+            return read
+        copies = [each.clone() for each in read]
+        behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        behind.record()
+        self.let_go_until(partial(self._has_run, behind))
+        self.let_go()
+        return copies
+
+    def let_go_until(self, is_reached: Callable[[], bool]) -> None:
+        """Let holds go one by one, in the order in which they were placed, until this is so."""
+        while self._standing and not _is_soon(is_reached):
+            self._let_first_go()
+
+    def polled(self, is_reached: bool) -> None:
+        """The process has asked whether work has run."""
+        self._polls = 0 if is_reached else self._polls + 1
+        if self._polls >= POLLS_MOST and self._standing:
+            self._polls = 0
+            self._let_first_go()
+
+    def let_go(self) -> None:
+        """Let everything go."""
+        while self._standing:
+            self._let_first_go()
+
     def settle(self) -> None:
-        """Wait for everything."""
+        """Wait for everything, and count how holds ended."""
+        self.let_go()
         torch.cuda.synchronize()
+        fired = sum(each.has_fired() for each in self._placed)
+        self.fired += fired
+        self._report = self._report.plus(HoldReport(fired=fired))
+        self._free += self._placed
+        self._placed = []
+
+    def take_report(self) -> HoldReport:
+        """How work was held since the last report. Call it when settled."""
+        report, self._report = self._report, HoldReport()
+        return report
+
+    def _hold(self) -> None:
+        if self._why_spin is not None:
+            torch.cuda._sleep(HOLD_CYCLES)  # type: ignore[no-untyped-call]
+            self._report = self._report.plus(HoldReport(spun=1, why_spin=self._why_spin))
+        elif not self._free:
+            self._report = self._report.plus(HoldReport(lacking=1))
+        else:
+            hold = self._free.pop()
+            hold.stand()
+            self._standing.append(hold)
+            self._placed.append(hold)
+            self._report = self._report.plus(HoldReport(placed=1))
+
+    def _let_first_go(self) -> None:
+        self._standing.pop(0).release()
+
+
+def _made_holds(device: torch.device) -> list[CudaHold] | str:
+    """Holds of the device, one of which was tried; or why there are none."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    made = cuda_holds(HOLDS_MOST, device, stream, limit_ns=LIMIT_NS, read=lambda outcome: int(outcome[0]))
+    if isinstance(made, str):
+        return f"triton is needed, and {made}"
+    beside = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    made[0].place(stream)
+    beside.record()
+    is_beside, has_ended = _is_soon(beside.query), made[0].has_ended()
+    made[0].release()
+    stream.synchronize()
+    if has_ended:
+        return "a hold on this device does not hold"
+    if not is_beside:
+        return "the other streams of this device stand still behind one that is held"
+    return "a flag that is raised does not reach a hold on this device" if made[0].has_fired() else made
+
+
+def _is_soon(is_reached: Callable[[], bool]) -> bool:
+    """Whether it is so within the time of grace."""
+    for _ in range(GRACE_LOOKS):
+        if is_reached():
+            return True
+        time.sleep(GRACE_S / GRACE_LOOKS)
+    return is_reached()

@@ -9,23 +9,31 @@ Invariants:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
+
+import torch
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.frame.streams import Machine
+from kvcheck.core.probes.frame.streams import HoldReport, Machine
 from kvcheck.core.probes.frame.stubs import Stubs
 
 T = TypeVar("T")
 
 
 class StreamsOfDevice(Protocol):
-    """Streams to queue work on: stand-ins on a CPU, real ones on a device."""
+    """Streams to queue work on: stand-ins on a CPU, real ones on a device.
+
+    fired: holds since the reset that their watchdog ended, known when settled. They imposed no order.
+    """
+
+    @property
+    def fired(self) -> int: ...
 
     def reset(self, order: str, seed: int) -> None:
         """Drop what is queued, or wait for it. From now on work is delayed in this order."""
@@ -39,8 +47,14 @@ class StreamsOfDevice(Protocol):
     def queue(self, work: Callable[[], None]) -> None:
         """Put work on the current stream."""
 
+    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What the current stream has just read, in the same order: as it was read, whatever runs from now on."""
+
     def settle(self) -> None:
         """Run everything that is queued."""
+
+    def take_report(self) -> HoldReport:
+        """How work was held since the last report. Call it when settled."""
 
 
 class Stop(Exception):

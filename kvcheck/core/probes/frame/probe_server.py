@@ -39,6 +39,7 @@ VARIABLES = {
         "TOKENIZERS_PARALLELISM": "false",
     },
     "cuda": {
+        "TRITON_INTERPRET": "0",  # the caller's may be 1, and an interpreted hold would wait for its own process
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one stands in nobody's way
         "TOKENIZERS_PARALLELISM": "false",
     },
@@ -108,10 +109,14 @@ class ProbeServer:
         made: Probe = probe()
         unknown = run(made, rig, row.wants)
         self._machine.settle()
+        held = self._machine.take_report()
+        for text in held.notes:
+            rig.judge.note(text)
+        reasons = [each for each in (unknown, None if rig.judge.findings else held.gap) if each]
         return Reply(
             findings=tuple(rig.judge.findings),
             evidence=rig.judge.evidence(),
-            unknown=unknown,
+            unknown="; ".join(reasons) or None,
             notes=tuple(rig.judge.notes),
             stubs=tuple(sorted(self._stubs.served)),
         )

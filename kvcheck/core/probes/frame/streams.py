@@ -12,12 +12,14 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.rng import Rng
 
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
@@ -25,8 +27,63 @@ ORDERS = (LAZY, RANDOM, EAGER)
 """When queued work runs: at the first wait (lazy), whenever the seed says so (random), or at once (eager)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldReport:
+    """How work was held on a real device. On stand-in streams nothing has to be: the report is empty.
+
+    placed: holds that stood until the process let them go, but for those that fired: the watchdog ended these. spun:
+    holds of a fixed number of cycles. why_spin: why there were no others. lacking: work in front of which there should
+    have been a hold, when all were in use.
+    """
+
+    placed: int = 0
+    fired: int = 0
+    spun: int = 0
+    lacking: int = 0
+    why_spin: str = ""
+
+    def plus(self, other: HoldReport) -> HoldReport:
+        """The sums of both."""
+        return HoldReport(
+            placed=self.placed + other.placed,
+            fired=self.fired + other.fired,
+            spun=self.spun + other.spun,
+            lacking=self.lacking + other.lacking,
+            why_spin=self.why_spin or other.why_spin,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For the record: by what work was held, and what imposed no order."""
+        return (*(["work is held until the process lets it go"] if self.placed else []), *self.limits)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What imposed no order, or one that time decides."""
+        told = [f"work is held by a kernel that spins for a fixed time: {self.why_spin}"] if self.spun else []
+        if self.fired:
+            told.append(f"{self._ended}; these imposed no order")
+        if self.lacking:
+            told.append(f"not exercised: {counted(self.lacking, 'delay')}, as all holds were in use")
+        return tuple(told)
+
+    @property
+    def gap(self) -> str | None:
+        """Why the order of what was held was not tried, or None."""
+        if not self.placed or self.fired < self.placed:
+            return None
+        return f"not exercised: {self._ended}, so no order was imposed"
+
+    @property
+    def _ended(self) -> str:
+        return f"the watchdog of the device ended {self.fired} of {counted(self.placed, 'hold')}"
+
+
 class Machine:
     """All streams of a child process, and the schedule they follow."""
+
+    fired = 0
+    """Holds that a watchdog ended: there is none here."""
 
     def __init__(self) -> None:
         self.reset(EAGER, 0)
@@ -72,6 +129,14 @@ class Machine:
         """Run everything that is queued."""
         for stream in self._side:
             stream.reach(stream.put_count)
+
+    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What was read. It holds what it held when it was read: nothing runs meanwhile."""
+        return read
+
+    def take_report(self) -> HoldReport:
+        """Nothing is held: work that has to be late has not begun."""
+        return HoldReport()
 
     def synchronize(self, *_: object) -> None:
         """The process waits for all streams."""

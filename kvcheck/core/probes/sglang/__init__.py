@@ -60,6 +60,7 @@ SGLANG: Final = EngineSpec(
             subjects=("mha", "mla", "nsa"),
             entry="kvcheck.core.probes.sglang.layer_wait:LayerWait",
             shows="every reader of a pool waits for its layer's load before it reads",
+            wants=("orderings_checked",),
             devices=_BOTH,
         ),
         ProbeRow(

@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -89,37 +89,50 @@ def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
     return fitted(method, offered)
 
 
-def seen(made: SmallPool, got: Any, layer: int, tokens: torch.Tensor) -> Iterator[Seen]:
-    """The returned tensors as rows of buffers, copied now."""
-    behind = 0
-    for tensor in got if isinstance(got, (tuple, list)) else (got,):
-        if isinstance(tensor, torch.Tensor):
-            for held in made.writer.found.buffers:
-                if held.layer == layer and (rows := _rows_of(made, held, tensor, tokens, behind)) is not None:
-                    behind += int(rows.part.sum())
-                    yield rows
-                    break
+def tensors_of(got: Any) -> list[torch.Tensor]:
+    """The tensors that a getter returned, in order."""
+    return [each for each in (got if isinstance(got, (tuple, list)) else (got,)) if isinstance(each, torch.Tensor)]
 
 
-def _rows_of(made: SmallPool, held: BufferView, tensor: torch.Tensor, tokens: torch.Tensor, behind: int) -> Seen | None:
+def seen(
+    made: SmallPool, got: Any, layer: int, tokens: torch.Tensor, taken: Sequence[torch.Tensor] | None = None
+) -> Iterator[Seen]:
+    """The returned tensors as rows of buffers, copied now. taken: what these tensors held when they were read."""
+    behind, returned = 0, tensors_of(got)
+    for tensor, values in zip(returned, returned if taken is None else taken, strict=True):
+        for held in made.writer.found.buffers:
+            if held.layer == layer and (rows := _rows_of(made, held, tensor, values, tokens, behind)) is not None:
+                behind += int(rows.part.sum())
+                yield rows
+                break
+
+
+def _rows_of(
+    made: SmallPool,
+    held: BufferView,
+    tensor: torch.Tensor,
+    values: torch.Tensor,
+    tokens: torch.Tensor,
+    behind: int,
+) -> Seen | None:
     """A tensor as rows of a buffer. It is the buffer, the first part of its rows, or gathered rows, keys or scales.
 
-    behind: bytes of the rows that the tensors before it held, if rows are returned in parts.
+    values: what it held. behind: bytes of the rows that the tensors before it held, if rows are returned in parts.
     """
     ids = next((owned.ids for owned in made.owned(tokens) if owned.unit == held.unit), ())
     size = held.rows.shape[1]
     if tensor.data_ptr() == held.rows.data_ptr() and tensor.shape[0] == held.rows.shape[0]:
-        rows = tensor[list(ids)].contiguous().flatten(1).view(torch.uint8).clone()
+        rows = values[list(ids)].contiguous().flatten(1).view(torch.uint8).clone()
         return Seen(held, rows, torch.arange(size) < rows.shape[1], ids)
     if tensor.shape[0] != len(tokens):
         return None
     at = torch.arange(size)
     if held.unit == "token" and tensor.dtype is not torch.uint8:
-        rows = tensor.contiguous().flatten(1).view(torch.uint8)
+        rows = values.contiguous().flatten(1).view(torch.uint8)
         return Seen(held, rows.clone(), (at >= behind) & (at < behind + rows.shape[1]), ids)
     if held.unit != "page" or tensor.dtype is not torch.uint8:
         return None
     keys = made.page_size * INDEX_HEAD_DIM
     part = at < keys if tensor.shape[1] == INDEX_HEAD_DIM else at >= keys
-    rows = tensor.contiguous().view(len(ids), -1)
+    rows = values.contiguous().view(len(ids), -1)
     return Seen(held, rows.clone(), part, ids) if rows.shape[1] == int(part.sum()) else None

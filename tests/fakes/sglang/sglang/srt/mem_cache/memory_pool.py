@@ -124,11 +124,15 @@ class NSATokenToKVPool(MLATokenToKVPool):
 
     def get_key_buffer(self, layer_id):
         self.wait(layer_id)
+        if has_fault("all-read-on-host"):
+            self.kv_buffer[layer_id].cpu()
         return self.kv_buffer[layer_id]
 
     def get_index_buffer(self, layer_id):
         if not has_fault("no-wait"):
-            self.wait(layer_id)
+            self.wait(max(0, layer_id - 1) if has_fault("waits-for-layer-before") else layer_id)
+        if has_fault("reads-on-host") or has_fault("all-read-on-host"):
+            self.index_k[layer_id].cpu()
         return self.index_k[layer_id]
 
     def get_cpu_copy(self, indices, mamba_indices=None):
