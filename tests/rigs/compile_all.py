@@ -21,7 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[up]) for up in (1, 2)]  # kvcheck need not be installed
+sys.path.insert(0, str(Path(__file__).parents[2]))  # kvcheck need not be installed
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from rigs.ahead_of_time import compiled
