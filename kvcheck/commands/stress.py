@@ -150,11 +150,11 @@ def stress(
         _plan_cells(ctx, session, plans, wanted, min_schedules)
         _plan_cells(ctx, session, beside.plans, min(wanted, MOST), MOST)
         tasks = _tasks(session, out if resume else None)
-        session.warnings += [*row.untried(base, plans), *beside.untried, *exposure(base, place)]
+        session.warnings += [*(of_row := row.untried(base, plans)), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
-        untried = [*(row.untried(base, plans) if base.own_target or row.tells_notes else ()), *beside.untried]
-        _tell_end(session, mutant, untried, max_time, interrupted=interrupted)
+        told = of_row if base.own_target or row.tells_notes or base.on_device else ()
+        _tell_end(session, mutant, [*told, *beside.untried], max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 

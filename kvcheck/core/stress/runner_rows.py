@@ -189,10 +189,13 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
 
 
 def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """What is tried of kvcheck's own target alone."""
-    if base.own_target is None:
-        return []
-    return [f"not tried: illegal calls of the classes of {base.own_target}, and its ranks as processes"]
+    """What is tried of kvcheck's own target alone, and what threads do not show."""
+    lines = []
+    if base.own_target is not None:
+        lines.append(f"not tried: illegal calls of the classes of {base.own_target}, and its ranks as processes")
+    if base.backend == "threads":
+        lines.append("not tried: a GPU, its queues, copy engines and caches; next, where there is one: --device cuda")
+    return lines
 
 
 def _untried_by_ranks(base: Plan, plans: Sequence[Plan]) -> list[str]:

@@ -28,6 +28,7 @@ ORDINARY, URGENT = 0, -1
 """Priorities of streams. torch has a pool of streams for each."""
 
 GRACE_S = 0.002
+"""So long a process that waits leaves held lanes held: many times what an operation of a test takes on a device."""
 
 
 def cuda_device(index: int) -> torch.device:
