@@ -109,6 +109,7 @@ def test_a_server_without_a_fault_passes_whatever_its_noise(noise: dict[str, flo
     record = ask.record()
     assert record.verdict is Verdict.PASS and record.evidence.observed["hit"] > 0
     assert "not looked for: one request less than" in said and "recite the code" in said
+    assert ("4 groups by the pages that they share; not looked for: many small" in said) == bool(noise)
     facts = record.environment["server"]
     assert isinstance(facts, dict)
     (arms,) = facts["own_model"].values()

@@ -46,13 +46,14 @@ Draw = Callable[[random.Random], float]
 @dataclass(frozen=True)
 class Noise:
     """batch: of the load and of pages that it writes. again: of asking alone. scale: of one request. kept: it lies in a
-    page that the treated request read, and comes again with it."""
+    page that the treated request read, and comes again with it. shared: treated requests that read one such page."""
 
     name: str
     batch: Callable[[random.Random, float], float]
     again: Callable[[random.Random, float], float]
     scale: Draw = lambda rng: 1.0
     kept: bool = True
+    shared: int = 1
 
 
 def normal(nats: float) -> Callable[[random.Random, float], float]:
@@ -78,6 +79,8 @@ NOISES = (
     Noise("normal, 0.2 nats", normal(0.2), normal(0.2)),
     Noise("normal, requests of unequal scales", normal(0.02), normal(0.02), lambda rng: math.exp(rng.gauss(0.0, 1.0))),
     Noise("of batches alone, kept by pages", normal(0.05), none),
+    Noise("of batches alone, kept by pages that ten read", normal(0.05), none, shared=10),
+    Noise("heavy tail (Pareto 2), kept by pages that four read", pareto(0.02, 2.0), none, shared=4),
     Noise("heavy tail (Pareto 3), kept by pages", pareto(0.05, 3.0), none),
     Noise("heavy tail (Pareto 2), kept by pages", pareto(0.02, 2.0), none),
     Noise("heavy tail (Pareto 2), from run to run", pareto(0.05, 2.0), pareto(0.05, 2.0), kept=False),
@@ -93,7 +96,9 @@ def one_run(noise: Noise, rng: random.Random, *, planted: float | None, rounds: 
     scales = [noise.scale(rng) for _ in range(REQUESTS)]
     again = [noise.again(rng, scale) for scale in scales]
     control = [noise.batch(rng, scale) for scale in scales]
-    base = {i: noise.batch(rng, scale) for i, scale in enumerate(scales)}
+    groups = {i: i // noise.shared * noise.shared for i in range(REQUESTS) if noise.shared > 1}
+    pages = {i: noise.batch(rng, scale) for i, scale in enumerate(scales) if i not in groups or groups[i] == i}
+    base = {i: pages[groups.get(i, i)] for i in range(REQUESTS)}
     treated = dict(base)
     if planted is not None:
         treated[rng.randrange(REQUESTS)] += planted
@@ -103,7 +108,13 @@ def one_run(noise: Noise, rng: random.Random, *, planted: float | None, rounds: 
             repeats[i] = _repeats(noise, rng, scales[i], value, is_planted=treated[i] != base[i])
     matched = [noise.batch(rng, scale) for scale in scales]
     measured = Measured(
-        treated=treated, again=again, control=control, matched=matched, now_matched=matched, repeats=repeats
+        treated=treated,
+        again=again,
+        control=control,
+        matched=matched,
+        now_matched=dict(enumerate(matched)),
+        groups=groups,
+        repeats=repeats,
     )
     told = judge(measured, level)
     for _ in range(MORE_CONTROLS):

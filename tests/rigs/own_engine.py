@@ -81,8 +81,9 @@ class OwnEngine(ModelEngine):
                     tokens, top = self._say([], other, count, hits=0)
                     self.planted.append(rid)
                 self._plain.append(ids)
-            self._held |= dict(zip(keys, pages, strict=True))
-            self._pages |= dict.fromkeys(keys)
+            for key, page in zip(keys, pages, strict=True):  # a page that is there stays what it is
+                self._held.setdefault(key, page)
+                self._pages.setdefault(key)
             self._count["hits"] += len(hit) * self.page
             if self.decoded is not None:
                 self._keep_answer(ids, tokens, salt)

@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from kvcheck.core.live.clients.completions import take_completion
 from kvcheck.core.live.clients.reading import Reply, Unreadable
 from kvcheck.core.live.clients.sglang import take
 from kvcheck.core.live.clients.vllm import _config
-from kvcheck.core.live.exchange import End, Question, Sending
+from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
 from kvcheck.core.live.http import Http, parse_address
+from kvcheck.core.live.own.arms import hits_of, page_groups
 from kvcheck.core.live.own.prompts import OwnQuestions, ids_of
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
@@ -82,6 +84,32 @@ def test_what_vllm_says_of_its_configuration_is_read_or_left_out() -> None:
     assert _config(info) == {"dtype": "bfloat16", "tensor_parallel_size": 8}
     for strange in ({}, {"vllm_config": None}, {"vllm_config": {"model_config": [1]}}):
         assert _config(strange) == {}
+
+
+def test_requests_that_read_the_same_pages_are_one_group() -> None:
+    def told(number: int, ids: tuple[int, ...], hit: int, tokens: tuple[int, ...] = ()) -> Exchange:
+        question = Question(number=number, ids=ids, expected=(0,))
+        answer = Answer(end=End.DONE, tokens=tokens, cached=hit)
+        return Exchange(sending=Sending(question=question, rid=str(number)), answer=answer)
+
+    one, two, three, four = (tuple(range(at, at + 40)) for at in (300, 400, 500, 600))
+    asked = [
+        told(1, one, 0),
+        told(2, one[:32] + four, 32),
+        told(3, two, 0),
+        told(4, two[:16] + four, 0),  # begins alike and computed it itself
+        told(5, three[:8], 0, three[8:40]),
+        told(6, three, 16),  # read what an answer wrote
+        told(7, three, 16),
+        told(8, four, 2),  # a piece of a page
+    ]
+    hits = hits_of(asked, page=16)
+    assert hits == [each.answer.cached for each in asked]
+    assert page_groups(asked, hits, page=16) == {1: 1, 2: 1, 5: 5, 6: 5, 7: 5}
+    assert page_groups(asked, hits, page=1) == page_groups(asked, hits, page=16), "less than a block groups nobody"
+    assert page_groups(asked, hits, page=32) == {1: 1, 2: 1}
+    unsaid = [dataclasses.replace(each, answer=dataclasses.replace(each.answer, cached=None)) for each in asked]
+    assert hits_of(unsaid, page=16) == [0, 32, 0, 16, 0, 32, 32, 0], "what a cache of whole pages has"
 
 
 @pytest.mark.parametrize("name", LIVE_SCENARIOS.names())

@@ -22,12 +22,14 @@ from kvcheck.core.live.own.statistic import (
     Level,
     Measured,
     Repeats,
+    can_tell_many,
     is_wide,
     judge,
     leading,
     leading_p,
     least_found,
     needs_more,
+    paired_p,
     settled,
 )
 
@@ -35,6 +37,7 @@ LEVEL = Level(rounds=1)
 RUNS = 100
 ZEROS = (0.0,) * 50
 NOISY = tuple(0.01 + 0.0001 * i for i in range(50))
+MATCHED = dict(enumerate(NOISY))
 SHOWN = Repeats((3.0,) * REPEATS, (0.0,) * REPEATS)
 
 
@@ -46,7 +49,7 @@ def treated(**changes: float) -> dict[int, float]:
 def noisy(**changes: float) -> Measured:
     """A server with noise in all arms."""
     values = dict(enumerate(NOISY)) | {int(name[1:]): value for name, value in changes.items()}
-    return Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY)
+    return Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED)
 
 
 def test_arms_that_are_equal_bit_for_bit_accuse_nobody() -> None:
@@ -56,7 +59,9 @@ def test_arms_that_are_equal_bit_for_bit_accuse_nobody() -> None:
 def test_ties_and_noise_of_one_kind_accuse_nobody() -> None:
     assert judge(noisy(), LEVEL) == []
     same = (0.0625,) * 50
-    tied = Measured(treated=dict(enumerate(same)), again=same, control=same, matched=same, now_matched=same)
+    tied = Measured(
+        treated=dict(enumerate(same)), again=same, control=same, matched=same, now_matched=dict(enumerate(same))
+    )
     assert judge(tied, LEVEL) == []
 
 
@@ -75,7 +80,7 @@ def test_one_wide_request_among_noise_needs_to_come_again() -> None:
     assert not told.is_finding, "it diverged once"
     arms = noisy(r7=3.0)
     again = Measured(
-        treated=arms.treated, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY, repeats={7: SHOWN}
+        treated=arms.treated, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED, repeats={7: SHOWN}
     )
     (told,) = judge(again, LEVEL)
     assert told.is_finding and told.ground is Ground.AGAIN and told.p is not None and told.p < 1e-6
@@ -93,7 +98,7 @@ def test_one_request_that_noise_comes_near_to_is_no_finding() -> None:
         again=NOISY,
         control=(*NOISY[:-1], 0.7),
         matched=NOISY,
-        now_matched=NOISY,
+        now_matched=MATCHED,
         repeats={7: SHOWN},
     )
     assert judge(arms, LEVEL) == []
@@ -102,7 +107,7 @@ def test_one_request_that_noise_comes_near_to_is_no_finding() -> None:
 def test_many_small_shifts_are_a_finding_and_few_are_not() -> None:
     def shifted(count: int) -> list[object]:
         values = {i: value + (0.05 if i < count else 0.0) for i, value in enumerate(NOISY)}
-        return [*judge(Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY), LEVEL)]
+        return [*judge(Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED), LEVEL)]
 
     assert shifted(5) == []
     (told,) = shifted(20)
@@ -111,7 +116,7 @@ def test_many_small_shifts_are_a_finding_and_few_are_not() -> None:
 
 def test_shifts_of_several_rounds_add_up() -> None:
     values = {i: value + (0.05 if i < 6 else 0.0) for i, value in enumerate(NOISY)}
-    first = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY)
+    first = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED)
     level = Level(rounds=4)
     assert judge(first, level) == []
     third = Measured(
@@ -119,7 +124,7 @@ def test_shifts_of_several_rounds_add_up() -> None:
         again=NOISY,
         control=NOISY,
         matched=NOISY * 3,
-        now_matched=NOISY,
+        now_matched=MATCHED,
         earlier=[*values.values()] * 2,
         earlier_matched=NOISY * 2,
     )
@@ -135,7 +140,7 @@ def test_a_treated_arm_without_matched_controls_is_never_accused_of_many() -> No
 def test_many_requests_of_other_shapes_than_their_controls_are_a_finding_where_they_are_wide_alone() -> None:
     def shifted(nats: float) -> list[object]:
         values = {i: value + (nats if i < 20 else 0.0) for i, value in enumerate(NOISY)}
-        arms = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=NOISY, is_alike=False)
+        arms = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED, is_alike=False)
         return [each for each in judge(arms, LEVEL) if each.ground is Ground.MANY]
 
     (told,) = shifted(0.05)
@@ -179,7 +184,7 @@ def test_what_a_run_would_have_found_is_what_it_says() -> None:
                 again=arms,
                 control=arms * (1 + MORE_CONTROLS),
                 matched=arms,
-                now_matched=arms,
+                now_matched=dict(enumerate(arms)),
                 repeats={7: Repeats((nats,) * REPEATS, (noise,) * REPEATS)},
             )
             told = judge(end, LEVEL)
@@ -196,7 +201,7 @@ def test_an_accusation_of_one_request_waits_for_more_controls() -> None:
     far = Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS)
     assert not needs_more(judge(far, LEVEL), far), "150 x 20^2"
     shifted = {i: v + 0.1 for i, v in enumerate(NOISY)}
-    all_of_them = Measured(treated=shifted, again=NOISY, matched=NOISY, now_matched=NOISY)
+    all_of_them = Measured(treated=shifted, again=NOISY, matched=NOISY, now_matched=MATCHED)
     many = judge(all_of_them, LEVEL)
     assert not needs_more(many, all_of_them) and all(each.is_finding for each in settled(many, all_of_them))
 
@@ -213,6 +218,44 @@ def test_a_request_that_is_too_near_takes_nothing_back_of_one_that_is_far_enough
     assert [each.request for each in told if each.is_finding] == [7, 9]
     assert not needs_more(told, both), "one is found, whatever further controls say"
     assert [(each.request, each.is_finding) for each in settled(told, both)] == [(7, True), (9, False)]
+
+
+def test_requests_that_read_one_page_count_once() -> None:
+    """A page that was written in an unusual batch moves all who read it, without a fault."""
+    values = {i: value + (0.05 if i < 12 else 0.0) for i, value in enumerate(NOISY)}
+
+    def told(groups: dict[int, int], own: float = 0.0) -> list[object]:
+        matched = MATCHED | {0: MATCHED[0] + own}
+        arms = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=matched, groups=groups)
+        return [*judge(arms, LEVEL)]
+
+    assert told({}), "twelve requests with pages of their own"
+    assert told({i: i // 2 * 2 for i in range(4)}), "ten groups"
+    assert told({i: i // 3 * 3 for i in range(12)}) == [], "four pages, read by three each"
+    assert told(dict.fromkeys(range(50), 0)) == [], "all begin alike"
+    assert told({}, own=0.06) == [], "the matched request of one of them lies further"
+
+
+def test_a_request_without_a_matched_one_does_not_count_among_many() -> None:
+    values = {i: value + (0.05 if i < 12 else 0.0) for i, value in enumerate(NOISY)}
+    matched = {i: value for i, value in MATCHED.items() if i >= 4}
+    assert judge(Measured(treated=values, again=NOISY, matched=NOISY, now_matched=matched), LEVEL) == []
+    fewest = next(n for n in range(1, 50) if can_tell_many(n, LEVEL))
+    assert (fewest, paired_p(fewest) <= LEVEL.many < paired_p(fewest - 1)) == (9, True)
+
+
+def test_pairs_lead_as_seldom_as_is_said_where_orders_are_not_equally_likely() -> None:
+    """Each request deviates in one of its two arms, either with the same right."""
+    rng, runs, led = random.Random(1), 8000, 0
+    for _ in range(runs):
+        moved = {i: rng.random() < 0.5 for i in range(6)}
+        arms = Measured(
+            treated={i: 1.0 + i if is_treated else 0.0 for i, is_treated in moved.items()},
+            now_matched={i: 0.0 if is_treated else 1.0 + i for i, is_treated in moved.items()},
+        )
+        led += leading(*arms.grouped()) >= 3
+    assert led / runs == pytest.approx(paired_p(3), rel=0.1)
+    assert led / runs > leading_p(3, 6, 6), "the formula for equal requests promises less"
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: noise.name)

@@ -31,7 +31,7 @@ from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
 from kvcheck.core.live.judge.sent import longest_shared, packed
 from kvcheck.core.live.own.deviation import Deviation, deviation
-from kvcheck.core.live.own.prompts import Span
+from kvcheck.core.live.own.prompts import BLOCK, Span
 from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Repeats, is_wide
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 from kvcheck.core.live.sending import new_rid
@@ -194,8 +194,13 @@ class Arm:
     @property
     def largest(self) -> list[float]:
         """The deviations of answers that can be a control: those of requests that were retracted are none."""
+        return [*self.by_request.values()]
+
+    @property
+    def by_request(self) -> dict[int, float]:
+        """The same, by request."""
         retracted = {each.sending.question.number for each in self.exchanges if each.answer.retractions}
-        return [value.largest for number, value in self.values.items() if number not in retracted]
+        return {number: value.largest for number, value in self.values.items() if number not in retracted}
 
     def to_json(self) -> dict[str, object]:
         """For a record: how many answers, how many of them differ, and by how much."""
@@ -246,16 +251,34 @@ def _prime(client: Client, question: Question, salt: str, *, first: int, count: 
     return client.ask(Sending(question=before, rid=new_rid(), salt=salt))
 
 
-def likely_hits(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
-    """Of each request, in the order of their answers, the tokens that a prefix cache of whole pages has for it: where
-    the engine does not say what it hit."""
+def hits_of(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
+    """Of each request, in the order of their answers, the tokens that it hit: as the engine says it, or what a prefix
+    cache of whole pages has for it."""
     held: list[bytes] = []
     hits = []
     for each in exchanges:
         ids = each.sending.question.ids
-        hits.append(min(longest_shared(packed(ids), held), len(ids) - 1) // page * page)
+        likely = min(longest_shared(packed(ids), held), len(ids) - 1) // page * page
+        hits.append(likely if each.answer.cached is None else each.answer.cached)
         insort(held, packed((*ids, *each.answer.tokens)))
     return hits
+
+
+def page_groups(exchanges: Sequence[Exchange], hits: Sequence[int], *, page: int) -> dict[int, int]:
+    """Which requests read pages that another one read or wrote: of each, by number, the least number of its group.
+
+    hits: tokens that each had in the cache. Prompts that share nothing else begin with the same FRAME tokens; where
+    pages are smaller than a block, a hit of less than a block groups nobody.
+    """
+    least = max(page, BLOCK)
+    begins: dict[bytes, set[int]] = {}
+    read: set[bytes] = set()
+    for each, hit in zip(exchanges, hits, strict=True):
+        key = packed((*each.sending.question.ids, *each.answer.tokens)[:least])
+        begins.setdefault(key, set()).add(each.sending.question.number)
+        if hit >= least:
+            read.add(key)
+    return {number: min(begins[key]) for key in read for number in begins[key]}
 
 
 def new_salt() -> str:

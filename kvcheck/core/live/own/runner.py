@@ -23,7 +23,7 @@ from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE
-from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone, likely_hits, together
+from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone, hits_of, page_groups, together
 from kvcheck.core.live.own.needles import Needles, recites, shortest_run
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import LEAST_LENGTH, OwnQuestions, ids_of
@@ -32,6 +32,7 @@ from kvcheck.core.live.own.verdict import (
     crosstalk_finding,
     diverged_finding,
     ends,
+    group_note,
     noise_notes,
     recital_note,
     unsteady_reason,
@@ -232,12 +233,11 @@ class OwnRunner:
     def _shapes(self, now: _Round) -> dict[int, list[Shape]]:
         """How each treated request was computed, each time that it was sent, as far as the engine says it."""
         exchanges = now.arms[TREATED].exchanges
-        likely = likely_hits(exchanges, page=self.served.page or ASSUMED_PAGE)
+        hits = hits_of(exchanges, page=self.served.page or ASSUMED_PAGE)
         moved = self._retractions(now)
         shapes: dict[int, list[Shape]] = {}
-        for each, hit in zip(exchanges, likely, strict=True):
+        for each, cached in zip(exchanges, hits, strict=True):
             number, answer = each.sending.question.number, each.answer
-            cached = hit if answer.cached is None else answer.cached
             shape = Shape(cached=cached, turns=now.source.turns(number))
             cut = dataclasses.replace(shape, resumed=True)
             if answer.retractions is None:
@@ -263,7 +263,7 @@ class OwnRunner:
 
     def _judge(self, now: _Round) -> RoundResult:
         plan = now.plan
-        told, matched = self._told(now)
+        told = self._told(now)
         every = [each for arm in now.arms.values() for each in arm.exchanges]
         dead, unclear = judge_health(self._client, every, timeout_s=self._timeout_s) if every else ((), ())
         treated = now.arms[TREATED]
@@ -277,7 +277,7 @@ class OwnRunner:
         reasons += [
             unsteady_reason(each, treated.values[each.request], unlike) for each in told[:2] if not each.is_finding
         ]
-        self._remember(now, matched)
+        self._remember(now)
         seen = observe(
             self._client,
             treated.exchanges,
@@ -306,11 +306,10 @@ class OwnRunner:
             facts=self._facts(plan.situation),
         )
 
-    def _told(self, now: _Round) -> tuple[list[Told], list[float]]:
-        """What the deviations say, with more controls where one request would be accused; and those of this round that
-        match."""
+    def _told(self, now: _Round) -> list[Told]:
+        """What the deviations say, with more controls where one request would be accused."""
         earlier, earlier_matched = self._rounds.setdefault(now.plan.situation, ([], []))
-        matched = now.arms[MATCHED].largest
+        matched, groups = now.arms[MATCHED].by_request, self._groups(now)
         if now.unlike is not None and matched:
             self._unlike.setdefault(now.plan.situation, now.unlike)
 
@@ -319,8 +318,9 @@ class OwnRunner:
                 treated={number: value.largest for number, value in now.arms[TREATED].values.items()},
                 again=[*self._noise[AGAIN], *now.arms[AGAIN].largest],
                 control=[*self._noise[CONTROL], *now.arms[CONTROL].largest],
-                matched=[*self._noise[MATCHED], *matched],
+                matched=[*self._noise[MATCHED], *matched.values()],
                 now_matched=matched,
+                groups=groups,
                 earlier=earlier,
                 earlier_matched=earlier_matched,
                 repeats={} if now.treated is None else dict(now.treated.repeats),
@@ -332,8 +332,17 @@ class OwnRunner:
         while needs_more(told, measured()) and now.is_whole and sent < MORE_CONTROLS and self._more_controls(now):
             sent += 1
             told = judge(measured(), self._level)
+        told = settled(told, measured())
         self._sent_more[now.plan.situation] = max(sent, self._sent_more.get(now.plan.situation, 0))
-        return settled(told, measured()), matched
+        now_treated, now_matched = measured().grouped()
+        earlier += now_treated
+        earlier_matched += now_matched
+        return told
+
+    def _groups(self, now: _Round) -> dict[int, int]:
+        """Which treated requests read the same pages."""
+        exchanges, page = now.arms[TREATED].exchanges, self.served.page or ASSUMED_PAGE
+        return page_groups(exchanges, hits_of(exchanges, page=page), page=page)
 
     def _more_controls(self, now: _Round) -> bool:
         """The control arm once more; whether all of it was answered."""
@@ -344,14 +353,10 @@ class OwnRunner:
         self._noise[CONTROL] += more.largest
         return sent.is_whole
 
-    def _remember(self, now: _Round, matched: Sequence[float]) -> None:
+    def _remember(self, now: _Round) -> None:
         """Keep the noise of this round for the ones after it."""
         for name in (AGAIN, CONTROL, MATCHED):
             self._noise[name] += now.arms[name].largest
-        if matched:
-            earlier, earlier_matched = self._rounds[now.plan.situation]
-            earlier += [value.largest for value in now.arms[TREATED].values.values()]
-            earlier_matched += matched
         kept = self._arms.setdefault(now.plan.situation, {name: Arm(name=name) for name in _ARMS})
         for name, arm in now.arms.items():
             kept[name].exchanges += arm.exchanges
@@ -414,7 +419,8 @@ class OwnRunner:
         cold, fresh = [*self._noise[AGAIN], *self._noise[CONTROL]], self._noise[MATCHED]
         recital = recital_note(plan.cell, sum(recited), len(recited))
         more = MORE_CONTROLS - self._sent_more.get(plan.situation, 0)
-        return [*noise_notes(plan.cell, treated, cold, fresh, more=more), recital]
+        groups = group_note(plan.cell, len(self._rounds[plan.situation][0]), self._level)
+        return [*noise_notes(plan.cell, treated, cold, fresh, more=more), *groups, recital]
 
     def _counters(self) -> tuple[Counters | None, list[str]]:
         """All counters, and why there are none where reading them failed."""

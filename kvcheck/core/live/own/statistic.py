@@ -10,25 +10,29 @@ One number a request: its deviation. Noise comes from controls that read no page
 A cold reference alone is no control. A warm request runs other kernel shapes than a cold one, and a server without a
 fault may answer 0.1 nat apart. So nothing is a finding because it differs from the reference. There are two tests.
 
-Many requests deviate (`leading`). Treated and matched requests have the same shapes, so without a fault each order of
-their pooled deviations is equally likely, whatever the distribution. That the k largest of n treated and m matched ones
-are all treated happens in C(n + m - k, m) / C(n + m, m) of cases. No size has to be chosen, and ties count against a
-finding. Treated requests that were retracted are compared with matched ones that were cut. Where the shapes are not the
-same (more treated requests run at a time than the pool holds of controls, or the engine does not say what a request
-hit), other kernels can put many treated requests a little further off. Then only those that are wide count, and others
-are unsteady.
+Many requests deviate (`paired_p`). A treated request and its matched one have the same shape, so without a fault each
+of the two is as likely as the other to be the further one, whatever the distribution, and whatever other requests are
+like. That the k largest of all are treated then happens in at most 1 of 2^k cases. No size has to be chosen, and ties
+count against a finding. A request without a matched one does not count. Treated requests that read the same pages have
+the noise of one page together: they are one *group*, and so are their matched ones, which have pages of their own. The
+largest of each counts. Noise that is shared makes the largest of a group smaller, never larger, than noise of pages of
+their own (Sidak 1967), so this errs on the side of no finding. Treated requests that were retracted are compared with
+matched ones that were cut. Where the shapes are not the same (more treated requests run at a time than the pool holds
+of controls, or the engine does not say what a request hit), other kernels can put many treated requests a little
+further off. Then only those that are wide count, and others are unsteady.
 
 One request deviates. No test of ranks finds one in 50: the largest of all is a treated one in half of all runs. And to
 ask it again warm reads the same page: a page that was written in an unusual batch deviates each time, without a fault.
 So four things are needed. It is *wide*: further than WIDE times each control of the run, and than LEAST_NATS, since
 rounding alone moved answers by 0.17 nats at most in the threads that measured it, and nothing bounds a ratio where the
 controls are 0. It comes again: asked in turns with fresh copies of itself (same length, same hit, own pages), the
-largest deviations are all its own, by the same exact test, at a level that is divided by MOST_SUSPECTS. It is among the
-first MOST_SUSPECTS of its round. And there are enough controls for its distance: noise with the heavy tail of a Pareto
-distribution of index 2 puts one of n treated requests r times beyond N controls in about n of N r^2 runs. N r^2 has to
-be MARGIN n / ALPHA at least, since the largest of several is looked at. Where none is so far, the control arm is sent
-again, at most MORE_CONTROLS times, and each that is still too near is unsteady. A page that holds the wrong tokens is
-far beyond that; a small error of one page is not found, and no verdict claims that it was looked for.
+largest deviations are all its own (`leading_p`: all orders of one request's answers are equally likely), at a level
+that is divided by MOST_SUSPECTS. It is among the first MOST_SUSPECTS of its round. And there are enough controls for
+its distance: noise with the heavy tail of a Pareto distribution of index 2 puts one of n treated requests r times
+beyond N controls in about n of N r^2 runs. N r^2 has to be MARGIN n / ALPHA at least, since the largest of several is
+looked at. Where none is so far, the control arm is sent again, at most MORE_CONTROLS times, and each that is still too
+near is unsteady. A page that holds the wrong tokens is far beyond that; a small error of one page is not found, and no
+verdict claims that it was looked for.
 
 Where each control is equal to the reference bit for bit, nothing but a fault makes an answer wide: it then counts
 without coming again. Below LEAST_NATS such a difference is unsteady, as is one that is wide and does not come again:
@@ -106,15 +110,17 @@ class Measured:
     """The deviations of a run so far. treated: by request, of the round that is judged.
 
     again, control, matched: of all rounds; control also has the arms that were sent more. earlier, earlier_matched: of
-    the rounds of this scenario before. now_matched: of this round. repeats: of suspects of this round. is_alike:
-    whether matched requests have the shapes of treated ones, in all of these rounds.
+    the rounds of this scenario before, by group. now_matched: of this round, by request. groups: of this round, the
+    group of a request, where it read pages that another one read too; others are groups by themselves. repeats: of
+    suspects of this round. is_alike: whether matched requests have the shapes of treated ones, in all of these rounds.
     """
 
     treated: Mapping[int, float]
     again: Sequence[float] = ()
     control: Sequence[float] = ()
     matched: Sequence[float] = ()
-    now_matched: Sequence[float] = ()
+    now_matched: Mapping[int, float] = field(default_factory=dict)
+    groups: Mapping[int, int] = field(default_factory=dict)
     earlier: Sequence[float] = ()
     earlier_matched: Sequence[float] = ()
     repeats: Mapping[int, Repeats] = field(default_factory=dict)
@@ -125,6 +131,16 @@ class Measured:
         """All controls of the run, and the fresh copies of suspects."""
         fresh = (value for repeats in self.repeats.values() for value in repeats.fresh)
         return (*self.again, *self.control, *self.matched, *fresh)
+
+    def grouped(self) -> tuple[list[float], list[float]]:
+        """The largest deviation of each group of this round, of treated requests and of their matched ones."""
+        treated: dict[int, float] = {}
+        matched: dict[int, float] = {}
+        for request in self.treated.keys() & self.now_matched.keys():
+            group = self.groups.get(request, request)
+            treated[group] = max(treated.get(group, 0.0), self.treated[request])
+            matched[group] = max(matched.get(group, 0.0), self.now_matched[request])
+        return [*treated.values()], [*matched.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +207,17 @@ def leading_p(k: int, treated: int, controls: int) -> float:
     return math.comb(treated + controls - k, controls) / math.comb(treated + controls, controls)
 
 
+def paired_p(k: int) -> float:
+    """At most how often the k largest deviations are all of treated requests, where each of a treated request and its
+    matched one is as likely to be the further one."""
+    return 0.5**k
+
+
+def can_tell_many(groups: int, level: Level) -> bool:
+    """Whether so many groups of requests could be a finding, if all of them deviated a little."""
+    return paired_p(groups) <= level.many
+
+
 def judge(measured: Measured, level: Level) -> list[Told]:
     """What the deviations of a round say; nothing where they lie within the noise. Findings come first."""
     controls = measured.controls
@@ -215,14 +242,12 @@ def judge(measured: Measured, level: Level) -> list[Told]:
 
 def _many(measured: Measured, level: Level) -> list[Told]:
     """The request with the largest deviation, where too many treated ones lie above each matched one."""
-    treated = [*measured.earlier, *measured.treated.values()]
-    matched = [*measured.earlier_matched, *measured.now_matched]
-    if not measured.treated:
+    now, now_matched = measured.grouped()
+    treated, matched = [*measured.earlier, *now], [*measured.earlier_matched, *now_matched]
+    p = paired_p(leading(treated, matched))
+    if not now or p > level.many:
         return []
-    p = leading_p(leading(treated, matched), len(treated), len(matched))
-    if p > level.many:
-        return []
-    wide = leading_p(sum(is_wide(value, measured.controls) for value in treated), len(treated), len(matched))
+    wide = paired_p(sum(is_wide(value, measured.controls) for value in treated))
     request, value = max(measured.treated.items(), key=lambda row: (row[1], -row[0]))
     is_finding = measured.is_alike or wide <= level.many
     return [Told(request=request, nats=value, ground=Ground.MANY, p=p, is_finding=is_finding)]

@@ -16,7 +16,7 @@ from kvcheck.core.live.judge.answer import broken_off, was_aborted, wrong_set_up
 from kvcheck.core.live.own.arms import Arm
 from kvcheck.core.live.own.deviation import Deviation
 from kvcheck.core.live.own.needles import Crosstalk
-from kvcheck.core.live.own.statistic import LEAST_NATS, WIDE, Ground, Told, least_found
+from kvcheck.core.live.own.statistic import LEAST_NATS, WIDE, Ground, Level, Told, can_tell_many, least_found
 
 ORACLE = "own-model"
 CROSSTALK, DIVERGED, UNLIKE_REFERENCE = "KV809", "KV810", "KV811"
@@ -177,6 +177,19 @@ def noise_notes(
             "of other shapes do this, and so would an error of every hit: a known-answer model tells them apart"
         )
     return notes
+
+
+def group_note(cell: str, groups: int, level: Level) -> list[str]:
+    """That too few requests had pages of their own for many small deviations to be told; nothing where they could.
+
+    groups: of treated requests, by the pages that they read; 0: none differed from its reference.
+    """
+    if groups == 0 or can_tell_many(groups, level):
+        return []
+    return [
+        f"{cell}: the requests fall into {counted(groups, 'group')} by the pages that they share; not looked for: many "
+        "small deviations, which need more groups (--requests, --schedules)"
+    ]
 
 
 def _far(nats: float) -> str:
