@@ -43,6 +43,7 @@ class Inbox:
     sizes: list[int] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
+    drains: list[int] = field(default_factory=list)
 
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
         self.rooms.append((rank, room, generation, old, new, reason))
@@ -52,6 +53,9 @@ class Inbox:
 
     def marked(self, *, rank: str, word: int) -> None:
         self.marks.append(word)
+
+    def drained(self, *, rank: str, room: InboundRoom) -> None:
+        self.drains.append(room.ticket.room)
 
     def unsealed(self, *, rank: str, room: InboundRoom) -> None:
         self.late.append(room.ticket.room)

@@ -22,8 +22,9 @@ from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import mutant
 from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.workload.events import Unsealed
+from kvcheck.core.workload.events import RoomDrained, Unsealed
 
 
 class LeavesOut(Writer):
@@ -150,3 +151,22 @@ def test_a_room_with_a_fault_is_looked_at_and_stays_excused() -> None:
     outcome = ScheduleRunner(BuiltinTarget()).run(plan, handlers=((Unsealed, seen.append),))
     assert outcome.verdict is Verdict.PASS, outcome.findings
     assert seen and all(each.words and each.rows for each in seen), "a write that vanished left its mark"
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize(
+    ("name", "shape", "schedule"),
+    [("abort-frees-what-is-sent", "llama-3-tiny", 8), ("timeout-counts-as-drain", "llama-3-tiny", 23)],
+)
+def test_a_drained_room_shows_that_memory_was_given_away_too_early(name: str, shape: str, schedule: int) -> None:
+    """The request has ended, so nobody reads what came: only its room shows it."""
+    seen: list[RoomDrained] = []
+    card = mutant(name)
+    plan = Plan(scenario="pd-transfer", shape=shape, seed=1, schedule=schedule, strategy="portfolio")
+    fixed = ScheduleRunner(BuiltinTarget()).run(plan, handlers=((RoomDrained, seen.append),))
+    assert fixed.verdict is Verdict.PASS and seen, fixed.findings
+    assert all(each.words for each in seen)
+    broken = ScheduleRunner(BuiltinTarget(card.parts)).run(plan)
+    found = [each for each in broken.findings if each.oracle == "content"]
+    assert found and {each.code for each in found} == {"KV102"}, broken.findings
+    assert "the room of request" in found[0].message and found[0].seen_request != found[0].request

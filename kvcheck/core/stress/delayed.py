@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.base.devices import kind_of
@@ -29,8 +29,8 @@ from kvcheck.core.workload.events import Submitted
 
 TRIES_MOST = 5
 """Plans of delays that are tried before a finding is said not to reproduce on a device."""
-UNREAD = (".clear", ".mark")
-"""Ends of the names of operations that write what no request reads. A delay until one of them is tried last."""
+UNREAD = ("receive.mark", "seal.clear")
+"""Operations that write what nobody reads as content. A delay until one of them is tried last."""
 
 
 def check_operations(runner: ScheduleRunner, plan: Plan) -> None:
@@ -52,20 +52,42 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
     """Device plans for a schedule that fails on a CPU, the narrowest delay first. There are none if no pair is known.
 
     First the two operations that no edge orders are tried; then all operations of the earlier one's name, since a
-    device may number them differently; then its group of lanes; then the next pairs.
+    device may number them differently; then its group of lanes; then the next pairs. Where the CPU runs one operation
+    after the other and finds no pair that may show, the plan's own order is run too: some waits are missing only if
+    the process saw something late.
     """
     outcome, submitted = _on_cpu(runner, plan)
     found = _candidates(outcome.findings, submitted)
-    if not found and plan.backend == "simulated":  # some waits are missing only if the process saw something late
+    if plan.backend == "simulated" and not any(map(_may_show, found)):
         submitted = []
         outcome = runner.run(plan, handlers=((Submitted, submitted.append),))
-        found = _candidates(outcome.findings, submitted)
+        late = _candidates(outcome.findings, submitted)
+        found = [*late, *found] if any(map(_may_show, late)) else [*found, *late]
     return tuple(
         dataclasses.replace(
             plan, backend=kind_of(device), device=device, strategy="delay", choices=delays_text((delay,)), expect=None
         )
         for delay in found[:TRIES_MOST]
     )
+
+
+def may_show(plan: Plan) -> bool:
+    """Whether a device plan delays something until an operation that writes what is read as content."""
+    return any(map(_may_show, delays_of(plan)))
+
+
+def whole_names(plans: Iterable[Plan]) -> list[Plan]:
+    """Of these device plans, those that delay all operations of a name: the first one of each name."""
+    found: dict[str | None, Plan] = {}
+    for each in plans:
+        delays = delays_of(each)
+        if all(one.until is None and one.held.operation and one.held.nth is None for one in delays):
+            found.setdefault(each.choices, each)
+    return [*found.values()]
+
+
+def _may_show(delay: Delay) -> bool:
+    return delay.until is not None and delay.until.operation not in (None, *UNREAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +243,7 @@ def _on_cpu(runner: ScheduleRunner, plan: Plan) -> tuple[Outcome, list[Submitted
 
 def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> list[Delay]:
     pairs = list(dict.fromkeys(pair for finding in findings if (pair := pair_of(finding)) is not None))
-    pairs.sort(key=lambda pair: pair.until_name.endswith(UNREAD))
+    pairs.sort(key=lambda pair: pair.until_name in UNREAD)
     exact = [_exact(pair, submitted) for pair in pairs]
     if not exact:
         return []

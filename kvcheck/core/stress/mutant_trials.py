@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
-    from kvcheck.core.stress.runner import Workloads
+    from kvcheck.core.stress.runner import ScheduleRunner, Workloads
     from kvcheck.core.stress.runner_rows import TargetOf
     from kvcheck.core.targets.mutants.mutant import Mutant
 
@@ -34,7 +34,7 @@ BY_DELAYS = "delays on a device"
 """What has to find a mutant there, in the place of the oracle that its card names."""
 
 HELD_MOST = 6
-"""So many schedules are tried with delays before a mutant is said not to reproduce on a device."""
+"""So many schedules are tried with delays between two operations, before all of them are tried with wider ones."""
 
 JUDGE = "ordering"
 """The oracle that names the two operations to run in the other order: the mutants it kills lack one wait each."""
@@ -166,16 +166,13 @@ def _run(
 
 def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str) -> MutantResult:
     """Find the mutant's missing wait on the CPU, then serve wrong bytes on the device."""
-    from kvcheck.core.stress.delayed import device_plans, tries, why_not
+    from kvcheck.core.stress.delayed import tries, why_not
     from kvcheck.core.stress.runner import ScheduleRunner
 
     broken, row = dataclasses.replace(plan, mutant=mutant.name), _row(mutant, BY_DELAYS)
     runner = ScheduleRunner(target_of(broken))
     made: list[Try] = []
-    used = held = 0
-    while used < schedules and held < HELD_MOST:
-        plans = device_plans(runner, dataclasses.replace(broken, schedule=used), device)
-        used, held = used + 1, held + bool(plans)
+    for used, plans in _likely_first(runner, broken, schedules, device):
         for each in plans:
             made += tries(runner, (each,))
             if made[-1].shown and not made[-1].rates.gap:  # wrong bytes while nothing was held are no delay's doing
@@ -185,13 +182,44 @@ def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: Targ
             if (ended := made[-1].lost) is not None:
                 replay = ended.findings[0].replay
                 return dataclasses.replace(row, outcome="lost", schedules=used, message=made[-1].message, replay=replay)
-    row = dataclasses.replace(row, schedules=used)
     if row.outcome:  # shown, and the fixed build was not judged
         return row
     rates = f"; {made[-1].rates.text()}" if made else ""
     return dataclasses.replace(
-        row, outcome="not-reproduced", message=((made and made[-1].rates.gap) or why_not(made)) + rates
+        row,
+        outcome="not-reproduced",
+        schedules=schedules,
+        message=((made and made[-1].rates.gap) or why_not(made)) + rates,
     )
+
+
+def _likely_first(
+    runner: ScheduleRunner, plan: Plan, schedules: int, device: str
+) -> Iterator[tuple[int, tuple[Plan, ...]]]:
+    """Schedules used, and the plans of the last one.
+
+    First those that delay one operation until another, of HELD_MOST schedules that have any: before others those until
+    an operation which writes what is read. Then each schedule with all operations of a name delayed, as far as one was
+    seen: a device meets situations at other moments than the CPU does.
+    """
+    from kvcheck.core.stress.delayed import device_plans, may_show, whole_names
+
+    seen: list[Plan] = []
+    held, others = 0, []
+    for number in range(schedules):
+        plans = device_plans(runner, dataclasses.replace(plan, schedule=number), device)
+        seen += plans
+        if plans and not may_show(plans[0]):
+            others.append((number + 1, plans))
+        elif plans:
+            held += 1
+            yield number + 1, plans
+        if held == HELD_MOST:
+            break
+    yield from others[: HELD_MOST - held]
+    for each in whole_names(seen):
+        for number in range(schedules):
+            yield number + 1, (dataclasses.replace(each, schedule=number),)
 
 
 def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetOf) -> MutantResult:

@@ -145,11 +145,15 @@ class Observer:
 
 
 class RoomObserver:
-    """A RoomListener and a SenderListener that make events. look: inspects a room whose seal never fitted."""
+    """A RoomListener and a SenderListener that make events.
+
+    look: inspects a room whose seal never fitted. look_back: inspects one that failed, once nobody writes it any more.
+    """
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self.look: Callable[[InboundRoom], None] | None = None
+        self.look_back: Callable[[InboundRoom], None] | None = None
 
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
         self._emit(RoomChanged(rank, room, request, generation, old, new, reason))
@@ -167,6 +171,10 @@ class RoomObserver:
     def unsealed(self, *, rank: str, room: InboundRoom) -> None:
         if self.look is not None:
             self.look(room)
+
+    def drained(self, *, rank: str, room: InboundRoom) -> None:
+        if self.look_back is not None and room.holding.is_open:
+            self.look_back(room)
 
 
 class PaddingCheck:

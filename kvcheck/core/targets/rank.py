@@ -170,6 +170,7 @@ def decode_end(
     if setup.room_inspector is not None:
         inspector = setup.room_inspector()
         rooms.look = lambda room: inspector.inspect(room, rank.pool, rank.metadata, rank.layout, peers)
+        rooms.look_back = lambda room: inspector.look_back(room, rank.pool, rank.metadata, rank.layout)
     deps = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,

@@ -50,6 +50,9 @@ class RoomInspector(Protocol):
     ) -> None:
         """Report it. peers: all source ranks."""
 
+    def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
+        """Report what the memory of a failed room holds that nobody had to write there."""
+
 
 class TierInspector(Protocol):
     """Reads what a host tier holds and compares it with what was computed."""

@@ -327,6 +327,20 @@ class Unsealed:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomDrained:
+    """A rank was told that nobody writes a failed room any more. words: how many of its words were compared.
+
+    rows: of each buffer and layer the first row that is neither what the request's sources write nor what marks memory
+    that nobody has written.
+    """
+
+    rank: str
+    request: int
+    words: int
+    rows: tuple[Mismatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A request's transfer ended in a failure that both ends know of."""
 
@@ -413,6 +427,7 @@ RoomEvent = (
     | SealsFitted
     | RoomMarked
     | Unsealed
+    | RoomDrained
     | Failed
     | Retried
     | Faulted

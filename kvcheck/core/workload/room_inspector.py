@@ -1,13 +1,15 @@
-"""RoomInspector: compares a room whose seal never fitted with the words that each of its sources had to write.
+"""RoomInspector: compares the memory of a room that failed with the words that its sources had to write.
 
 Invariants:
-- It reads the room's memory and changes nothing. What it finds explains a failure; it accuses nobody.
+- It reads the room's memory and changes nothing. It accuses nobody: what a room whose seal never fitted holds explains
+  its failure, and what a drained one holds is judged by the content oracle.
+- Words that mark memory as never written are no difference in a drained room: a failed room is never whole.
 - The unused rest of a last page is not compared: its words follow no rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +21,14 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, routes, sources_of
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
-from kvcheck.core.cache.transfer.receiver import InboundRoom
+from kvcheck.core.cache.transfer.receiver import InboundRoom, mark_of
 from kvcheck.core.cache.transfer.room_memory import needed_pages, room_units
 from kvcheck.core.cache.transfer.seal import piece_of
 from kvcheck.core.workload.decoder import ContentDecoder
-from kvcheck.core.workload.events import Emit, Unsealed
+from kvcheck.core.workload.events import Emit, RoomDrained, Unsealed
 from kvcheck.core.workload.host_inspector import token_rows
 from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.kernels.content import rows_torch
 from kvcheck.kernels.content_rows import differing
 
 MAX_ROWS = 64
@@ -34,7 +37,7 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one source writes of one buffer: the words [first, last) of each row."""
+    """What one source, or all of them, write of one buffer: the words [first, last) of each row."""
 
     source: str
     buffer: BufferLayout
@@ -61,9 +64,9 @@ class RoomInspector:
         for peer in late:
             slices = piece_of(pairs[peer.rank, layout.rank], at_source=False)
             for part in _parts(peer.name, slices, pool, layout):
-                compared = [*self._compare(part, room, pool, layout)]
-                words += sum(size for size, _ in compared)
-                rows += [(peer.name, found) for _, found in compared if found is not None]
+                compared, found = self._compared((part,), room, pool, layout, marks=())
+                words += compared
+                rows += [(peer.name, each) for each in found]
         row_sender = sources_of(pairs, layout.rank)[0]
         if any(peer.rank == row_sender for peer in late):
             packed = metadata.row_view(room.slot).cpu().clone()
@@ -74,10 +77,27 @@ class RoomInspector:
         sources = tuple(peer.name for peer in late)
         self._emit(Unsealed(layout.name, room.ticket.request, sources, words, tuple(rows[:MAX_ROWS])))
 
+    def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
+        """Report what a drained room holds that is neither its own nor a mark."""
+        mark, request = mark_of(room.ticket.generation), room.ticket.request
+        words, rows = self._compared(_whole(pool, layout), room, pool, layout, marks=(mark,))
+        packed = metadata.row_view(room.slot).cpu().clone()
+        if not bool((packed.view(torch.int64) == mark).all()):
+            words += packed.numel() // 8
+            rows += self._decoder.metadata_mismatches(request, MetadataRow(packed, metadata.fields))
+        self._emit(RoomDrained(layout.name, request, words, tuple(rows[:MAX_ROWS])))
+
+    def _compared(
+        self, parts: Iterable[_Part], room: InboundRoom, pool: KVPool, layout: EndLayout, *, marks: tuple[int, ...]
+    ) -> tuple[int, list[Mismatch]]:
+        """Words compared, and the first row that differs of each buffer, layer and piece."""
+        compared = [each for part in parts for each in self._compare(part, room, pool, layout, marks)]
+        return sum(size for size, _ in compared), [found for _, found in compared if found is not None]
+
     def _compare(
-        self, part: _Part, room: InboundRoom, pool: KVPool, layout: EndLayout
+        self, part: _Part, room: InboundRoom, pool: KVPool, layout: EndLayout, marks: tuple[int, ...]
     ) -> Iterator[tuple[int, Mismatch | None]]:
-        """Words compared, and the first row that differs, by layer and piece."""
+        """Words compared, and the first row that differs, by layer and piece. marks: words that count as right."""
         units, size, request = room_units(layout, room.holding, room.tokens), layout.page_size, room.ticket.request
         space, buffer = part.buffer.space, part.buffer
         codes = self._decoder.codes_of(request)
@@ -101,7 +121,8 @@ class RoomInspector:
                 span = slice(None) if piece else slice(part.first, part.last)
                 seen = torch.stack(of_units)
                 masks = content.mask(site, seen.shape[-1])[span]
-                bad = differing(seen[..., span].contiguous(), wanted, masks)
+                of_span = seen[..., span].contiguous()
+                bad = _unlike(of_span, wanted, masks, marks) if marks else differing(of_span, wanted, masks)
                 if space != "state":
                     bad &= torch.arange(bad.numel()).view(bad.shape) + first < room.tokens
                 yield bad.numel() * masks.numel(), self._first(bad, seen, site, span, ids, request, first, room.tokens)
@@ -139,6 +160,24 @@ class RoomInspector:
         )
 
 
+def _unlike(rows: torch.Tensor, codes: torch.Tensor, masks: torch.Tensor, marks: tuple[int, ...]) -> torch.Tensor:
+    """Rows with a word that is neither the one expected there nor a mark: bool, as `codes`."""
+    known = torch.tensor(marks, dtype=torch.int64).view(rows.dtype)
+    return ((rows != rows_torch(codes, masks, rows.dtype)) & ~torch.isin(rows, known)).any(-1)
+
+
+def _whole(pool: KVPool, layout: EndLayout) -> Iterator[_Part]:
+    """Every buffer that is transferred, with all words of its rows."""
+    for buffer in layout.buffers:
+        spec = _spec_of(pool, buffer)
+        yield _Part(source="", buffer=buffer, spec=spec, first=0, last=spec.row_bytes // 8)
+
+
+def _spec_of(pool: KVPool, buffer: BufferLayout) -> BufferSpec:
+    (spec,) = (each for each in pool.sets[buffer.space].spec.buffers if each.name == buffer.name)
+    return spec
+
+
 def _parts(
     source: str, slices: Mapping[tuple[str, str], tuple[int, int]], pool: KVPool, layout: EndLayout
 ) -> Iterator[_Part]:
@@ -146,7 +185,7 @@ def _parts(
     for buffer in layout.buffers:
         if (buffer.space, buffer.name) not in slices:
             continue
-        (spec,) = (each for each in pool.sets[buffer.space].spec.buffers if each.name == buffer.name)
+        spec = _spec_of(pool, buffer)
         first, count = (each * buffer.rows.shard_bytes // 8 for each in slices[buffer.space, buffer.name])
         whole = spec.rows is Granularity.PAGE
         last = spec.row_bytes // 8 if whole else first + count

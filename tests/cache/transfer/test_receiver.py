@@ -326,6 +326,7 @@ def test_repeated_messages_are_as_one() -> None:
     assert [each[3:] for each in rig.told.rooms[1:]] == [(TRANSFERRING, FAILED, "broken")]
     rig.receiver.forget(rig.rooms[6])
     assert failing.holding.is_open
+    assert rig.told.drains == [6], "a source has answered, so its memory was marked and can be looked at"
 
 
 @pytest.mark.parametrize("status", [SUCCESS, FAILED])
@@ -419,10 +420,12 @@ def test_a_room_that_is_asked_of_a_gone_peer_fails_at_once_and_nobody_has_to_dra
     assert (rig.rooms[ROOM].status, rig.rooms[ROOM].reason) == (FAILED, "prefill-0 is gone")
     assert rig.receiver.is_drained(rig.rooms[ROOM])
     assert sent_to(rig) == [], "it is asked for nothing"
+    assert rig.told.marks == []
     inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
     rig.receiver.poll()
     rig.receiver.fail(rig.rooms[ROOM], "x")
     rig.receiver.forget(rig.rooms[ROOM])
+    assert rig.told.drains == [], "nobody marked its memory: what it holds is of earlier owners"
 
 
 def test_a_want_is_sent_behind_the_clearing_of_the_state_slot() -> None:

@@ -23,6 +23,7 @@ from kvcheck.core.workload.events import (
     Forward,
     Leased,
     Padding,
+    RoomDrained,
     RoomMarked,
     Saw,
     SitesKnown,
@@ -209,6 +210,26 @@ def test_what_a_room_was_marked_with_was_never_written(event: Saw, code: str) ->
     assert finding.code == code
     (unmarked,) = judge(ContentOracle(), History.of(*RUN, event))
     assert unmarked.code == "KV105"
+
+
+def drained(*rows: Saw) -> RoomDrained:
+    return RoomDrained("decode-1", 2, 640, tuple(each.mismatch for each in rows))
+
+
+def test_a_room_that_failed_may_be_half_written_and_holds_no_others_bytes() -> None:
+    """Its memory was marked, and belongs to it until its sources have stopped."""
+    oracle = ContentOracle()
+    marked = saw(LATENT, *([MARK] * 4))
+    half_marked = saw(LATENT, *row(2, 70, LATENT)[:2], MARK, MARK)
+    legal = (marked, half_marked, NEVER_WRITTEN, STALE_STATE, OTHER_POSITION, OTHER_LAYER)
+    assert judge(oracle, History.of(SITES, *RUN, RoomMarked("decode-1", MARK), drained(*legal), drained())) == ()
+    assert oracle.judged == 4 + 2 * 640
+    for foreign in (FOREIGN, FOREIGN_STATE, FOREIGN_METADATA, FOREIGN_HALF):
+        found = judge(ContentOracle(), History.of(*RUN, drained(marked, foreign), drained(foreign)))
+        assert [(each.code, each.request, each.seen_request) for each in found] == [
+            ("KV102", 2, 5 if foreign in (FOREIGN, FOREIGN_HALF) else 4)
+        ], "each place once"
+        assert found[0].message.startswith("decode-1: the room of request 2 failed, and ")
 
 
 def test_a_position_is_known_once_it_was_computed() -> None:

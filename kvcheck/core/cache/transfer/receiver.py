@@ -48,6 +48,7 @@ class InboundRoom:
     waits: peers that have not reported. writers: peers that may still write.
     reason: why it failed here. ended: why it was ended here, perhaps after it arrived, because it failed elsewhere.
     sealed: peers whose seal for this attempt was seen. verified: those whose seal fits. size: bytes that they wrote.
+    is_answered: a source has answered what it was asked for, which left here behind the marks of the room's memory.
     """
 
     ticket: Ticket
@@ -63,6 +64,7 @@ class InboundRoom:
     sealed: set[str] = field(default_factory=set)
     verified: set[str] = field(default_factory=set)
     size: int = 0
+    is_answered: bool = False
 
 
 class RoomListener(Protocol):
@@ -79,6 +81,9 @@ class RoomListener(Protocol):
 
     def unsealed(self, *, rank: str, room: InboundRoom) -> None:
         """A room is too late though all sources have reported it. Its memory is still as they left it."""
+
+    def drained(self, *, rank: str, room: InboundRoom) -> None:
+        """Nobody writes a failed room any more. Its memory was marked, and is released now."""
 
 
 class Receiver:
@@ -203,6 +208,8 @@ class Receiver:
                 writers = ", ".join(sorted(receiving.writers))
                 raise ForeignAccess(f"room {room}: {writers} may still write its memory")
             del self._rooms[room]
+            if self._listener is not None and receiving.is_answered:
+                self._listener.drained(rank=self._layout.name, room=receiving)
             self._clear_seals(self._seal_rows(receiving))
         for receiving in rooms:
             self._metadata.release(receiving.slot, receiving.ticket.request)
@@ -270,6 +277,7 @@ class Receiver:
 
     def _take(self, peer: str, message: Message, receiving: InboundRoom) -> None:
         if isinstance(message, Status):
+            receiving.is_answered = True
             receiving.waits.discard(peer)
             if not message.is_ok:
                 self._set(receiving, FAILED, message.reason)
@@ -388,7 +396,7 @@ class Receiver:
         Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the same
         prompt) would fit the seal before it was written, and a late write would overwrite later content.
         """
-        word = as_signed(mix64_int(receiving.ticket.generation ^ MARK))
+        word = mark_of(receiving.ticket.generation)
         if self._listener is not None:
             self._listener.marked(rank=self._layout.name, word=word)
         request, units = receiving.ticket.request, self._units(receiving)
@@ -436,6 +444,11 @@ class Receiver:
                 writes=(Footprint("seals", ("seal",), (0, 1), rows),),
             )
         )
+
+
+def mark_of(generation: int) -> int:
+    """The word that the memory of an attempt is filled with before its sources write it."""
+    return as_signed(mix64_int(generation ^ MARK))
 
 
 def _gone(peers: set[str]) -> str:

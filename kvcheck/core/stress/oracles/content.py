@@ -4,6 +4,8 @@ Invariants:
 - Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106) and bit difference (KV105)
   are told apart by decoding the words, not by where they were read.
 - Places come from the history (SitesKnown). A history that names none is judged without KV106.
+- A room that failed may be half written. Only bytes of another request in it are a finding: memory was given away
+  while a transfer still read or wrote it.
 - Page and slot 0 have no owner: words found there were written without owning them (KV403).
 """
 
@@ -16,7 +18,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Leased, Padding, ProcessActs, Saw, Verified
+from kvcheck.core.workload.events import Leased, Padding, ProcessActs, RoomDrained, Saw, Verified
 from kvcheck.core.workload.mismatch import Mismatch
 
 
@@ -38,6 +40,7 @@ class ContentOracle(KnownWords):
             (Verified, self._verified),
             (Saw, self._saw),
             (Leased, self._leased),
+            (RoomDrained, self._room_drained),
             (Padding, self._padding),
             (ProcessActs, self._process_acts),
         )
@@ -94,6 +97,31 @@ class ContentOracle(KnownWords):
                     seen_request=tag.request if tag is not None else None,
                     message=f"{event.space} slot {event.slot} was handed to request {event.request} with {whose} "
                     f"in {name}; a slot must be empty when it changes hands",
+                )
+            )
+
+    def _room_drained(self, event: RoomDrained) -> None:
+        self.judged += event.words
+        for found in event.rows:
+            deviation = self.deviation(found)
+            key = (event.rank, "drained", found.request, found.buffer, found.layer, found.page)
+            if deviation.code != "KV102" or len(self.findings) >= MAX_FINDINGS or key in self._seen:
+                continue
+            self._seen.add(key)
+            self.findings.append(
+                Finding(
+                    code="KV102",
+                    oracle=self.name,
+                    tier="device",
+                    buffer=found.buffer,
+                    layer=None if found.space == "metadata" else found.layer,
+                    page=None if found.space == "metadata" else found.page,
+                    row=None if found.space == "metadata" else found.row,
+                    request=found.request,
+                    seen_request=deviation.owner,
+                    message=f"{event.rank}: the room of request {found.request} failed, and {place_of(found)} holds "
+                    f"{deviation.story}; expected its own words or none: memory was given away while a transfer "
+                    "still read or wrote it",
                 )
             )
 
