@@ -72,6 +72,12 @@ def test_a_cell_that_has_not_begun_is_left_as_one_that_exercised_nothing() -> No
     ]
 
 
+@pytest.mark.parametrize(("until", "note"), [(0.0, None), (None, "the rates")])
+def test_a_cell_that_had_no_time_for_a_schedule_tells_no_rates(until: float | None, note: str | None) -> None:
+    *_, end = take_turns(tasks(1), Limit(until=until), _no_target, Losing(lost_in=0))
+    assert end.evidence is None and (end.note, end.is_note_told) == (note, note is not None)
+
+
 @pytest.mark.parametrize(("is_exercised", "reason"), [(False, "nothing was held"), (True, None)])
 def test_a_cell_that_has_exercised_all_in_a_lost_process_passes_in_the_next(
     is_exercised: bool, reason: str | None

@@ -209,8 +209,7 @@ class Turns:
             gap = gap or "not exercised: it has not begun"
         end = self._end(gap)
         if is_left and end.note is not None:
-            has_run = self._ran > self._task.before.schedules
-            end = replace(end, note=f"{end.note}, before another cell lost the device" if has_run else None)
+            end = replace(end, note=f"{end.note}, before another cell lost the device")
         yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
@@ -292,7 +291,7 @@ class Turns:
 
     def _end(self, reason: str | None, cut: str | None = None) -> Report:
         self.is_open = False
-        note = self._runner.closing()
+        note = self._runner.closing() if self._ran > self._task.before.schedules else None
         if self._is_exhausted and reason is None:
             ran = f"{self._ran} of {counted(self._task.schedules, 'schedule')}"
             note = f"{self._task.plan.cell}: ended after {ran}: the last {BARREN} brought no new host trace"
