@@ -77,14 +77,16 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """The open cells that run next: while one is below its floor all whose round it is, else the one that has used the
-    least CPU time. A cell that is above its floor waits only for cells of its own size."""
+    """The open cells that run next.
+
+    Once all are above their floors, the one that has used the least CPU time. Until then the earliest round, of the
+    cells below their floors and of all micro cells: one that is above its floor waits for cells of its own size alone.
+    """
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
-    least = min(cell.round for cell in cells if cell.is_below_floor)
-    before = [cell for cell in cells if cell.round < least and cell.is_micro]
-    now = min((cell.round for cell in before), default=least)
-    return [cell for cell in cells if cell.round == now and (cell.is_below_floor or cell.is_micro)]
+    in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_micro]
+    now = min(cell.round for cell in in_rounds)
+    return [cell for cell in in_rounds if cell.round == now]
 
 
 class Budget:
