@@ -7,12 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.report.store import RUN_FILE
 
@@ -207,10 +209,10 @@ def command_of(job: GpuJob, tests: Sequence[str], *, python: str, out: str, tool
     return tuple(line)
 
 
-def judge_end(job: GpuJob, exit_code: int | None, out: Path) -> tuple[Verdict, str | None]:
-    """The result of a job that has ended. exit_code: None if its time was over."""
+def judge_end(job: GpuJob, exit_code: int | None, out: Path, *, asked_s: float) -> tuple[Verdict, str | None]:
+    """The result of a job that has ended. exit_code: None if it was asked to end, which was after so many seconds."""
     if exit_code is None:
-        return Verdict.UNKNOWN, f"its {job.budget_s} s were over; what it had written is there"
+        return Verdict.UNKNOWN, f"asked to end after {asked_s:.0f} s, to save what it had; that is there"
     if job.tool is not None and exit_code == SANITIZER_FOUND:
         return Verdict.FAIL, f"{job.tool} found errors; see the log"
     if job.tests is None:
@@ -251,6 +253,17 @@ def summary_lines(out: Path, job: GpuJob) -> tuple[str, ...]:
 
 def _record_lines(record: RunRecord) -> list[str]:
     rows = [f"{row.name}: {row.outcome}, {row.message or 'no message'}" for row in record.mutants]
-    unknown = [f"{row.id}: {row.reason}" for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
+    unknown = [row for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
+    short = [f"{row.id}: {row.reason}" for row in unknown if row.schedules]
     found = [f"{finding.code} {finding.message}" for finding in record.findings[:10]]
-    return [*rows, *found, *unknown, *record.warnings]
+    never = _never_ran([str(row.reason) for row in unknown if not row.schedules], len(record.scenarios))
+    return [*rows, *found, *short, *never, *record.warnings]
+
+
+def _never_ran(reasons: Sequence[str], cells: int) -> list[str]:
+    """How many cells never ran, in one line. reasons: why not, of each of them. cells: of the run."""
+    if not reasons:
+        return []
+    (reason, count), *others = Counter(reasons).most_common()
+    of_them = f", {count} of them for this reason" if others else ""
+    return [f"{len(reasons)} of {counted(cells, 'cell')} never ran{of_them}: {reason}"]
