@@ -37,6 +37,9 @@ from kvcheck.core.bench.gpu_jobs import (
     summary_lines,
 )
 from kvcheck.core.report.store import write_run
+from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.stress.runner_rows import row_of
+from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan
 
 TESTS = Path(__file__).parents[1]
 BY_NAME = {job.name: job for job in JOBS}
@@ -89,8 +92,38 @@ def test_command_lines_are_whole() -> None:
     for job, device in itertools.product(JOBS, ("cuda", "threads")):
         line = command_of(on_device(job, device), [], python="python", out="there", tool=None)
         assert not any("{" in word for word in line)
-        assert ("--device" in line) == (job.name in ("stress", "mutants", "bench"))
+        on_it = ("stress", "mutants", "bench", *(("ranks",) if device == "cuda" else ()))
+        assert ("--device" in line) == (job.name in on_it)
         assert "--device" not in line or line[line.index("--device") + 1] == device
+
+
+def test_ranks_share_memory_of_the_device_and_over_threads_that_of_the_host() -> None:
+    def plan_of(device: str) -> Plan:
+        line = command_of(on_device(BY_NAME["ranks"], device), [], python="python", out="there", tool=None)
+        given = dict(itertools.pairwise(line))
+        assert line[3:6] == ("stress", "nvlink-aux", "pd-transfer")
+        return Plan(
+            scenario="nvlink-aux",
+            shape=given["--shape"],
+            transport=given["--transport"],
+            device=given.get("--device", "cpu"),
+            backend="eager",
+            ranks=PROCESS_RANKS,
+            seed=int(given["--seed"]),
+        )
+
+    cuda, host = plan_of("cuda"), plan_of("threads")
+    assert (cuda.transport, cuda.device, host) == ("ipc", "cuda", replace(cuda, device="cpu"))
+    for plan in (cuda, host):
+        row_of(plan).check(plan)
+    assert "metadata path:async" in settings_tried_by(cuda), "bytes may land behind their status there alone"
+
+
+def test_a_job_that_keeps_a_time_itself_has_begun_and_ended_before_it_is_asked_to() -> None:
+    for job, device in itertools.product(JOBS, ("cuda", "threads")):
+        words = on_device(job, device).arguments
+        if "--max-time" in words:
+            assert float(words[words.index("--max-time") + 1]) <= job.budget_s - gpu.GRACE_S - 4, job.name
 
 
 @pytest.mark.processes
@@ -121,6 +154,7 @@ def test_the_options_of_every_part_exist(tmp_path: Path) -> None:
         ("memcheck", SANITIZER_FOUND, (7, 2), (Verdict.FAIL, "memcheck found errors; see the log")),
         ("memcheck", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
         ("bench", None, None, (Verdict.UNKNOWN, "asked to end after 37 s, to save what it had; that is there")),
+        ("ranks", 4, None, (Verdict.UNKNOWN, "exit 4; see the log")),
     ],
 )
 def test_what_an_end_means(
