@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -244,3 +245,30 @@ def test_each_replay_of_a_line_that_loses_the_device_has_a_device(
         assert "UNKNOWN  hicache/llama-3-micro: the process that ran it ended with status 3" in capsys.readouterr().out
     pids = [line.split(" ", 1)[0] for line in diary.read_text().splitlines()]
     assert list(Counter(pids).values()) == [2, 2, 2], "each process made one free run and one under delays"
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_each_line_of_a_cpu_is_replayed_over_a_device_that_the_one_before_it_has_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line loses the context in both its runs, the second ends its process, and the last two share one."""
+    names = ["gate-waits-wrong-entry", "replay-without-whole-wait", "gate-waits-on-load-lane", "load-without-pin"]
+    lines = [Plan(scenario="hicache", shape="llama-3-micro", mutant=name).line() for name in names]
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(replay, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", f"mutant={names[0]} strategy=delay")
+    monkeypatch.setenv("CUDA_DIES_IN", f"mutant={names[1]}")
+    with installed(1) as machine:
+        assert run(["replay", *lines, "--device", "cuda", "--times", "2"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    lost, dead, *shown = [line for line in told if line.startswith((" NOT", " UNK", " STILL"))]
+    assert lost.startswith(" NOT REPRODUCED  hicache/llama-3-micro: RuntimeError: the context of cuda is lost: ")
+    assert dead == " UNKNOWN  hicache/llama-3-micro: the process that judged it ended with status 3"
+    assert len(shown) == 2 and all(line.startswith(" STILL FAILS  hicache/llama-3-micro: KV10") for line in shown)
+    ran = [line.split(" ", 1) for line in diary.read_text().splitlines()]
+    pids = [{pid for pid, line in ran if f"mutant={name}," in line} for name in names]
+    assert [len(each) for each in pids] == [2, 1, 1, 1] and pids[2] == pids[3] and len(set.union(*pids)) == 4
+    assert sum("wrong bytes in 0 of 1 run without delays, 0 of 1 with" in line for line in told) == 2
+    assert machine.lost is None and str(os.getpid()) not in set.union(*pids)
