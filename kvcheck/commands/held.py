@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Verdict, to_plain, value_from
 from kvcheck.core.stress.schedule import Plan, parse_line
 
@@ -82,9 +83,9 @@ def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> Answer:
 
     try:
         answer: Answer = value_from(Answer, process.ask(question), "answer")
-    except Unanswered as why:
+    except (Unanswered, UnknownVerdict) as why:
         process.close()
-        return Answer(verdict=Verdict.UNKNOWN, told=(f" UNKNOWN  {plan.cell}: {why.died}",))
+        return Answer(verdict=Verdict.UNKNOWN, told=(f" UNKNOWN  {plan.cell}: {why}",))
     if answer.lost_after is not None:
         process.close()
     return answer

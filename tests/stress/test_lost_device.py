@@ -21,11 +21,12 @@ from rigs.losing import CRASH, HELD, Losing
 
 from kvcheck.commands import replay, selftest, stress
 from kvcheck.commands.main import run
-from kvcheck.core.base.errors import InternalError
-from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress import cell_workers
+from kvcheck.core.base.errors import HardwareError, InternalError
+from kvcheck.core.base.record import Evidence, to_plain
+from kvcheck.core.stress import cell_workers, mutant_process
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import _Child
+from kvcheck.core.stress.mutant_trials import MutantTask
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import take_turns
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -55,6 +56,22 @@ def test_a_process_that_has_lost_its_device_ends_its_share_and_leaves_what_has_s
         (2, True, "the rates, before another cell lost the device"),
     ]
     assert sum(each.evidence is not None for each in reports) == len(runner.ran)
+
+
+def test_an_error_of_the_hardware_ends_its_cell_as_unknown_and_leaves_the_others_to_a_new_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(self: Losing, plan: Plan) -> None:
+        raise HardwareError("the hardware of cuda reported an error")
+
+    monkeypatch.setattr(Losing, "run", run)
+    end, left = take_turns(tasks(2, 3), Limit(cpu_s=1e6), _no_target, Losing(lost_in=0))
+    assert (end.cell, end.findings, end.evidence, end.cut) == (0, (), None, "the hardware of cuda reported an error")
+    assert end.is_device_lost and end.left_cpu_s is not None and (left.cell, left.is_left) == (1, True)
+    made = child(0)
+    for report in (end, left):
+        assert [*made.takes(report.line())] == [report]
+    assert [*made.ends()] == [] and [*made.cells] == [1] and made.left_cpu_s == end.left_cpu_s
 
 
 def test_a_cell_ends_with_its_device_also_where_its_finding_would_not_end_it() -> None:
@@ -196,6 +213,17 @@ def test_stress_goes_on_in_a_new_process_and_judges_nothing_twice(
     rows = {row["id"].partition("/")[0]: row for row in record["scenarios"]}
     assert (rows["retract-resume"]["verdict"], rows["retract-resume"]["schedules"]) == ("fail", 2)
     assert (rows["hicache"]["verdict"], rows["hicache"]["schedules"]) == ("pass", 3)
+
+
+def test_a_mutant_that_meets_broken_hardware_is_lost_and_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(*given: object, **more: object) -> None:
+        raise HardwareError("the hardware of cuda reported an error")
+
+    monkeypatch.setattr(mutant_process, "judge_in_time", judged)
+    task = MutantTask(schedules=1, device="cuda", mutant="load-without-pin", line=HELD.line(), max_time_s=0.0)
+    said = json.loads(mutant_process.answered(json.dumps(to_plain(task)), BuiltinTarget))  # type: ignore[arg-type]
+    assert said["goes_on"] is False and said["result"]["outcome"] == "lost"
+    assert said["result"]["message"].startswith("the hardware of cuda reported an error; next: ")
 
 
 @pytest.mark.schedules

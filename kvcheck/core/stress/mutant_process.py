@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from kvcheck.core.base.devices import number_of
+from kvcheck.core.base.errors import HardwareError
 from kvcheck.core.base.record import MutantResult, to_plain, value_from
 from kvcheck.core.stress.asked_process import AskedProcess, Unanswered
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, lost, not_begun
@@ -50,6 +51,9 @@ def answered(text: str, target_of: TargetOf) -> str:
     from kvcheck.core.stress.runner import Workloads
 
     task: MutantTask = value_from(MutantTask, json.loads(text), "task")
-    result = judge_in_time(task, target_of, workloads=Workloads())
-    is_lost = CudaDevice(number_of(task.device)).is_lost()
+    try:
+        result = judge_in_time(task, target_of, workloads=Workloads())
+        is_lost = CudaDevice(number_of(task.device)).is_lost()
+    except HardwareError as error:
+        result, is_lost = lost(task, str(error)), True
     return json.dumps(to_plain(Answer(result=result, goes_on=not is_lost)))

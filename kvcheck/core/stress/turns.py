@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from kvcheck.core.base.causes import CALL
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import HardwareError, UnknownVerdict, machine_trouble
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
@@ -178,7 +178,9 @@ class Turns:
             why = str(error) if isinstance(error, UnknownVerdict) else machine_trouble(error)
             if why is None:
                 raise
-            yield self._end(why, why)
+            self.has_lost_device = isinstance(error, HardwareError)
+            left_cpu_s = self._budget.left_cpu_s if self.has_lost_device else None
+            yield replace(self._end(why, why), is_device_lost=self.has_lost_device, left_cpu_s=left_cpu_s)
             return
         self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
         self.used_s += self._cpu_s
