@@ -34,6 +34,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, to_plain
 from kvcheck.core.bench.gpu_jobs import (
     JOBS,
+    SANITIZER,
     TOTAL_S,
     GpuJob,
     GpuJobResult,
@@ -44,19 +45,44 @@ from kvcheck.core.bench.gpu_jobs import (
     on_device,
     summary_lines,
 )
-from kvcheck.core.report.store import make_folder, write_text
+from kvcheck.core.report.store import make_folder, replacing, write_text
 
 ROOT = Path(kvcheck.__file__).parents[1]
 WORK = ROOT / "build" / "gpu-jobs"
 ARCHIVE = "gpu.tar.gz"
 GRACE_S = 8
 """Seconds between asking a job to end, when it saves what it has, and ending it."""
+ELSEWHERE = "name one with OUT=DIR"
 
 INTERRUPTED = 130
 
+HELP = f"""\
+make gpu, or python -m kvcheck.commands.gpu: runs everything that needs a GPU, within {TOTAL_S} s.
+It takes no arguments. Variables of the environment say what it does:
 
-def main() -> int:
-    """Run every job; the exit code."""
+  OUT=DIR        where summary.txt, summary.json and {ARCHIVE} are written; default: build/gpu of this tree
+  DEVICE=NAME    cuda, or threads, which stand in for a GPU; default: cuda
+  PYTHON=NAME    of make gpu: the interpreter, used as it is; default: python3
+  PYTHONPATH     further folders to import from, behind this tree
+  CUDA_HOME      the toolkit whose {SANITIZER} is taken if none is on PATH; default: /usr/local/cuda
+
+Jobs: {", ".join(job.name for job in JOBS)}.
+Exit 0: every job passed; 1: one failed; 4: one has no verdict, or there is no GPU; 2: it was called wrongly;
+{INTERRUPTED}: it was interrupted.
+"""
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Run every job; the exit code. words: behind the name of the module."""
+    if words and {*words} <= {"--help", "-h"}:
+        sys.stdout.write(HELP)
+        return 0
+    if words:
+        sys.stderr.write(
+            f"kvcheck gpu: expected no arguments, got {' '.join(words)!r}; variables of the environment say what it "
+            "does; next: python -m kvcheck.commands.gpu --help\n"
+        )
+        return UsageError.exit_code
     named = os.environ.get("DEVICE") or "cuda"
     if named not in STREAMED:
         sys.stderr.write(f"kvcheck gpu: DEVICE: expected {' or '.join(sorted(STREAMED))}, got {named!r}\n")
@@ -68,7 +94,7 @@ def main() -> int:
     out = Path(os.environ.get("OUT") or ROOT / "build" / "gpu").resolve()
     signal.signal(signal.SIGTERM, _end)
     try:
-        make_folder(out)
+        make_folder(out, elsewhere=ELSEWHERE)
         return run_jobs([on_device(job, named) for job in JOBS], out, facts=facts, run=run_process, work=_own_folder())
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
@@ -81,12 +107,13 @@ def _own_folder() -> Path:
         if not each.name.isdigit() or not Path("/proc", each.name).exists():
             shutil.rmtree(each, ignore_errors=True)
     own = WORK / str(os.getpid())
-    make_folder(own)
+    make_folder(own, elsewhere="run it in a copy of this tree that can be written")
     return own
 
 
 Run = Callable[[Sequence[str], Path, Mapping[str, str], float], int | None]
-"""Runs a command line, its output into a file, with variables, for so many seconds: its exit code, None if longer."""
+"""Runs a command line, its output into a file, with variables, and asks it to end after so many seconds: its exit code,
+None if it was asked."""
 
 
 def run_jobs(
@@ -121,20 +148,20 @@ def _run_job(
     reason = missing(job, _has, tool)
     if reason is None and job.tests is not None and not files:
         reason = "not run: no test files are there"
-    if reason is None and left_s < GRACE_S:
-        reason = f"not run: the {TOTAL_S} s of all jobs were over"
+    if reason is None and left_s <= GRACE_S:
+        reason = f"not run: {max(0.0, left_s):.0f} s of the {TOTAL_S} s of all jobs were left"
     if reason is not None:
         return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
     started = time.monotonic()
     if job.tool is not None and tool is not None:
         probe = under(tool, job.tool, (sys.executable, "-c", TOUCH))
-        if (code := run(probe, out / f"{job.name}-probe.log", CONNECTIONS, min(PROBE_S, left_s))) != 0:
+        if (code := run(probe, out / f"{job.name}-probe.log", CONNECTIONS, _asked_s(PROBE_S, left_s))) != 0:
             reason = f"not run: {job.tool} does not work on this machine: one small tensor ended with {code}"
             return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=reason, budget_s=job.budget_s)
     command = command_of(job, files, python=sys.executable, out=str(out), tool=tool)
-    left_s -= time.monotonic() - started
-    code = run(command, out / f"{job.name}.log", {**CONNECTIONS, **job.variables}, min(job.budget_s, left_s))
-    verdict, reason = judge_end(job, code, out)
+    asked_s = _asked_s(job.budget_s, left_s - (time.monotonic() - started))
+    code = run(command, out / f"{job.name}.log", {**CONNECTIONS, **job.variables}, asked_s)
+    verdict, reason = judge_end(job, code, out, asked_s=asked_s)
     return GpuJobResult(
         name=job.name,
         verdict=verdict,
@@ -147,8 +174,13 @@ def _run_job(
     )
 
 
-def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int | None:
-    """Run a job as a process group. After its time it gets SIGTERM; what is left of the group is killed at the end."""
+def _asked_s(budget_s: float, left_s: float) -> float:
+    """Seconds after which a job is asked to end, so that it has ended within its budget and what is left for all."""
+    return max(1.0, min(budget_s, left_s) - GRACE_S)
+
+
+def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str], asked_s: float) -> int | None:
+    """Run a job as a process group. After its time it gets SIGTERM, and what is left of it GRACE_S later is killed."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with log.open("wb") as stream:
@@ -163,7 +195,7 @@ def run_process(command: Sequence[str], log: Path, variables: Mapping[str, str],
         )
         is_over = False
         try:
-            is_over = has_ended(child, max(1.0, seconds - GRACE_S))
+            is_over = has_ended(child, asked_s)
         finally:
             if not is_over:
                 os.killpg(child.pid, signal.SIGTERM)
@@ -183,27 +215,21 @@ def _save(
         "environment": dict(facts),
         "jobs": [to_plain(result) for result in results],
     }
-    write_text(out / "summary.json", json.dumps(values, indent=1) + "\n")
+    write_text(out / "summary.json", json.dumps(values, indent=1) + "\n", elsewhere=ELSEWHERE)
     lines = [*(f"{name}: {value}" for name, value in facts.items()), ""]
     for result in results:
         lines += [_line(result), *(f"    {line}" for line in result.lines)]
     lines += ["", f"verdict: {verdict.value}" if complete else "not complete"]
-    write_text(out / "summary.txt", "\n".join(lines) + "\n")
+    write_text(out / "summary.txt", "\n".join(lines) + "\n", elsewhere=ELSEWHERE)
     _archive(work, out / ARCHIVE)
 
 
 def _archive(work: Path, archive: Path) -> None:
     """All files below a folder in one, which is replaced whole. Raises UsageError where it cannot be written."""
-    draft = archive.with_name(f"{archive.name}.new")
-    try:
-        with tarfile.open(draft, "w:gz", compresslevel=3) as stream:
-            for path in sorted(each for each in work.rglob("*") if each.is_file()):
-                if path not in (draft, archive):
-                    stream.add(path, arcname=str(Path("gpu") / path.relative_to(work)), recursive=False)
-        draft.replace(archive)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {archive}: {error.strerror}; name another folder with OUT=DIR") from error
+    with replacing(archive, elsewhere=ELSEWHERE) as draft, tarfile.open(draft, "w:gz", compresslevel=3) as stream:
+        for path in sorted(each for each in work.rglob("*") if each.is_file()):
+            if path not in (draft, archive):
+                stream.add(path, arcname=str(Path("gpu") / path.relative_to(work)), recursive=False)
 
 
 def _line(result: GpuJobResult) -> str:
@@ -258,4 +284,4 @@ def _end(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands import live, worker
+from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
@@ -113,6 +114,9 @@ def replay(
 
 def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tuple[Plan, Replayed]]:
     """The result of each line of one target. An engine that does not start makes its lines UNKNOWN, and no others."""
+    if device is not None:
+        yield from zip(plans, replay_held(plans, device, times, worker.__name__), strict=True)
+        return
     with ExitStack() as stack:
         try:
             engine = stack.enter_context(installed_engine(plans[0]))
@@ -122,7 +126,7 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
                 yield plan, Replayed(Verdict.UNKNOWN, times, [told])
             return
         for plan in plans:
-            yield plan, _replay(plan, times, engine) if device is None else _replay_held(plan, device, times)
+            yield plan, _replay(plan, times, engine)
 
 
 def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
@@ -149,25 +153,6 @@ def _on_device(plan: Plan, device: str) -> Plan:
     if plan.kind is not Kind.SCHEDULE or plan.on_device:
         raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
     return dataclasses.replace(plan, backend=kind_of(device), device=device, strategy="delay", choices=None)
-
-
-def _replay_held(plan: Plan, device: str, times: int) -> Replayed:
-    """Delay on a device the operations that the CPU run finds unordered, and compare the rates without and with
-    delays."""
-    from kvcheck.core.stress.delayed import device_plans, tries, why_not
-
-    head, runner = plan.cell, runner_of(plan)
-    plans = device_plans(runner, plan, device)
-    made = list(tries(runner, plans, times))
-    told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
-    if made and made[-1].shown:
-        lines = [
-            f" STILL FAILS  {head}: {made[-1].message}",
-            *told,
-            f"   next    kvcheck replay {made[-1].plan.line()}",
-        ]
-        return Replayed(Verdict.FAIL, 1, lines)
-    return Replayed(Verdict.UNKNOWN, times, [f" NOT REPRODUCED  {head}: {why_not(made)}", *told])
 
 
 def _replay(plan: Plan, times: int, engine: ProbeRunner | None) -> Replayed:

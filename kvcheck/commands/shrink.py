@@ -45,8 +45,8 @@ def shrink(
     from kvcheck.core.stress.wait_search import search_waits
 
     row_of(plan).check_names(plan)
-    check_plan(plan)
     check_shrinkable(plan)
+    check_plan(plan)
     is_text = format_name == "text"
     if is_text:
         say(f" from    {plan.line()}")

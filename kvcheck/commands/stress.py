@@ -77,13 +77,16 @@ from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.workload import WORDS
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner
     from kvcheck.core.stress.runner import Runner
     from kvcheck.core.stress.runner_rows import RunnerRow
+
+OF_DEVICES = ("portfolio", "eager", "delay")
+"""Strategies on a device: it runs what it can as soon as it can, and a lane of it can be held."""
 
 
 def stress(
@@ -320,8 +323,22 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
         trace=trace,
         engine_env=engine_env(given["engine_env"] or ()),
     )
+    _check_order(plan, strategy)
     check_plan(plan)
     return plan, row_of(plan)
+
+
+def _check_order(plan: Plan, strategy: str) -> None:
+    """Refuse an order that the user named and a device does not take. The plan's own may be that of a trace."""
+    from kvcheck.core.stress.strategies import STRATEGIES
+
+    STRATEGIES.require(strategy)
+    if plan.kind is Kind.SCHEDULE and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
+        raise UsageError(
+            f"--strategy {strategy}: expected {', '.join(OF_DEVICES[:-1])} or {OF_DEVICES[-1]} with --device "
+            f"{plan.device}, which completes operations in an order of its own; got {strategy}; next: --strategy "
+            "delay, which holds lanes, or --device cpu"
+        )
 
 
 def _names(base: Plan, scenarios: list[str], shapes: list[str]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes one JSON line a schedule.
 
 With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck campaign
---jobs`, or mutants of `kvcheck selftest` on CUDA.
+--jobs`, mutants of `kvcheck selftest` on CUDA, or lines of a CPU that `kvcheck replay` runs on CUDA.
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from types import FrameType
@@ -26,7 +26,7 @@ from kvcheck.core.stress.cell_task import Report
 
 
 def main() -> int:
-    """Run the tasks on stdin, or batch after batch or mutant after mutant until it ends."""
+    """Run the tasks on stdin, or answer line after line until it ends."""
     signal.signal(signal.SIGTERM, _end)
     try:
         kind = sys.argv[1] if sys.argv[1:] else None
@@ -44,9 +44,14 @@ def main() -> int:
 
 def _answers(kind: str) -> Iterator[str]:
     """The answers to what is asked, line by line. kind: the argument of this process."""
-    from kvcheck.core.stress.mutant_process import MUTANTS, answered
+    from kvcheck.commands import held
+    from kvcheck.core.stress import mutant_process
 
-    yield from map(partial(answered, target_of=target_of) if kind == MUTANTS else _told, sys.stdin)
+    answers: dict[str, Callable[[str], str]] = {
+        held.HELD: held.answered,
+        mutant_process.MUTANTS: partial(mutant_process.answered, target_of=target_of),
+    }
+    yield from map(answers.get(kind, _told), sys.stdin)
 
 
 def _told(text: str) -> str:

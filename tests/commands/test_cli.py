@@ -46,6 +46,15 @@ UNUSABLE = {
     "mutant with a shape": ([*SMALL, "--mutant", "nope"], "unknown mutant 'nope'"),
     "strategy": (["stress", "--strategy", "nope"], "unknown strategy 'nope'"),
     "strategy replay": (["stress", "--strategy", "replay"], "use kvcheck replay"),
+    "order of a device": (
+        ["stress", "--device", "cuda", "--strategy", "random"],
+        "--strategy random: expected portfolio, eager or delay with --device cuda, which completes operations in an "
+        "order of its own; got random; next: --strategy delay, which holds lanes, or --device cpu",
+    ),
+    "order of a trace on a device": (
+        ["stress", "hicache", "--device", "threads", "--trace", "sample", "--strategy", "lazy"],
+        "--strategy lazy: expected portfolio, eager or delay with --device threads",
+    ),
     "target": (["stress", "--target", "nope"], "unknown target 'nope'"),
     "transport": (["stress", "--transport", "nope"], "unknown transport 'nope'; known: loopback, tcp, mooncake"),
     "backend": (["stress", "--backend", "nope"], "unknown backend 'nope'"),
@@ -211,6 +220,19 @@ def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     (cell,) = only_record(tmp_path)["scenarios"]
     assert cell["evidence"]["requests"] == 100
+
+
+@pytest.mark.schedules
+def test_on_a_device_a_trace_and_its_line_name_an_order_that_the_user_may_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = ["--device", "threads", "--trace", "sample", "--requests", "40"]
+    assert run([*SMALL, *over, "--schedules", "1", "--out", str(tmp_path)]) == 0
+    (line,) = only_record(tmp_path)["plan"]["cells"]
+    assert "backend=threads" in line and "strategy=random" in line
+    assert run(["replay", line]) == 0
+    assert run([*SMALL, *over, "--strategy", "random", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("kvcheck: --strategy random: expected portfolio, eager or delay")
 
 
 @pytest.mark.parametrize("arguments", [SMALL, ["stress", "nvlink-aux", "--transport", "ipc"]])

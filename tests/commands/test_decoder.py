@@ -59,7 +59,12 @@ def test_a_mutant_is_shown_by_the_decoder_of_its_card_and_its_line_replays(
         (["--decoder", "known-answer", "--shape", "llama-3-tiny"], "expected a shape of llama-answers"),
         (["hicache", "--decoder", "known-answer", "--shape", "glm-5.1-tiny"], "expected a shape of llama-answers"),
         (["pd-transfer", "--decoder", "known-answer", "--ranks", "2x2"], "expected --ranks 1x1"),
-        (["--decoder", "known-answer", "--transport", "tcp"], "in one process"),
+        (
+            ["--decoder", "known-answer", "--transport", "tcp"],
+            "expected --transport loopback, got tcp; next: the same ",
+        ),
+        (["--decoder", "known-answer", "--device", "threads"], "expected --device cpu, got threads; next: the same "),
+        (["--decoder", "known-answer", "--target", "sglang"], "expected --target builtin, got sglang; next: the same "),
         (["--mutant", "window-one-short", "--shape", "gpt-oss-tiny"], "expected a shape of llama-answers"),
     ],
 )

@@ -22,7 +22,7 @@ from rigs.literal_record import FAILED
 
 from kvcheck.commands import gpu
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.base.record import MutantResult, ScenarioResult, Verdict
 from kvcheck.core.bench.gpu_jobs import (
     JOBS,
     SANITIZED,
@@ -37,6 +37,9 @@ from kvcheck.core.bench.gpu_jobs import (
     summary_lines,
 )
 from kvcheck.core.report.store import write_run
+from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.stress.runner_rows import row_of
+from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan
 
 TESTS = Path(__file__).parents[1]
 BY_NAME = {job.name: job for job in JOBS}
@@ -89,8 +92,38 @@ def test_command_lines_are_whole() -> None:
     for job, device in itertools.product(JOBS, ("cuda", "threads")):
         line = command_of(on_device(job, device), [], python="python", out="there", tool=None)
         assert not any("{" in word for word in line)
-        assert ("--device" in line) == (job.name in ("stress", "mutants", "bench"))
+        on_it = ("stress", "mutants", "bench", *(("ranks",) if device == "cuda" else ()))
+        assert ("--device" in line) == (job.name in on_it)
         assert "--device" not in line or line[line.index("--device") + 1] == device
+
+
+def test_ranks_share_memory_of_the_device_and_over_threads_that_of_the_host() -> None:
+    def plan_of(device: str) -> Plan:
+        line = command_of(on_device(BY_NAME["ranks"], device), [], python="python", out="there", tool=None)
+        given = dict(itertools.pairwise(line))
+        assert line[3:6] == ("stress", "nvlink-aux", "pd-transfer")
+        return Plan(
+            scenario="nvlink-aux",
+            shape=given["--shape"],
+            transport=given["--transport"],
+            device=given.get("--device", "cpu"),
+            backend="eager",
+            ranks=PROCESS_RANKS,
+            seed=int(given["--seed"]),
+        )
+
+    cuda, host = plan_of("cuda"), plan_of("threads")
+    assert (cuda.transport, cuda.device, host) == ("ipc", "cuda", replace(cuda, device="cpu"))
+    for plan in (cuda, host):
+        row_of(plan).check(plan)
+    assert "metadata path:async" in settings_tried_by(cuda), "bytes may land behind their status there alone"
+
+
+def test_a_job_that_keeps_a_time_itself_has_begun_and_ended_before_it_is_asked_to() -> None:
+    for job, device in itertools.product(JOBS, ("cuda", "threads")):
+        words = on_device(job, device).arguments
+        if "--max-time" in words:
+            assert float(words[words.index("--max-time") + 1]) <= job.budget_s - gpu.GRACE_S - 4, job.name
 
 
 @pytest.mark.processes
@@ -120,7 +153,8 @@ def test_the_options_of_every_part_exist(tmp_path: Path) -> None:
         ("kernels", 5, (0, 0), (Verdict.UNKNOWN, "the test runner ended with exit 5; see the log")),
         ("memcheck", SANITIZER_FOUND, (7, 2), (Verdict.FAIL, "memcheck found errors; see the log")),
         ("memcheck", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
-        ("bench", None, None, (Verdict.UNKNOWN, "its 45 s were over; what it had written is there")),
+        ("bench", None, None, (Verdict.UNKNOWN, "asked to end after 37 s, to save what it had; that is there")),
+        ("ranks", 4, None, (Verdict.UNKNOWN, "exit 4; see the log")),
     ],
 )
 def test_what_an_end_means(
@@ -128,13 +162,13 @@ def test_what_an_end_means(
 ) -> None:
     if report is not None:
         (tmp_path / f"{name}.xml").write_text(XML.format(*report))
-    assert judge_end(BY_NAME[name], code, tmp_path) == expected
+    assert judge_end(BY_NAME[name], code, tmp_path, asked_s=37.0) == expected
 
 
 def test_a_report_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
-    assert judge_end(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
+    assert judge_end(BY_NAME["litmus"], 0, tmp_path, asked_s=1.0)[0] is Verdict.UNKNOWN
     (tmp_path / "litmus.xml").write_text("<half")
-    assert judge_end(BY_NAME["litmus"], 0, tmp_path)[0] is Verdict.UNKNOWN
+    assert judge_end(BY_NAME["litmus"], 0, tmp_path, asked_s=1.0)[0] is Verdict.UNKNOWN
 
 
 def test_mutants_findings_and_rates_of_a_record_are_told(tmp_path: Path) -> None:
@@ -153,15 +187,33 @@ def test_mutants_findings_and_rates_of_a_record_are_told(tmp_path: Path) -> None
     assert any(line.startswith(FAILED.findings[0].code) for line in lines)
 
 
+def test_cells_that_never_ran_are_one_line(tmp_path: Path) -> None:
+    def cell(name: str, schedules: int, reason: str) -> ScenarioResult:
+        return ScenarioResult(id=name, shape="x", verdict=Verdict.UNKNOWN, reason=reason, schedules=schedules)
+
+    late = [cell(f"hicache/{at}", 0, "its time was up") for at in range(3)]
+    rows = (*FAILED.scenarios[:1], cell("hicache/short", 1, "1 of 9 ran"), *late)
+    folder = tmp_path / "runs" / "stress" / "one"
+    write_run(replace(FAILED, scenarios=rows), folder)
+    lines = summary_lines(tmp_path, BY_NAME["stress"])
+    assert "hicache/short: 1 of 9 ran" in lines and "3 of 5 cells never ran: its time was up" in lines
+    assert not any("hicache/0" in line for line in lines)
+    write_run(replace(FAILED, scenarios=(*rows, cell("hicache/cut", 0, "it was cut"))), folder)
+    lines = summary_lines(tmp_path, BY_NAME["stress"])
+    assert "4 of 6 cells never ran, 3 of them for this reason: its time was up" in lines
+
+
 class Runner:
     """Gives back codes, one a job; KeyboardInterrupt for one that is "interrupt"."""
 
     def __init__(self, *codes: object) -> None:
         self.codes = list(codes)
         self.seen: list[Sequence[str]] = []
+        self.asked_s: list[float] = []
 
-    def __call__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int | None:
+    def __call__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], asked_s: float) -> int | None:
         self.seen.append(command)
+        self.asked_s.append(asked_s)
         code = self.codes.pop(0)
         if code == "interrupt":
             raise KeyboardInterrupt
@@ -206,7 +258,18 @@ def test_a_part_that_cannot_run_is_unknown_and_starts_nothing(tmp_path: Path) ->
 def test_time_that_is_over_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "TOTAL_S", gpu.GRACE_S - 1)
     assert gpu.run_jobs((PLAIN,), tmp_path, facts=FACTS, run=Runner()) == 4
-    assert "of all jobs were over" in (tmp_path / "summary.txt").read_text()
+    assert "not run: 7 s of the 7 s of all jobs were left" in (tmp_path / "summary.txt").read_text()
+
+
+@pytest.mark.parametrize(("total_s", "asked_s"), [(480, 37), (30, 22), (8.5, 1)])
+def test_a_job_is_asked_to_end_before_its_time_and_that_of_all_is_over(
+    total_s: float, asked_s: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "TOTAL_S", total_s)
+    runner = Runner(None)
+    assert gpu.run_jobs((replace(PLAIN, budget_s=45),), tmp_path, facts=FACTS, run=runner) == 4
+    assert [round(seconds) for seconds in runner.asked_s] == [asked_s]
+    assert f"of 45  asked to end after {asked_s} s, to save what it had" in (tmp_path / "summary.txt").read_text()
 
 
 def archived(out: Path) -> dict[str, str]:
@@ -220,7 +283,7 @@ def test_three_files_hold_everything_after_each_job(tmp_path: Path) -> None:
     out.mkdir()
     seen: list[set[str]] = []
 
-    def run(command: Sequence[str], log: Path, variables: Mapping[str, str], seconds: float) -> int:
+    def run(command: Sequence[str], log: Path, variables: Mapping[str, str], asked_s: float) -> int:
         seen.append(set(archived(out)))
         log.parent.joinpath("runs", "one").mkdir(parents=True, exist_ok=True)
         log.write_text(f"of {log.stem}")
@@ -237,7 +300,7 @@ def test_three_files_hold_everything_after_each_job(tmp_path: Path) -> None:
 
 def test_an_archive_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / gpu.ARCHIVE).mkdir()
-    with pytest.raises(UsageError, match="name another folder with OUT=DIR"):
+    with pytest.raises(UsageError, match="expected a folder that can be written: name one with OUT=DIR"):
         gpu.run_jobs((PLAIN,), tmp_path, facts=FACTS, run=Runner(0))
 
 
@@ -259,6 +322,39 @@ def test_a_device_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("DEVICE", "tpu")
     assert gpu.main() == 2
     assert capsys.readouterr().err == "kvcheck gpu: DEVICE: expected cuda or threads, got 'tpu'\n"
+
+
+@pytest.mark.parametrize("inside", ["", "x"])
+def test_a_folder_that_cannot_be_written_is_named_as_the_user_named_it(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("DEVICE", "threads")
+    monkeypatch.setenv("OUT", str(file / inside))
+    monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
+    assert gpu.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvcheck gpu: cannot write {file / inside}: ") and told.count("\n") == 1
+    assert "expected a folder that can be written: name one with OUT=DIR" in told and "--out" not in told
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_names_what_the_environment_says_and_runs_nothing(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "run_jobs", None)
+    assert gpu.main([word]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in ("OUT=DIR", "DEVICE=NAME", "PYTHON=NAME", "CUDA_HOME", *BY_NAME))
+
+
+@pytest.mark.parametrize("words", [["--device", "threads"], ["stress"], ["--help", "stress"]])
+def test_an_argument_is_one_line_and_exit_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(words) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert told.err.startswith(f"kvcheck gpu: expected no arguments, got '{' '.join(words)}'; ")
 
 
 @pytest.mark.processes
@@ -299,7 +395,7 @@ def test_a_process_is_run_and_ended_when_its_time_is_over(tmp_path: Path) -> Non
     assert gpu.run_process([sys.executable, "-c", says + "; raise SystemExit(3)"], log, {"MORE": "more"}, 60) == 3
     assert log.read_text().split() == ["more", str(gpu.ROOT)]
     stays = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    assert gpu.run_process([sys.executable, "-c", stays], log, {}, gpu.GRACE_S + 1) is None
+    assert gpu.run_process([sys.executable, "-c", stays], log, {}, 1.0) is None
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text()), 0)
 

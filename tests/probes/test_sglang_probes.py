@@ -368,7 +368,7 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
     told = capsys.readouterr().err
     assert "sees no CUDA device, asked for cuda:1; next: name an environment whose torch sees the device" in told
     assert run(["stress", "--target", f"vllm:{fake}", "--device", "cuda", *out]) == 2
-    assert "runs on cuda; leave --device out" in capsys.readouterr().err
+    assert f"runs on cuda; expected cpu; next: kvcheck stress --target vllm:{fake}, without" in capsys.readouterr().err
     line = f"hicache:shape=host-copy.mha-direct,target=sglang%3A{fake},backend=cuda,device=cuda"
     assert run(["replay", line]) == 2
     assert "probe host-copy of sglang runs on cpu, not on cuda" in capsys.readouterr().err
@@ -381,6 +381,11 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
         (["--target", "sglang", "--shape", "retract.nope"], "no probe of sglang is left"),
         (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
         (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
+        (
+            ["--target", "sglang", "--device", "threads"],
+            "--device threads: no probe of sglang runs on threads; expected cpu or cuda; next: kvcheck stress "
+            "--target sglang, without --device",
+        ),
         (["--target", "sglang", "--jobs", "4"], "one child holds sglang and runs all its cells; leave it out"),
         (["--target", "nope"], "unknown target 'nope'; a target of your own is MODULE:NAME; known: builtin, sglang"),
     ],

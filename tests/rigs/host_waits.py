@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 import kvcheck
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
+from kvcheck.core.cache.backend.scoped import PassingBackend
 
 PACKAGE = Path(kvcheck.__file__).parent
 KERNELS = str(PACKAGE / "kernels")
@@ -67,23 +68,13 @@ class Storages:
         return known is not None and not known.expired()
 
 
-class AroundChunks:
+class AroundChunks(PassingBackend):
     """A backend that calls the chunks of operations in its own way, but for those that say that they wait."""
 
     def __init__(self, inner: Backend) -> None:
-        self.name, self.device = inner.name, inner.device
+        super().__init__(inner)
         self.judged: dict[str, int] = {}
         """Chunks, by the name of their operation."""
-        self._inner = inner
-        self.lane, self.signal, self.release, self.allocated = inner.lane, inner.signal, inner.release, inner.allocated
-        self.record, self.wait, self.query = inner.record, inner.wait, inner.query
-        self.drain, self.idle, self.capture, self.replay = inner.drain, inner.idle, inner.capture, inner.replay
-
-    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        return self._inner.empty(name, shape, dtype, place)
-
-    def index(self, values: IndexArray) -> torch.Tensor:
-        return self._inner.index(values)
 
     def submit(
         self,
@@ -102,7 +93,7 @@ class AroundChunks:
                 chunks=self._around(operation.name, operation.chunks),
                 stage=None if stage is None else lambda: self._around(operation.name, stage()),
             )
-        return self._inner.submit(around, lane=lane, reads=reads, writes=writes, after=after)
+        return self.inner.submit(around, lane=lane, reads=reads, writes=writes, after=after)
 
     def call(self, name: str, chunk: ChunkWork) -> None:
         """Call a chunk of the operation of that name."""

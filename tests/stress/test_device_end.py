@@ -16,6 +16,7 @@ import torch
 from fakes.cuda import LOST, Machine, installed
 from rigs.losing import HELD, PLAN, Losing
 
+from kvcheck.core.base.errors import HardwareError
 from kvcheck.core.cache.backend.backend import Place
 from kvcheck.core.cache.backend.cuda import CudaDevice
 from kvcheck.core.cache.backend.threads import ThreadsBackend
@@ -94,6 +95,11 @@ def test_an_error_of_the_target_is_told_beside_that_of_the_device(machine: Machi
         ("Triton Error [CUDA]: an illegal memory access was encountered", "an operation read or wrote at an address"),
         ("CUDA error: misaligned address", "an operation read or wrote at an address that is out of range"),
         ("CUDA error: unspecified launch failure", "an operation has ended it, one of"),
+        ("CUDA error: hardware stack error", "the hardware reported an error in the call stack of an operation, one"),
+        (
+            "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            "an operation misused memory of another device, or the hardware reported an error, one of those",
+        ),
         ("", "it said: nothing"),
     ],
 )
@@ -110,6 +116,30 @@ def test_what_is_told_goes_by_what_the_device_said(said: str, way: str, machine:
     assert end.is_lost and way in text and text.startswith("the context of cuda:1 is lost: ")
     assert "lane1:" not in text and "lane2: copy2 (#2), lane3" in text and text.count("copy") == LANES_MOST
     assert ", and 2 more lanes; it said: " in text
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be reported at some other API call"
+NVLINK = "CUDA error: uncorrectable NVLink error detected during the execution"
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize("said", [ECC, NVLINK])
+@pytest.mark.parametrize("is_told_late", [False, True])
+def test_an_error_of_the_hardware_is_no_finding_and_its_memory_is_kept(
+    is_told_late: bool, said: str, machine: Machine
+) -> None:
+    def breaks(event: object) -> None:
+        machine.lost = said
+        raise KeyError("a page") if is_told_late else RuntimeError(said)
+
+    runner = ScheduleRunner(BuiltinTarget())
+    with pytest.raises(HardwareError) as raised:
+        runner.run(PLAN, handlers=((Submitted, breaks),))
+    assert str(raised.value) == (
+        "the hardware of cuda reported an error, which says nothing of the code under test: "
+        f"{said.splitlines()[0]}; next: nvidia-smi -q, and the same on another device"
+    )
+    assert len(runner._lost) == 1
 
 
 @pytest.mark.parametrize(("raises", "is_lost"), [(0, False), (1, False), (2, True), (9, True)])

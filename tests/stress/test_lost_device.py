@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from rigs.losing import CRASH, HELD, Losing
 
 from kvcheck.commands import replay, selftest, stress
 from kvcheck.commands.main import run
-from kvcheck.core.base.errors import InternalError
-from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress import cell_workers
+from kvcheck.core.base.errors import HardwareError, InternalError
+from kvcheck.core.base.record import Evidence, to_plain
+from kvcheck.core.stress import cell_workers, mutant_process
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import _Child
+from kvcheck.core.stress.mutant_trials import MutantTask
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import take_turns
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -56,6 +58,22 @@ def test_a_process_that_has_lost_its_device_ends_its_share_and_leaves_what_has_s
     assert sum(each.evidence is not None for each in reports) == len(runner.ran)
 
 
+def test_an_error_of_the_hardware_ends_its_cell_as_unknown_and_leaves_the_others_to_a_new_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(self: Losing, plan: Plan) -> None:
+        raise HardwareError("the hardware of cuda reported an error")
+
+    monkeypatch.setattr(Losing, "run", run)
+    end, left = take_turns(tasks(2, 3), Limit(cpu_s=1e6), _no_target, Losing(lost_in=0))
+    assert (end.cell, end.findings, end.evidence, end.cut) == (0, (), None, "the hardware of cuda reported an error")
+    assert end.is_device_lost and end.left_cpu_s is not None and (left.cell, left.is_left) == (1, True)
+    made = child(0)
+    for report in (end, left):
+        assert [*made.takes(report.line())] == [report]
+    assert [*made.ends()] == [] and [*made.cells] == [1] and made.left_cpu_s == end.left_cpu_s
+
+
 def test_a_cell_ends_with_its_device_also_where_its_finding_would_not_end_it() -> None:
     """So each new process has fewer cells than the one before it."""
     runner = Losing(lost_in=1, finding=replace(CRASH, condition="the pool is small"))
@@ -70,6 +88,12 @@ def test_a_cell_that_has_not_begun_is_left_as_one_that_exercised_nothing() -> No
         (0, False, "the rates", None),
         (1, True, None, "not exercised: it has not begun"),
     ]
+
+
+@pytest.mark.parametrize(("until", "note"), [(0.0, None), (None, "the rates")])
+def test_a_cell_that_had_no_time_for_a_schedule_tells_no_rates(until: float | None, note: str | None) -> None:
+    *_, end = take_turns(tasks(1), Limit(until=until), _no_target, Losing(lost_in=0))
+    assert end.evidence is None and (end.note, end.is_note_told) == (note, note is not None)
 
 
 @pytest.mark.parametrize(("is_exercised", "reason"), [(False, "nothing was held"), (True, None)])
@@ -191,6 +215,17 @@ def test_stress_goes_on_in_a_new_process_and_judges_nothing_twice(
     assert (rows["hicache"]["verdict"], rows["hicache"]["schedules"]) == ("pass", 3)
 
 
+def test_a_mutant_that_meets_broken_hardware_is_lost_and_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judged(*given: object, **more: object) -> None:
+        raise HardwareError("the hardware of cuda reported an error")
+
+    monkeypatch.setattr(mutant_process, "judge_in_time", judged)
+    task = MutantTask(schedules=1, device="cuda", mutant="load-without-pin", line=HELD.line(), max_time_s=0.0)
+    said = json.loads(mutant_process.answered(json.dumps(to_plain(task)), BuiltinTarget))  # type: ignore[arg-type]
+    assert said["goes_on"] is False and said["result"]["outcome"] == "lost"
+    assert said["result"]["message"].startswith("the hardware of cuda reported an error; next: ")
+
+
 @pytest.mark.schedules
 @pytest.mark.processes
 def test_selftest_judges_behind_a_mutant_that_loses_its_device_and_one_that_ends_its_process(
@@ -238,3 +273,30 @@ def test_each_replay_of_a_line_that_loses_the_device_has_a_device(
         assert "UNKNOWN  hicache/llama-3-micro: the process that ran it ended with status 3" in capsys.readouterr().out
     pids = [line.split(" ", 1)[0] for line in diary.read_text().splitlines()]
     assert list(Counter(pids).values()) == [2, 2, 2], "each process made one free run and one under delays"
+
+
+@pytest.mark.schedules
+@pytest.mark.processes
+def test_each_line_of_a_cpu_is_replayed_over_a_device_that_the_one_before_it_has_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line loses the context in both its runs, the second ends its process, and the last two share one."""
+    names = ["gate-waits-wrong-entry", "replay-without-whole-wait", "gate-waits-on-load-lane", "load-without-pin"]
+    lines = [Plan(scenario="hicache", shape="llama-3-micro", mutant=name).line() for name in names]
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(replay, "worker", cuda_worker)
+    monkeypatch.setenv("CUDA_DIARY", str(diary))
+    monkeypatch.setenv("CUDA_LOST_IN", f"mutant={names[0]} strategy=delay")
+    monkeypatch.setenv("CUDA_DIES_IN", f"mutant={names[1]}")
+    with installed(1) as machine:
+        assert run(["replay", *lines, "--device", "cuda", "--times", "2"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    lost, dead, *shown = [line for line in told if line.startswith((" NOT", " UNK", " STILL"))]
+    assert lost.startswith(" NOT REPRODUCED  hicache/llama-3-micro: RuntimeError: the context of cuda is lost: ")
+    assert dead == " UNKNOWN  hicache/llama-3-micro: the process that judged it ended with status 3"
+    assert len(shown) == 2 and all(line.startswith(" STILL FAILS  hicache/llama-3-micro: KV10") for line in shown)
+    ran = [line.split(" ", 1) for line in diary.read_text().splitlines()]
+    pids = [{pid for pid, line in ran if f"mutant={name}," in line} for name in names]
+    assert [len(each) for each in pids] == [2, 1, 1, 1] and pids[2] == pids[3] and len(set.union(*pids)) == 4
+    assert sum("wrong bytes in 0 of 1 run without delays, 0 of 1 with" in line for line in told) == 2
+    assert machine.lost is None and str(os.getpid()) not in set.union(*pids)

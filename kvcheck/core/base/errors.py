@@ -4,6 +4,7 @@
     +-- UsageError            2   bad argument, unknown name, bad file, unwritable folder
     +-- StorageError          2   a page store cannot keep or reach an object: disk full, store gone or closed
     +-- UnknownVerdict        4   nothing could be judged: a device or library is missing
+    |   +-- HardwareError         a device reported an error of its own hardware; its process can use it no more
     +-- TargetError           1   the code under test broke a contract it states itself
     |   +-- LayoutMismatch        shapes, dtypes or buffer tables differ
     |   +-- LengthMismatch        two lists that describe one thing have two lengths
@@ -49,6 +50,10 @@ class UnknownVerdict(KvcheckError):
     """What was asked for could not be judged. This is no pass."""
 
     exit_code = 4
+
+
+class HardwareError(UnknownVerdict):
+    """A device reported an error that no code causes, and that its memory or links did not correct."""
 
 
 class TargetError(KvcheckError):

@@ -7,12 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.report.store import RUN_FILE
 
@@ -71,6 +73,12 @@ _PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "-o
 _STRICT = ("--import-mode=importlib", "--strict-markers", "--junitxml={out}/{name}.xml")
 _KVCHECK = ("-m", "kvcheck")
 _RUN = ("--seed", "1", "--no-reports", "--out", "{out}/runs/{name}")
+_RANKS = (
+    *(*_KVCHECK, "stress", "nvlink-aux", "pd-transfer", "--transport", "ipc", "--shape", "llama-3-tiny"),
+    *("--requests", "6", "--schedules", "3", "--max-time", "18"),
+)
+"""Two processes a schedule; nvlink-aux first, whose first schedule is that of bug e. Threads have no memory that two
+processes share, so over them it is the host's."""
 
 
 def _sanitizer(tool: str, budget_s: int, *, chosen: str | None = None) -> GpuJob:
@@ -115,17 +123,27 @@ JOBS: tuple[GpuJob, ...] = (
     ),
     GpuJob(
         name="reference",
-        budget_s=25,
-        arguments=(*_KVCHECK, "stress", "--backend", "eager", "--schedules", "4", "--max-time", "14", *_RUN),
+        budget_s=20,
+        arguments=(
+            *(*_KVCHECK, "stress", "--backend", "eager", "--shape", "llama-3-tiny", "--shape", "qwen3-next-tiny"),
+            *("--schedules", "3", "--max-time", "8", *_RUN),
+        ),
         needs=("typer",),
     ),
     GpuJob(
         name="stress",
-        budget_s=90,
+        budget_s=85,
         arguments=(
             *(*_KVCHECK, "stress", "--device", "{device}", "--strategy", "delay", "--schedules", "9"),
-            *("--max-time", "74", *_RUN),
+            *("--max-time", "69", *_RUN),
         ),
+        needs=("typer", "triton"),
+    ),
+    GpuJob(
+        name="ranks",
+        budget_s=30,
+        arguments=(*_RANKS, "--device", "{device}", *_RUN),
+        over_threads=(*_RANKS, *_RUN),
         needs=("typer", "triton"),
     ),
     GpuJob(
@@ -136,11 +154,11 @@ JOBS: tuple[GpuJob, ...] = (
     ),
     GpuJob(
         name="bench",
-        budget_s=45,
-        arguments=(*_KVCHECK, "bench", "--device", "{device}", "--max-time", "30", *_RUN),
+        budget_s=30,
+        arguments=(*_KVCHECK, "bench", "--device", "{device}", "--max-time", "17", *_RUN),
         over_threads=(
             *(*_KVCHECK, "bench", "guarded-read", "layer-load", "decode-step", "recorder", "--device", "{device}"),
-            *("--shape", "glm-5.1-tiny", "--rounds", "6", "--max-time", "30", *_RUN),
+            *("--shape", "glm-5.1-tiny", "--rounds", "6", "--max-time", "17", *_RUN),
         ),
         needs=("typer",),
     ),
@@ -207,10 +225,10 @@ def command_of(job: GpuJob, tests: Sequence[str], *, python: str, out: str, tool
     return tuple(line)
 
 
-def judge_end(job: GpuJob, exit_code: int | None, out: Path) -> tuple[Verdict, str | None]:
-    """The result of a job that has ended. exit_code: None if its time was over."""
+def judge_end(job: GpuJob, exit_code: int | None, out: Path, *, asked_s: float) -> tuple[Verdict, str | None]:
+    """The result of a job that has ended. exit_code: None if it was asked to end, which was after so many seconds."""
     if exit_code is None:
-        return Verdict.UNKNOWN, f"its {job.budget_s} s were over; what it had written is there"
+        return Verdict.UNKNOWN, f"asked to end after {asked_s:.0f} s, to save what it had; that is there"
     if job.tool is not None and exit_code == SANITIZER_FOUND:
         return Verdict.FAIL, f"{job.tool} found errors; see the log"
     if job.tests is None:
@@ -251,6 +269,17 @@ def summary_lines(out: Path, job: GpuJob) -> tuple[str, ...]:
 
 def _record_lines(record: RunRecord) -> list[str]:
     rows = [f"{row.name}: {row.outcome}, {row.message or 'no message'}" for row in record.mutants]
-    unknown = [f"{row.id}: {row.reason}" for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
+    unknown = [row for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
+    short = [f"{row.id}: {row.reason}" for row in unknown if row.schedules]
     found = [f"{finding.code} {finding.message}" for finding in record.findings[:10]]
-    return [*rows, *found, *unknown, *record.warnings]
+    never = _never_ran([str(row.reason) for row in unknown if not row.schedules], len(record.scenarios))
+    return [*rows, *found, *short, *never, *record.warnings]
+
+
+def _never_ran(reasons: Sequence[str], cells: int) -> list[str]:
+    """How many cells never ran, in one line. reasons: why not, of each of them. cells: of the run."""
+    if not reasons:
+        return []
+    (reason, count), *others = Counter(reasons).most_common()
+    of_them = f", {count} of them for this reason" if others else ""
+    return [f"{len(reasons)} of {counted(cells, 'cell')} never ran{of_them}: {reason}"]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from kvcheck.core.base.misspelt import did_you_mean
 from kvcheck.core.base.record import RunRecord, check_run_id
 
 RUN_FILE = "run.json"
+ELSEWHERE = "choose one with --out DIR"
+"""What helps where a folder cannot be written, in most commands."""
 LISTED_RUNS = 5
 DRAWS = 8
 """Ids tried for a new run. Two of one second share eight hex digits once in 4 billion: eight times is no chance."""
@@ -68,38 +71,47 @@ class RunStore:
         return tuple(sorted(entry.name for entry in self.out.iterdir() if _is_file(entry / RUN_FILE)))
 
 
-def make_folder(folder: Path) -> None:
-    """Make `folder` and its parents. Raises UsageError with the reason."""
+def make_folder(folder: Path, *, elsewhere: str = ELSEWHERE) -> None:
+    """Make `folder` and its parents. Raises UsageError with the reason. elsewhere: how another one is named."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _unwritable(folder, error, elsewhere) from error
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, elsewhere: str = ELSEWHERE) -> None:
     """Replace `path` by `text` in one step, making its folder if needed. Raises UsageError with the reason.
 
     A link stays, and the file behind it is replaced. A device or a pipe is written to and stays what it is.
     """
+    # A lone surrogate, from an argument that is not UTF-8, is written as \udcXX: to JSON that is the same string.
+    raw = text.encode("utf-8", errors="backslashreplace")
     if _is_stream(path):
         try:
-            with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
-                stream.write(text)
+            path.write_bytes(raw)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _unwritable(path, error, elsewhere) from error
         return
+    with replacing(path, elsewhere=elsewhere) as draft, draft.open("xb") as stream:
+        stream.write(raw)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def replacing(path: Path, *, elsewhere: str = ELSEWHERE) -> Iterator[Path]:
+    """The path of a draft beside `path`, which takes its place in one step once the block has written it.
+
+    The folder is made if needed. Raises UsageError with the reason where anything cannot be written.
+    """
     target = _behind_links(path)
-    make_folder(target.parent)
+    make_folder(target.parent, elsewhere=elsewhere)
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
-        # A lone surrogate, from an argument that is not UTF-8, is written as \udcXX: to JSON that is the same string.
-        with draft.open("x", encoding="utf-8", errors="backslashreplace", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield draft
         os.replace(draft, target)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, elsewhere) from error
     finally:
         _discard(draft)
 
@@ -192,11 +204,9 @@ def _some(run_ids: tuple[str, ...] | list[str]) -> str:
     return shown if len(run_ids) <= LISTED_RUNS else f"{shown} and {len(run_ids) - LISTED_RUNS} more"
 
 
-def _unwritable(path: Path, error: OSError) -> UsageError:
+def _unwritable(path: Path, error: OSError, elsewhere: str = ELSEWHERE) -> UsageError:
     reason = error.strerror or str(error)
-    return UsageError(
-        f"cannot write {path}: {reason}; expected a folder that can be written: choose one with --out DIR"
-    )
+    return UsageError(f"cannot write {path}: {reason}; expected a folder that can be written: {elsewhere}")
 
 
 def _discard(draft: Path) -> None:

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
+from kvcheck.core.cache.backend.scoped import PassingBackend
 from kvcheck.core.stress.named_memory import Masks, Memory, Naming, Places, by_own_name
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.schedule import Kind, Plan
@@ -180,7 +181,7 @@ class _Known:
         return None if memory is None or memory.expired() else (number, name)  # type: ignore[no-untyped-call]
 
 
-class AuditBackend:
+class AuditBackend(PassingBackend):
     """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such place,
     and for each footprint that leaves its unit, the first such span.
 
@@ -188,24 +189,19 @@ class AuditBackend:
     """
 
     def __init__(self, inner: Backend, name_memory: Naming, *, every: int = 1) -> None:
-        self.name, self.device = inner.name, inner.device
+        super().__init__(inner)
         self.found: list[Excess | Shared | Beyond] = []
         self.judged = 0
-        self._inner = inner
         self._name_memory = name_memory
         self._known = _Known()
         self._addresses: dict[str, int] = {}
         self._masks = Masks()
         self._every = every
         self._counts: Counter[str] = Counter()
-        self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
-        self.record, self.wait, self.query = inner.record, inner.wait, inner.query
-        self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
-        self.capture, self.replay = inner.capture, inner.replay
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Allocate, and note the memory under that name."""
-        tensor = self._inner.empty(name, shape, dtype, place)
+        tensor = self.inner.empty(name, shape, dtype, place)
         if tensor.numel():
             address = self._addresses[name] = tensor.untyped_storage().data_ptr()
             memory = self._name_memory(name, shape) or by_own_name(name, shape)
@@ -213,7 +209,7 @@ class AuditBackend:
         return tensor
 
     def release(self, name: str) -> None:
-        self._inner.release(name)
+        self.inner.release(name)
         if (address := self._addresses.pop(name, None)) is not None:
             del self._known.named[address]
 
@@ -230,7 +226,7 @@ class AuditBackend:
         watched = operation
         if self._is_watched(operation.name):
             watched = self._with_watch(operation, tuple(reads), tuple(writes))
-        return self._inner.submit(watched, lane=lane, reads=reads, writes=writes, after=after)
+        return self.inner.submit(watched, lane=lane, reads=reads, writes=writes, after=after)
 
     def findings(self) -> tuple[Finding, ...]:
         """One finding for each kind of operation and buffer."""

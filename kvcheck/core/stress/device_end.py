@@ -3,6 +3,7 @@
     an error         a finding of the target, as on a CPU
     a lost device    CUDA raises the same old error at every call from now on; its first error is told once, for what it
                      is, with the operations that can have caused it
+    broken hardware  no finding: memory or a link had an error that nothing corrected, and the schedule says nothing
 
 Invariants:
 - Only an operation that was not known to have run can have ended the device, so only such operations are named.
@@ -13,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.base.errors import TargetError
+from kvcheck.core.base.errors import HardwareError, TargetError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.delays import DelayReport
@@ -32,9 +33,13 @@ WAYS = {
     "illegal memory access": _ADDRESS,
     "invalid address": _ADDRESS,
     "misaligned address": _ADDRESS,
+    "hardware stack error": "the hardware reported an error in the call stack of an operation",
+    "or a hardware error": "an operation misused memory of another device, or the hardware reported an error",
 }
 """How CUDA and Triton say what has ended a context, and what that means. A kernel of torch asserts its ids."""
 OTHER = "an operation has ended it"
+HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
+"""How CUDA says what no operation causes: errors 214 and 220."""
 
 
 class DeviceEnd:
@@ -53,7 +58,8 @@ class DeviceEnd:
 
     def settle(self, error: Exception | SystemExit | None = None, code: str = CRASH) -> None:
         """Wait for the device, whose memory the next run will use, and tell what broke. error: what the target has
-        raised, told with that code. An error that the device tells only now is a finding too."""
+        raised, told with that code. An error that the device tells only now is a finding too. Raises HardwareError
+        where the device says that its hardware failed."""
         late: RuntimeError | TargetError | None = None
         if self._backend is not None:
             try:
@@ -61,6 +67,7 @@ class DeviceEnd:
             except (RuntimeError, TargetError) as raised:
                 late = raised
             self.is_lost = (error or late) is not None and self._backend.is_lost()
+            self._check_hardware(error, late)
         if self.is_lost:
             self._kept += [each for each in (error, late) if each is not None]
             own, of_device = (None, error) if isinstance(error, RuntimeError) else (error, late)
@@ -71,6 +78,16 @@ class DeviceEnd:
             if each is not None:
                 self._history.emit(Broke(its_code, type(each).__name__, str(each)))
 
+    def _check_hardware(self, *errors: BaseException | None) -> None:
+        for each in errors:
+            if each is not None and any(words in str(each) for words in HARDWARE):
+                self.is_lost = True
+                self._kept.append(each)
+                raise HardwareError(
+                    f"the hardware of {self._device} reported an error, which says nothing of the code under test: "
+                    f"{_first_line(str(each))}; next: nvidia-smi -q, and the same on another device"
+                ) from each
+
     def _submitted(self, event: Submitted) -> None:
         self._unfinished[event.ordinal] = event
 
@@ -80,10 +97,9 @@ class DeviceEnd:
     def _lost(self, said: str) -> str:
         """What is told of the first error of a lost device, which said this."""
         way = next((way for words, way in WAYS.items() if words in said), OTHER)
-        first = next(iter(said.strip().splitlines()), "nothing")
         return (
             f"the context of {self._device} is lost: {way}, one of those that were not known to have run; "
-            f"the last of each lane: {self._last_of_lanes()}; it said: {first}"
+            f"the last of each lane: {self._last_of_lanes()}; it said: {_first_line(said)}"
         )
 
     def _last_of_lanes(self) -> str:
@@ -96,3 +112,7 @@ class DeviceEnd:
         ]
         more = len(lanes) - LANES_MOST
         return ", ".join([*told, *([f"and {counted(more, 'more lane')}"] if more > 0 else [])]) or "none"
+
+
+def _first_line(said: str) -> str:
+    return next(iter(said.strip().splitlines()), "nothing")

@@ -7,19 +7,15 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import json
-import queue
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
-from kvcheck.core.base.child import Streams, end, listen, start, tell
 from kvcheck.core.base.devices import number_of
-from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
+from kvcheck.core.base.errors import HardwareError
 from kvcheck.core.base.record import MutantResult, to_plain, value_from
-from kvcheck.core.stress.cell_workers import BEGUN, ENDING_S, LATE_S
+from kvcheck.core.stress.asked_process import AskedProcess, Unanswered
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, lost, not_begun
 from kvcheck.core.stress.runner_rows import TargetOf
 
@@ -37,18 +33,16 @@ class Answer:
 
 def judge_apart(tasks: Sequence[MutantTask], program: str) -> Iterator[MutantResult]:
     """The result of each mutant, from processes that run this module."""
-    judge: _Judge | None = None
-    try:
+    with closing(AskedProcess(program, MUTANTS)) as judge:
         for task in tasks:
-            judge = judge or _Judge(program)
-            answer = judge.ask(task)
+            try:
+                answer: Answer = value_from(Answer, judge.ask(task, until=task.until), "answer")
+            except Unanswered as why:
+                result = not_begun(task) if why.died is None else lost(task, why.died)
+                answer = Answer(result=result, goes_on=False)
             yield answer.result
             if not answer.goes_on:
                 judge.close()
-                judge = None
-    finally:
-        if judge is not None:
-            judge.close()
 
 
 def answered(text: str, target_of: TargetOf) -> str:
@@ -57,50 +51,9 @@ def answered(text: str, target_of: TargetOf) -> str:
     from kvcheck.core.stress.runner import Workloads
 
     task: MutantTask = value_from(MutantTask, json.loads(text), "task")
-    result = judge_in_time(task, target_of, workloads=Workloads())
-    is_lost = CudaDevice(number_of(task.device)).is_lost()
+    try:
+        result = judge_in_time(task, target_of, workloads=Workloads())
+        is_lost = CudaDevice(number_of(task.device)).is_lost()
+    except HardwareError as error:
+        result, is_lost = lost(task, str(error)), True
     return json.dumps(to_plain(Answer(result=result, goes_on=not is_lost)))
-
-
-class _Judge:
-    """A process that judges mutants."""
-
-    def __init__(self, program: str) -> None:
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        streams = Streams(stdin=subprocess.PIPE)
-        self._process = start(program, MUTANTS, streams=streams, variables={"OMP_NUM_THREADS": "1"})
-        self._has_begun = False
-        listen(self._process, self._lines.put)
-
-    def ask(self, task: MutantTask) -> Answer:
-        """Judge a mutant. Raises what the process says that it failed with, and UnknownVerdict if it never began."""
-        tell(self._process, json.dumps(to_plain(task)))
-        while True:
-            patience_s = None if task.until is None else max(0.0, task.until + LATE_S - time.monotonic())
-            try:
-                line = self._lines.get(timeout=patience_s)
-            except queue.Empty:
-                return Answer(result=not_begun(task), goes_on=False)
-            if line is None:
-                return Answer(result=lost(task, self._death()), goes_on=False)
-            if line.strip() == BEGUN:
-                self._has_begun = True
-                continue
-            said = json.loads(line)
-            if said.get("error") is not None:
-                kind = {2: UsageError, 4: UnknownVerdict}.get(said["exit_code"], InternalError)
-                raise kind(str(said["error"]))
-            answer: Answer = value_from(Answer, said, "answer")
-            return answer
-
-    def close(self) -> None:
-        end(self._process, within_s=ENDING_S)
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
-
-    def _death(self) -> str:
-        why = f"the process that judged it ended with status {self._process.wait()}"
-        if not self._has_begun:
-            raise UnknownVerdict(f"{why} while kvcheck was loaded, before its first mutant")
-        return why

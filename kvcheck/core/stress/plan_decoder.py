@@ -11,7 +11,7 @@ import dataclasses
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
+from kvcheck.core.stress.schedule import ANSWERS, BUILTIN, Kind, Plan
 from kvcheck.core.workload import DECODERS, KNOWN_ANSWER, WORDS
 from kvcheck.core.workload.known_model import asked
 from kvcheck.core.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
@@ -25,12 +25,22 @@ def check_decoder(plan: Plan) -> None:
     if plan.decoder == WORDS:
         return
     if plan.kind is not Kind.SCHEDULE or plan.on_device:
+        option, given, able = _unable(plan)
         raise UsageError(
-            f"--decoder {plan.decoder}: it reads pools in host memory, in one process; leave --target, --transport, "
-            "--device and --backend out"
+            f"--decoder {plan.decoder}: it reads pools in host memory, in one process; expected {option} {able}, got "
+            f"{given}; next: the same without {option}"
         )
     if plan.ranks not in (None, ONE_RANK):
         raise UsageError(f"--decoder {plan.decoder}: a rank has all heads; expected --ranks {ONE_RANK}")
+
+
+def _unable(plan: Plan) -> tuple[str, str, str]:
+    """The option that a decoder cannot be beside, its value, and what is expected."""
+    if plan.kind is Kind.PROBE:
+        return "--target", plan.target, BUILTIN
+    if plan.kind is Kind.RANKS:
+        return "--transport", plan.transport, "loopback"
+    return "--device", plan.device, "cpu"
 
 
 def check_decoded(plan: Plan) -> None:

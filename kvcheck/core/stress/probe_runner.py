@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.child import inherited
+from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
@@ -34,7 +35,7 @@ def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> 
 
     scenarios, and names as "PROBE.SUBJECT" or PROBE, limit them; without names all probes have a plan.
     """
-    kind = base.device.partition(":")[0]
+    kind = kind_of(base.device)
     rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
     for row in rows:
         for subject in row.subjects:
@@ -48,7 +49,7 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
     name, _, subject = (plan.probe or "").partition(".")
     spec = parse_target(plan.target).spec
     row = spec.probe(name)
-    kind = plan.device.partition(":")[0]
+    kind = kind_of(plan.device)
     if row is not None and kind not in row.devices:
         raise UsageError(f"probe {name} of {spec.name} runs on {', '.join(row.devices)}, not on {plan.device}")
     if row is None or subject not in row.subjects or row.scenario != plan.scenario:
@@ -58,8 +59,14 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
 
 
 def check_probe_plan(plan: Plan) -> None:
-    """Raise UsageError for options that an engine's probes do not read."""
+    """Raise UsageError for options that an engine's probes do not read, and for a device that none of them runs on."""
     check_variables(plan)
+    able = dict.fromkeys(kind for row in parse_target(plan.target).spec.probes for kind in row.devices)
+    if (kind := kind_of(plan.device)) not in able:
+        raise UsageError(
+            f"--device {plan.device}: no probe of {plan.target} runs on {kind}; expected {' or '.join(able)}; next: "
+            f"kvcheck stress --target {plan.target}, without --device"
+        )
     default = Plan(scenario=plan.scenario, probe=plan.probe)
     if plan.device != "cpu":
         default = replace(default, device=plan.device, backend="cuda")
@@ -100,8 +107,6 @@ def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> 
         if name not in tried:
             SCENARIOS.require(name)
     plans = list(probe_plans(base, scenarios, shapes))
-    if not every:
-        raise UsageError(f"no probe of {base.target} runs on {base.device}; leave --device out to run them on the CPU")
     if not plans:
         known = ", ".join(f"{plan.scenario}: {plan.probe}" for plan in every)
         raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")

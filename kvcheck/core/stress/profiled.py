@@ -16,22 +16,14 @@ from pathlib import Path
 import torch
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Operation, Signal
+from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
+from kvcheck.core.cache.backend.scoped import PassingBackend
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 
 
-class MarkedBackend:
+class MarkedBackend(PassingBackend):
     """A backend whose chunks stand in the profile under the name of their operation."""
-
-    def __init__(self, inner: Backend) -> None:
-        self.name, self.device = inner.name, inner.device
-        self._submit = inner.submit
-        self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
-        self.record, self.wait, self.query = inner.record, inner.wait, inner.query
-        self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
-        self.capture, self.replay = inner.capture, inner.replay
-        self.empty, self.release = inner.empty, inner.release
 
     def submit(self, operation: Operation, **given: object) -> Signal:
         """As the backend's."""
@@ -41,7 +33,7 @@ class MarkedBackend:
             chunks=_marked(operation.name, operation.chunks),
             stage=None if stage is None else lambda: _marked(operation.name, stage()),
         )
-        return self._submit(named, **given)  # type: ignore[arg-type]
+        return self.inner.submit(named, **given)  # type: ignore[arg-type]
 
 
 def profile(runner: ScheduleRunner, plan: Plan, path: Path) -> Outcome:

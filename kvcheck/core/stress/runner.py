@@ -249,9 +249,11 @@ class ScheduleRunner:
         if self._audit or is_audited(plan):
             audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
         ending = DeviceEnd(plan.device, backend, history)
-        evictions = self._driven(plan, scenario, load, around(audit or backend), history, ending)
-        if ending.is_lost:
-            self._lost.append(ending)  # it keeps alive what must not be freed
+        try:
+            evictions = self._driven(plan, scenario, load, around(audit or backend), history, ending)
+        finally:
+            if ending.is_lost:
+                self._lost.append(ending)  # it keeps alive what must not be freed
         broken = _finish(oracles)
         answers = recorder.inner if recorder is not None and isinstance(recorder.inner, AnswersStrategy) else None
         final = _exact(plan, recorder)

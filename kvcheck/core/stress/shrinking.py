@@ -73,11 +73,24 @@ class Shrunk:
 
 def check_shrinkable(plan: Plan) -> None:
     """Raises UsageError for a line that is not of one process on a CPU with requests that are drawn."""
-    if plan.kind is not Kind.SCHEDULE or plan.on_device or plan.trace is not None:
-        what = f"trace={plan.trace}" if plan.trace is not None else f"a line of {plan.cell}"
-        raise UsageError(
-            f"shrink: expected a line of one process on a CPU without a trace, got {what}; run it with kvcheck replay"
-        )
+    if plan.kind is Kind.SCHEDULE and not plan.on_device and plan.trace is None:
+        return
+    next_step = f"kvcheck replay {plan.line()}"
+    if plan.trace is not None:
+        got = f"trace={plan.trace}"
+    elif plan.on_device:
+        got = f"device={plan.device}"
+        next_step = f"kvcheck shrink {_on_cpu(plan).line()}, the same work on a CPU"
+    elif plan.kind is Kind.RANKS:
+        got = f"transport={plan.transport}"
+    else:
+        got = f"target={plan.target}"
+    raise UsageError(f"shrink: expected a line of one process on a CPU without a trace, got {got}; next: {next_step}")
+
+
+def _on_cpu(plan: Plan) -> Plan:
+    """The plan of the same workload on a CPU, where an order that is missing may show as another code."""
+    return dataclasses.replace(plan, backend="simulated", device="cpu", strategy="portfolio", choices=None, expect=None)
 
 
 def shrink(runner: ScheduleRunner, plan: Plan, *, runs: int, tell: Callable[[Plan], None]) -> Shrunk | None:

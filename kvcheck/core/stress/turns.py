@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from kvcheck.core.base.causes import CALL
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.errors import UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import HardwareError, UnknownVerdict, machine_trouble
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
@@ -77,14 +77,16 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """The open cells that run next: while one is below its floor all whose round it is, else the one that has used the
-    least CPU time. A cell that is above its floor waits only for cells of its own size."""
+    """The open cells that run next.
+
+    Once all are above their floors, the one that has used the least CPU time. Until then the earliest round, of the
+    cells below their floors and of all micro cells: one that is above its floor waits for cells of its own size alone.
+    """
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
-    least = min(cell.round for cell in cells if cell.is_below_floor)
-    before = [cell for cell in cells if cell.round < least and cell.is_micro]
-    now = min((cell.round for cell in before), default=least)
-    return [cell for cell in cells if cell.round == now and (cell.is_below_floor or cell.is_micro)]
+    in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_micro]
+    now = min(cell.round for cell in in_rounds)
+    return [cell for cell in in_rounds if cell.round == now]
 
 
 class Budget:
@@ -176,7 +178,9 @@ class Turns:
             why = str(error) if isinstance(error, UnknownVerdict) else machine_trouble(error)
             if why is None:
                 raise
-            yield self._end(why, why)
+            self.has_lost_device = isinstance(error, HardwareError)
+            left_cpu_s = self._budget.left_cpu_s if self.has_lost_device else None
+            yield replace(self._end(why, why), is_device_lost=self.has_lost_device, left_cpu_s=left_cpu_s)
             return
         self._cpu_s, self._wall_s = self._budget.spent() - spent, time.monotonic() - began
         self.used_s += self._cpu_s
@@ -209,8 +213,7 @@ class Turns:
             gap = gap or "not exercised: it has not begun"
         end = self._end(gap)
         if is_left and end.note is not None:
-            has_run = self._ran > self._task.before.schedules
-            end = replace(end, note=f"{end.note}, before another cell lost the device" if has_run else None)
+            end = replace(end, note=f"{end.note}, before another cell lost the device")
         yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
@@ -292,7 +295,7 @@ class Turns:
 
     def _end(self, reason: str | None, cut: str | None = None) -> Report:
         self.is_open = False
-        note = self._runner.closing()
+        note = self._runner.closing() if self._ran > self._task.before.schedules else None
         if self._is_exhausted and reason is None:
             ran = f"{self._ran} of {counted(self._task.schedules, 'schedule')}"
             note = f"{self._task.plan.cell}: ended after {ran}: the last {BARREN} brought no new host trace"

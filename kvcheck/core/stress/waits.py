@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-import torch
-
-from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Lane, Operation, Place, Signal
+from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Lane, Operation, Signal
+from kvcheck.core.cache.backend.scoped import PassingBackend
 
 
 class Waiter(Enum):
@@ -67,21 +66,14 @@ def kind_of(lane: str) -> str:
     return _WHICH.sub("", lane.rpartition(":")[2])
 
 
-class WaitingBackend:
+class WaitingBackend(PassingBackend):
     """A backend that makes the wait in each place where the code does not. made: how often it made it."""
 
     def __init__(self, inner: Backend, wait: Wait) -> None:
-        self.name, self.device = inner.name, inner.device
+        super().__init__(inner)
         self.made = 0
-        self._inner, self._wait = inner, wait
+        self._wait = wait
         self._latest: dict[int, Signal] = {}
-        self.lane, self.index, self.signal = inner.lane, inner.index, inner.signal
-        self.record, self.wait, self.query = inner.record, inner.wait, inner.query
-        self.drain, self.idle, self.allocated = inner.drain, inner.idle, inner.allocated
-        self.release, self.capture = inner.release, inner.capture
-
-    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        return self._inner.empty(name, shape, dtype, place)
 
     def submit(
         self,
@@ -95,7 +87,7 @@ class WaitingBackend:
         """Submit the operation, behind the wait where it is the later one; a captured one waits at its replay."""
         if self._is_later(operation, lane):
             self._make(lane)
-        signal = self._inner.submit(operation, lane=lane, reads=reads, writes=writes, after=after)
+        signal = self.inner.submit(operation, lane=lane, reads=reads, writes=writes, after=after)
         if signal.handle is not None and self._is_earlier(operation, lane):
             self._latest[lane.index] = signal
         return signal
@@ -104,16 +96,16 @@ class WaitingBackend:
         """Replay the graph, behind the wait where a later operation is in it."""
         if any(self._is_later(each.operation, graph.lane) for each in graph.operations):
             self._make(graph.lane)
-        self._inner.replay(graph)
+        self.inner.replay(graph)
         if any(self._is_earlier(each.operation, graph.lane) for each in graph.operations):
-            self._latest[graph.lane.index] = signal = self._inner.signal()
-            self._inner.record(signal, lane=graph.lane)
+            self._latest[graph.lane.index] = signal = self.inner.signal()
+            self.inner.record(signal, lane=graph.lane)
 
     def _make(self, lane: Lane) -> None:
         for at, signal in self._latest.items():
             if at != lane.index:
                 self.made += 1
-                self._inner.wait(signal, lane=lane if self._wait.waiter is Waiter.LANE else None)
+                self.inner.wait(signal, lane=lane if self._wait.waiter is Waiter.LANE else None)
 
     def _is_later(self, operation: Operation, lane: Lane) -> bool:
         return kind_of(lane.name) == self._wait.later_lane and self._wait.later in (None, operation.name)

@@ -1,8 +1,9 @@
-"""ScopedBackend: one rank's view of a backend that several ranks share; every name it makes carries the rank's.
+"""PassingBackend: a backend around another one. ScopedBackend: one rank's view of a backend that several ranks share.
 
 Invariants:
-- Lanes, memory and spaces of footprints become "<scope>:<name>", so that two ranks never share one by accident.
-- The shared backend decides what runs, and when.
+- Of a rank, lanes, memory and spaces of footprints become "<scope>:<name>", so that two never share one by accident.
+- The shared backend decides what runs, and when. It is drained as a whole: a rank cannot tell its operations from those
+  that they wait for.
 """
 
 from __future__ import annotations
@@ -22,17 +23,62 @@ def scoped(scope: str, name: str) -> str:
     return f"{scope}:{name}"
 
 
-class ScopedBackend:
+class PassingBackend:
+    """A backend around another one: passes on what a subclass does not do in its own way. Each says how it submits."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.name, self.device = inner.name, inner.device
+
+    def lane(self, name: str) -> Lane:
+        return self.inner.lane(name)
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        return self.inner.empty(name, shape, dtype, place)
+
+    def release(self, name: str) -> None:
+        self.inner.release(name)
+
+    def allocated(self) -> dict[str, int]:
+        return self.inner.allocated()
+
+    def index(self, values: IndexArray) -> torch.Tensor:
+        return self.inner.index(values)
+
+    def signal(self) -> Signal:
+        return self.inner.signal()
+
+    def record(self, signal: Signal, *, lane: Lane) -> None:
+        self.inner.record(signal, lane=lane)
+
+    def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
+        return self.inner.capture(lane)
+
+    def replay(self, graph: Graph) -> None:
+        self.inner.replay(graph)
+
+    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
+        self.inner.wait(signal, lane=lane)
+
+    def query(self, signal: Signal) -> bool:
+        return self.inner.query(signal)
+
+    def drain(self) -> None:
+        self.inner.drain()
+
+    def idle(self) -> None:
+        self.inner.idle()
+
+
+class ScopedBackend(PassingBackend):
     """The Backend of one rank.
 
     split: buffers, by space and name, whose rows several others write in parts; footprints name all the parts.
     """
 
     def __init__(self, inner: Backend, scope: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.scope = scope
-        self.name = inner.name
-        self.device = inner.device
         self.split: Mapping[tuple[str, str], tuple[str, ...]] = {}
 
     def lane(self, name: str) -> Lane:
@@ -50,12 +96,6 @@ class ScopedBackend:
             name.removeprefix(start): held for name, held in self.inner.allocated().items() if name.startswith(start)
         }
 
-    def index(self, values: IndexArray) -> torch.Tensor:
-        return self.inner.index(values)
-
-    def signal(self) -> Signal:
-        return self.inner.signal()
-
     def submit(
         self,
         operation: Operation,
@@ -66,29 +106,6 @@ class ScopedBackend:
         after: Sequence[Signal] = (),
     ) -> Signal:
         return self.inner.submit(operation, lane=lane, reads=self.own(reads), writes=self.own(writes), after=after)
-
-    def record(self, signal: Signal, *, lane: Lane) -> None:
-        self.inner.record(signal, lane=lane)
-
-    def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
-        """As the shared backend's; operations carry the rank's footprints already."""
-        return self.inner.capture(lane)
-
-    def replay(self, graph: Graph) -> None:
-        self.inner.replay(graph)
-
-    def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        self.inner.wait(signal, lane=lane)
-
-    def query(self, signal: Signal) -> bool:
-        return self.inner.query(signal)
-
-    def drain(self) -> None:
-        """The shared backend is drained: a rank cannot tell its operations from those that they wait for."""
-        self.inner.drain()
-
-    def idle(self) -> None:
-        self.inner.idle()
 
     def own(self, footprints: Sequence[Footprint]) -> tuple[Footprint, ...]:
         """Footprints in the rank's own spaces."""

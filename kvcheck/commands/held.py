@@ -1,0 +1,118 @@
+"""Lines of a CPU replayed on a device: what a CPU finds unordered is delayed there, and the rates are compared.
+
+Invariants:
+- On CUDA this is done in a process of its own. Behind a lost context, the runs that are left and the next line get a
+  new one, and so does the next line behind a process that has died.
+- A finding is reproduced by wrong bytes under imposed delays alone. All else is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.targets import runner_of
+from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.errors import UnknownVerdict
+from kvcheck.core.base.record import Verdict, to_plain, value_from
+from kvcheck.core.stress.schedule import Plan, parse_line
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.asked_process import AskedProcess
+
+HELD = "held"
+"""The argument with which a worker replays lines on a device, one a question, until its input ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLine:
+    """What a process is asked: a line of a CPU, the device, and how often each plan of delays is run."""
+
+    line: str
+    device: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of it. told: lines for the terminal, the head first. lost_after: with which of the runs of a plan of
+    delays the device was lost; None where the process can go on."""
+
+    verdict: Verdict
+    told: tuple[str, ...]
+    lost_after: int | None = None
+
+
+def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) -> Iterator[Replayed]:
+    """The result of each line. program: the worker that replays them where the device can be lost."""
+    if kind_of(device) != "cuda":
+        for plan in plans:
+            done = _held(plan, device, times)
+            yield Replayed(done.verdict, 1 if done.verdict is Verdict.FAIL else times, [*done.told])
+        return
+    from kvcheck.core.stress.asked_process import AskedProcess
+
+    with closing(AskedProcess(program, HELD)) as process:
+        for plan in plans:
+            yield _asked(process, plan, device, times)
+
+
+def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replayed:
+    """What came of a line. The runs that are left where the device was lost are made in a new process."""
+    heads: list[str] = []
+    rates: list[str] = []
+    left, verdict = times, Verdict.UNKNOWN
+    while left > 0 and verdict is Verdict.UNKNOWN:
+        answer = _answer(process, plan, HeldLine(line=plan.line(), device=device, times=left))
+        head, *more = answer.told
+        heads.append(head)
+        rates += more
+        left -= answer.lost_after or left
+        verdict = answer.verdict
+    is_shown = verdict is Verdict.FAIL
+    return Replayed(verdict, 1 if is_shown else times, [heads[-1 if is_shown else 0], *rates])
+
+
+def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> Answer:
+    """The answer of the process, which is closed if it cannot give another one."""
+    from kvcheck.core.stress.asked_process import Unanswered
+
+    try:
+        answer: Answer = value_from(Answer, process.ask(question), "answer")
+    except (Unanswered, UnknownVerdict) as why:
+        process.close()
+        return Answer(verdict=Verdict.UNKNOWN, told=(f" UNKNOWN  {plan.cell}: {why}",))
+    if answer.lost_after is not None:
+        process.close()
+    return answer
+
+
+def answered(text: str) -> str:
+    """In the process: the answer to a question."""
+    asked: HeldLine = value_from(HeldLine, json.loads(text), "question")
+    return json.dumps(to_plain(_held(parse_line(asked.line), asked.device, asked.times)))
+
+
+def _held(plan: Plan, device: str, times: int) -> Answer:
+    """Delay on a device the operations that the CPU run finds unordered, and compare the rates without and with
+    delays."""
+    from kvcheck.core.stress.delayed import device_plans, tries, why_not
+
+    head, runner = plan.cell, runner_of(plan)
+    plans = device_plans(runner, plan, device)
+    made = list(tries(runner, plans, times))
+    told = [f"   {each.rates.text()}; {each.plan.choices}" for each in made]
+    lost_after = made[-1].rates.free_runs if made and made[-1].lost is not None else None
+    if made and made[-1].shown:
+        told = [
+            f" STILL FAILS  {head}: {made[-1].message}",
+            *told,
+            f"   next    kvcheck replay {made[-1].plan.line()}",
+        ]
+        return Answer(verdict=Verdict.FAIL, told=tuple(told), lost_after=lost_after)
+    told = [f" NOT REPRODUCED  {head}: {why_not(made)}", *told]
+    return Answer(verdict=Verdict.UNKNOWN, told=tuple(told), lost_after=lost_after)
