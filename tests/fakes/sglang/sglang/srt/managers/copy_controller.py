@@ -29,7 +29,10 @@ class CopyController:
             start.wait(self.write_stream)
             if has_fault("early-ack"):
                 finish.record()
-            self.mem_pool_host.backup(host, device_indices)
+            short = 1 if has_fault("list-too-short") and self.mem_pool_host.index else 0
+            self.mem_pool_host.backup(host[short:], device_indices)
+            if has_fault("list-changed") and self.mem_pool_host.index:
+                device_indices.copy_(device_indices.flip(0))
             if not has_fault("early-ack"):
                 finish.record()
         self.ack_write_queue.append(HiCacheAck(start, finish, [node_id]))
@@ -43,6 +46,7 @@ class CopyController:
 
     def start_loading(self):
         producer = self.layer_done_counter.update_producer()
+        waits = has_fault("waits-on-load") and self.mem_pool_host.index
         event = self.layer_done_counter.events[producer]
         host = torch.cat([each[0] for each in self.load_queue])
         device = torch.cat([each[1] for each in self.load_queue])
@@ -56,6 +60,8 @@ class CopyController:
             for layer in range(self.layers):
                 self.mem_pool_host.load(host, device, layer)
                 event.complete(layer)
+        if waits:
+            torch.cuda.synchronize()
         self.ack_load_queue.append(HiCacheAck(start, event.events[-1], nodes[:1] if has_fault("ack-lost") else nodes))
         return producer
 
