@@ -38,6 +38,7 @@ COPY_FAULTS = {
     "index-not-backed-up": {"KV102", "KV104", "KV304"},
     "load-overtakes": {"KV102"},
     "keys-no-wait": {"KV201"},
+    "middle-no-wait": {"KV201"},
     "list-changed": {"KV302"},
     "list-too-short": {"KV301"},
 }
@@ -78,6 +79,12 @@ def test_a_schedule_whose_hold_the_watchdog_ended_is_no_pass(copies: dict[str, l
         assert (reply.findings, reply.unknown) == ((), "not exercised: orderings_checked")
         assert "not exercised: the orders of a try, as the watchdog ended a hold of it" in reply.notes
         assert reply.evidence.words_verified
+
+
+@pytest.mark.processes
+def test_a_copy_that_overtakes_the_model_behind_its_fence_is_found_where_all_is_held(fake: Path) -> None:
+    (reply,) = replies(fake, FLAG, "host-copy.mha-direct", 1, ("fence-ignored",))["fence-ignored"]
+    assert "KV104" in {each.code for each in reply.findings} and not reply.unknown
 
 
 @pytest.mark.processes

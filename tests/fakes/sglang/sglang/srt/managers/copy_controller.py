@@ -17,6 +17,7 @@ class CopyController:
         self.layer_done_counter = LayerDoneCounter(self.layers)
         allocator.kvcache.register_layer_transfer_counter(self.layer_done_counter)
         self.write_stream, self.load_stream = torch.cuda.Stream(), torch.cuda.Stream()
+        self.write_fence_stream = self.load_fence_stream = None
         self.ack_write_queue, self.ack_load_queue, self.load_queue = [], [], []
 
     def write(self, device_indices, node_id):
@@ -25,6 +26,8 @@ class CopyController:
             return None
         start, finish = torch.cuda.Event(), torch.cuda.Event()
         start.record()
+        if self.write_fence_stream is not None and not has_fault("fence-ignored"):
+            self.write_stream.wait_stream(self.write_fence_stream)
         with torch.cuda.stream(self.write_stream):
             start.wait(self.write_stream)
             if has_fault("early-ack"):
@@ -54,6 +57,8 @@ class CopyController:
         self.load_queue = []
         start = torch.cuda.Event()
         start.record()
+        if self.load_fence_stream is not None and not has_fault("load-overtakes"):
+            self.load_stream.wait_stream(self.load_fence_stream)
         with torch.cuda.stream(self.load_stream):
             if not has_fault("load-overtakes"):
                 start.wait(self.load_stream)

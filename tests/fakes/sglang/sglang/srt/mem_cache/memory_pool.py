@@ -130,7 +130,7 @@ class NSATokenToKVPool(MLATokenToKVPool):
                 part[tgt_loc // size, tgt_loc % size] = part[src_loc // size, src_loc % size]
 
     def get_key_buffer(self, layer_id):
-        if not has_fault("keys-no-wait"):
+        if not has_fault("keys-no-wait" if layer_id != 1 else "middle-no-wait"):
             self.wait(layer_id)
         if has_fault("all-read-on-host"):
             self.kv_buffer[layer_id].cpu()
