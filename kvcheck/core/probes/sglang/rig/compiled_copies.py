@@ -8,7 +8,7 @@ Invariants:
 - Arguments go to the compiled function as they are, and nothing here keeps them: index lists that the engine frees too
   early are lost, as in a server.
 - What the compiled function refuses goes to `complain` and is not made, as with the stand-ins of a CPU. An error of the
-  device itself is no finding.
+  device itself, or of a compiler, is no finding.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PACKAGES = ("sglang-kernel", "sgl-kernel")
 """Distributions that bring it: the newer name first."""
 TRIAL = "transfer_kv_per_layer_mla"
 ROWS, WORDS = 8, 16
-OF_THE_DEVICE = ("cuda error", "cuda driver error", "device-side assert")
-"""In what torch says of a device that fails, whoever asked for the work."""
+OF_THE_MACHINE = ("cuda error", "cuda driver error", "device-side assert", "nvcc", "ninja", "compil")
+"""In what is said where a device or a compiler fails, whoever asked for the work."""
 
 
 @dataclass(slots=True)
@@ -71,8 +71,8 @@ class CompiledCopies:
             copy(*arguments, **named)
         except RuntimeError as error:
             text = _first_line(error)
-            if any(each in text.lower() for each in OF_THE_DEVICE):
-                raise CannotDrive(f"{name} failed on the device: {text}") from error
+            if any(each in str(error).lower() for each in OF_THE_MACHINE):
+                raise CannotDrive(f"{name} cannot run here: {text}") from error
             self.complain(f"{name} refuses: {text}")
 
 
