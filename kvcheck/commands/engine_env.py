@@ -1,7 +1,8 @@
-"""`kvcheck engine-env`: an environment with a release of an engine, or with a checkout of it, for probes on a CPU.
+"""`kvcheck engine-env`: an environment with a release of an engine, or with a checkout of it, for its probes.
 
-The release's own requirements are left out: they ask for a CUDA build of torch and for compiled kernels of gigabytes,
-none of which runs on a CPU. NEEDS lists what an engine imports at load; versions are those that it asks for itself.
+For a CPU the release's own requirements are left out: they ask for a CUDA build of torch and for compiled kernels of
+gigabytes, none of which runs there. NEEDS lists what an engine imports at load; versions are those that it asks for
+itself. For a GPU everything is installed that the release asks for, and compiled code has to run on the device.
 
 Invariants:
 - No shell is run. Names, versions and folders of the user are arguments of a program, and are checked before.
@@ -38,6 +39,7 @@ from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.probes.mooncake.names import BUILDS
 from kvcheck.core.report.store import write_text
 
+CPU, CUDA = "cpu", "cuda"
 TORCH = "torch==2.13.0"
 MARKER = "kvcheck-env.json"
 HAS = "requirements.txt"
@@ -111,12 +113,24 @@ class Order:
     python: str
     torch: str
     also: tuple[str, ...]
+    device: str = CPU
+
+    @property
+    def has_base(self) -> bool:
+        """Whether torch comes from a base that several environments share."""
+        return self.device == CPU and NEEDS[self.engine].has_base
 
     @property
     def facts(self) -> dict[str, object]:
         """What the marker says; equal for two orders of the same."""
         source = None if self.source is None else str(self.source.checkout)
-        return {"engine": self.engine, "version": self.version, "source": source, "also": [*self.also]}
+        device = {} if self.device == CPU else {"device": self.device}
+        return {"engine": self.engine, "version": self.version, "source": source, "also": [*self.also], **device}
+
+    @property
+    def target(self) -> str:
+        """How a run names it."""
+        return f"kvcheck stress --target {self.engine}:{self.folder}{'' if self.device == CPU else ' --device cuda'}"
 
 
 def engine_env(
@@ -130,20 +144,50 @@ def engine_env(
         Path | None, typer.Option(metavar="DIR", help="Environment with torch that several share. Default: DIR-base.")
     ] = None,
     python: Annotated[str | None, typer.Option(help="Interpreter, 3.11 or newer. Default: kvcheck's own.")] = None,
-    torch: Annotated[str, typer.Option(help="Requirement of torch, for a base that has none.")] = TORCH,
+    torch: Annotated[
+        str | None, typer.Option(help=f"Requirement of torch, for a base that has none. Default: {TORCH}.")
+    ] = None,
     also: Annotated[list[str] | None, typer.Option(help="One more package of the release; repeatable.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu; or cuda, on a machine with a GPU: all that the release asks for, of gigabytes.")
+    ] = CPU,
 ) -> None:
     """Make an environment for kvcheck stress --target ENGINE:DIR."""
-    order = _order(release, folder, source, base, python, torch, also or [])
+    order = _order(release, folder, source, base, python, torch, also or [], device)
     if _is_made(order):
-        say(f"{folder}: made before; next: kvcheck stress --target {order.engine}:{folder}")
-        return
+        say(f"{folder}: made before; next: {order.target}")
+    elif order.device == CUDA:
+        _make_for_a_gpu(order)
+    else:
+        _make_for_a_cpu(order)
+
+
+def _make_for_a_gpu(order: Order) -> None:
+    """The release with all that it asks for, on the machine where it will run."""
+    say(f" 1/3  environment in {order.folder}")
+    _begin(order)
+    if order.source is None:
+        say(f" 2/3  {order.engine}=={order.version} and all that it asks for: gigabytes")
+        _pip(order.folder, "install", f"{order.engine}=={order.version}", *order.also)
+        version = str(order.version)
+    else:
+        say(f" 2/3  all that {order.source.checkout} asks for: gigabytes")
+        _pip(order.folder, "install", *order.source.asks, *order.also)
+        version = link(order.source, _site(order.folder), order.version)
+    say(" 3/3  imports, and compiled code on the device")
+    _check_imports(order)
+    _mark(order, made=True)
+    say(f"{order.folder}: {order.engine} {version}; next: {order.target}")
+
+
+def _make_for_a_cpu(order: Order) -> None:
+    """The release over a base with torch."""
     if NEEDS[order.engine].has_base:
         say(f" 1/6  base with torch in {order.base}")
         _make_base(order)
     else:
         say(f" 1/6  no base: {order.engine} needs no torch")
-    say(f" 2/6  environment in {folder}")
+    say(f" 2/6  environment in {order.folder}")
     _begin(order)
     with tempfile.TemporaryDirectory(prefix="kvcheck-engine-") as scratch:
         asks, wheel = _take(order, Path(scratch))
@@ -157,7 +201,7 @@ def engine_env(
     say(" 6/6  imports")
     _check_imports(order)
     _mark(order, made=True)
-    say(f"{folder}: {order.engine} {version}; next: kvcheck stress --target {order.engine}:{folder}")
+    say(f"{order.folder}: {order.engine} {version}; next: {order.target}")
 
 
 def _order(
@@ -166,12 +210,22 @@ def _order(
     source: Path | None,
     base: Path | None,
     python: str | None,
-    torch: str,
+    torch: str | None,
     also: list[str],
+    device: str,
 ) -> Order:
     """The checked order. Raises UsageError."""
     engine, equals, version = release.partition("==")
     ENGINES.require(engine)
+    if device not in (CPU, CUDA):
+        raise UsageError(f"--device {device}: expected {CPU} or {CUDA}")
+    if device == CUDA and not any(CUDA in row.devices for row in ENGINES.load(engine).probes):
+        raise UsageError(f"--device {CUDA}: no probe of {engine} runs on a GPU; leave --device out")
+    if device == CUDA and (base is not None or torch is not None):
+        raise UsageError(
+            f"--device {CUDA}: expected no --base and no --torch, as each release brings a torch of its own"
+        )
+    torch = torch or TORCH
     if (not equals and source is None) or (equals and not VERSION.fullmatch(version)):
         raise UsageError(f"{release!r}: expected ENGINE==VERSION, such as {engine}==0.5.23, or --source CHECKOUT")
     for name in (torch, *also):
@@ -192,6 +246,7 @@ def _order(
         python=program,
         torch=torch,
         also=tuple(also),
+        device=device,
     )
 
 
@@ -230,7 +285,7 @@ def _begin(order: Order) -> None:
     _make_folder(order.folder)
     _mark(order, made=False)
     _run([order.python, "-I", "-m", "venv", str(order.folder)], "make an environment")
-    if NEEDS[order.engine].has_base:
+    if order.has_base:
         write_text(_site(order.folder) / "base.pth", f"{_site(order.base)}\n")
 
 
@@ -292,7 +347,12 @@ def _check_imports(order: Order) -> None:
     with tempfile.TemporaryFile() as said:
         streams = Streams(stdin=subprocess.PIPE, stderr=said)
         started = spawn(
-            import_check.__name__, order.engine, streams=streams, variables=VARIABLES["cpu"], engine_python=python
+            import_check.__name__,
+            order.engine,
+            order.device,
+            streams=streams,
+            variables=VARIABLES[order.device],
+            engine_python=python,
         )
         child = started.process
         try:

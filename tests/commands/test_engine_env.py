@@ -12,6 +12,7 @@ import subprocess
 import sysconfig
 import venv
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import commit_of
 from kvcheck.core.base.record import read_record
+from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.import_check import compiled_errors
 from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.report.gate.builds import build_problems
 
@@ -183,6 +186,46 @@ def test_a_release_is_made_and_runs_and_is_not_made_twice(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("from_checkout", [False, True])
+def test_for_a_gpu_all_that_the_release_asks_for_is_installed_and_a_machine_without_one_is_4(
+    tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str], from_checkout: bool
+) -> None:
+    wheel(shelf, "torch", "2.0", {"here.pth": sysconfig.get_path("purelib") + "\n"})
+    wheel(shelf, "sglang-kernel", "0.4.10")
+    asks = ("transformers==5.8.1", "torch==2.0", "sglang-kernel==0.4.10")
+    folder, order = tmp_path / "env", ["engine-env", "sglang==0.7.0", str(tmp_path / "env"), "--device", "cuda"]
+    if from_checkout:
+        project = checkout(tmp_path / "fork") / "python" / "pyproject.toml"
+        project.write_text(project.read_text().replace('["transformers==5.8.1"]', json.dumps(asks)))
+        order += ["--source", str(tmp_path / "fork")]
+    else:
+        wheel(shelf, "sglang", "0.7.0", release(tmp_path), "".join(f"Requires-Dist: {each}\n" for each in asks))
+    assert run(order) == 4
+    told = capsys.readouterr()
+    assert "is not made: torch " in told.err and "sees no CUDA device, asked for cuda" in told.err
+    assert " 2/3 " in told.out and told.err.count("\n") == 1
+    (site,) = folder.glob("lib/python*/site-packages")
+    have = {each.name for each in site.iterdir()}
+    assert {"sglang_kernel-0.4.10.dist-info", "transformers-5.8.1.dist-info", "sglang-0.7.0.dist-info"} <= have
+    assert ("__editable__.sglang.pth" in have) is from_checkout and not (tmp_path / "env-base").exists()
+    marker = json.loads((folder / MARKER).read_text())
+    assert (marker["made"], marker["order"]["device"]) == (False, "cuda")
+
+
+def needs_more(device: str) -> None:
+    raise CannotDrive(f"nothing runs on {device}")
+
+
+def test_compiled_code_that_does_not_run_on_the_device_is_an_error() -> None:
+    spec = ENGINES.load("sglang")
+    assert compiled_errors(replace(spec, compiled=""), "cuda") == []
+    assert compiled_errors(replace(spec, compiled="builtins:str"), "cuda") == []
+    assert compiled_errors(replace(spec, compiled=f"{__name__}:needs_more"), "cuda:1") == ["nothing runs on cuda:1"]
+    (told,) = compiled_errors(spec, "cuda")
+    assert told.startswith("sgl_kernel.kvcacheio cannot be imported: ModuleNotFoundError")
+
+
+@pytest.mark.processes
 def test_a_transfer_engine_needs_no_base(tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in NEEDS["mooncake"].full:
         wheel(shelf, name, "1.0")
@@ -260,6 +303,10 @@ def test_a_checkout_as_target_gets_a_hint_that_works(tmp_path: Path, capsys: pyt
         (["sglang==1", "new", "--python", "no-such-python"], "expected an interpreter, found none"),
         (["sglang==1", "new", "--also", "x @ http://a/b"], "expected the name of a package"),
         (["sglang==1", "new", "--torch", "-r x"], "expected the name of a package"),
+        (["sglang==1", "new", "--device", "rocm"], "--device rocm: expected cpu or cuda"),
+        (["vllm==1", "new", "--device", "cuda"], "no probe of vllm runs on a GPU; leave --device out"),
+        (["sglang==1", "new", "--device", "cuda", "--base", "b"], "expected no --base and no --torch"),
+        (["sglang==1", "new", "--device", "cuda", "--torch", "torch"], "expected no --base and no --torch"),
         (["sglang", "new", "--source", "full"], "expected a checkout with one of python/sglang"),
     ],
 )

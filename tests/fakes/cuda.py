@@ -53,6 +53,7 @@ class Machine:
         self._looks = 0
         self.backend: type[Backend] = type("MachineBackend", (Backend,), {"machine": self})
         self.has_stalled = False
+        self.due: list[Callable[[], object]] = []
         self.lost: str | None = None
         self.chunks_left = 0
         # Classes, as torch's are: whoever changes a method of them changes what all streams do.
@@ -105,10 +106,13 @@ class Machine:
         return False
 
     def until(self, is_reached: Callable[[], bool]) -> None:
-        """The host waits: where nothing can move, watchdogs fire; then it is a deadlock."""
+        """The host waits: where nothing can move, timers run out; then watchdogs fire; then it is a deadlock."""
         while not is_reached():
             self.check()
             if not self.step():
+                if self.due:
+                    self.due.pop(0)()
+                    continue
                 self.has_stalled = True
                 moved = self.step()
                 self.has_stalled = False
@@ -195,6 +199,25 @@ class Event:
 
     def synchronize(self) -> None:
         self.machine.until(lambda: self.reached[0])
+
+
+class Timer:
+    """threading.Timer, which runs out when the host waits and nothing can move."""
+
+    of: ClassVar[Machine]
+
+    def __init__(self, seconds: float, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def start(self) -> None:
+        self.of.due.append(self._call)
+
+    def cancel(self) -> None:
+        if self._call in self.of.due:
+            self.of.due.remove(self._call)
+
+    def join(self) -> None:
+        """It has run, or never will."""
 
 
 class Graph:
@@ -299,4 +322,5 @@ def installed(seed: int) -> Iterator[Machine]:
         patch.setattr(holds, "time", clock)
         patch.setattr(streamed, "time", clock)
         patch.setattr(cuda_streams, "time", clock)
+        patch.setattr(cuda_streams, "Timer", type("MachineTimer", (Timer,), {"of": machine}))
         yield machine

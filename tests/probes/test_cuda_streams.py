@@ -6,6 +6,7 @@ Invariants:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -183,6 +184,107 @@ def test_a_process_that_only_asks_gets_there(device: Machine) -> None:
         machine.polled(False)  # nothing stands any more
     machine.settle()
     assert device.fires == 0
+
+
+def test_what_queued_work_uses_stays_until_it_has_run(device: Machine) -> None:
+    class Rows:
+        def arrive(self) -> None: ...
+
+    machine, rows = CudaMachine("cuda"), Rows()
+    kept = weakref.ref(rows)
+    machine.reset(LAZY, 1)
+    with machine.on(machine.side()):
+        machine.queue(rows.arrive)
+    del rows
+    assert kept() is not None
+    machine.settle()
+    assert kept() is None
+
+
+def test_work_of_one_stream_is_let_go_alone_and_the_last_goes_last(device: Machine) -> None:
+    machine = CudaMachine("cuda")
+    machine.reset(LAZY, 1)
+    ran: list[str] = []
+    one, other = machine.side(), machine.side()
+    for stream, name, goes_last in ((one, "last", True), (other, "first", False), (other, "second", False)):
+        with machine.on(stream):
+            machine.queue(
+                lambda name=name: device.current.call(lambda: ran.append(name)),  # type: ignore
+                goes_last=goes_last,
+            )
+    machine.let_go_until(lambda: (device.step(), "first" in ran)[1])
+    assert ran == ["first"]
+    machine.let_go_until(lambda: False, on=one)
+    for _ in range(50):
+        device.step()
+    assert ran == ["first", "last"]
+    machine.settle()
+    assert ran == ["first", "last", "second"] and machine.fired == 0
+
+
+def test_a_process_that_only_looks_lets_go_at_random_alone(device: Machine) -> None:
+    for order, ends in ((LAZY, False), (RANDOM, True)):
+        machine = CudaMachine("cuda")
+        machine.reset(order, 3)
+        ran = loads(machine, device, 8)
+        looks = [machine.has_reached(lambda: (device.step(), len(ran) == 8)[1]) for _ in range(40)]  # noqa: B023
+        assert looks[-1] is ends
+        machine.settle()
+        assert machine.fired == 0
+
+
+def test_a_call_that_waits_is_let_go_and_one_that_does_not_finds_all_held(device: Machine) -> None:
+    machine = CudaMachine("cuda")
+    machine.reset(LAZY, 1)
+    ran = loads(machine, device, 2)
+    with machine.waiting():
+        pass
+    for _ in range(50):
+        device.step()
+    assert ran == [] and device.due == []
+    with machine.waiting():
+        torch.cuda.synchronize()
+    assert ran == [0, 1]
+    machine.settle()
+    assert (machine.fired, device.fires) == (0, 0)
+
+
+def test_what_a_read_does_not_wait_for_may_stay_held(device: Machine) -> None:
+    machine = CudaMachine("cuda")
+    machine.reset(LAZY, 1)
+    ran = loads(machine, device, 3)
+    machine.taken([torch.zeros(1)], rest_stays=True)
+    for _ in range(50):
+        device.step()
+    assert ran == []
+    machine.taken([torch.zeros(1)])
+    machine.settle()
+    assert ran == [0, 1, 2] and device.fires == 0
+
+
+def test_a_device_whose_process_cannot_read_while_a_stream_is_held_is_not_held(device: Machine) -> None:
+    zeros = torch.zeros
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "zeros", lambda *a, **k: Waits(zeros(*a, **k), device))
+        patch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+        machine = CudaMachine("cuda")
+        machine.reset(LAZY, 1)
+        machine.queue(lambda: None)
+        assert machine.take_report().why_spin == "a hold on this device does not hold"
+
+
+class Waits:
+    """A tensor whose copy to the host waits for all streams."""
+
+    def __init__(self, held: torch.Tensor, device: Machine) -> None:
+        self._held, self._device = held, device
+
+    def __getitem__(self, at: Any) -> torch.Tensor:
+        return self._held[at]
+
+    def cpu(self) -> torch.Tensor:
+        self._device.synchronize()
+        return self._held
 
 
 def ends_at_once(flag: torch.Tensor, outcome: torch.Tensor, **_: Any) -> None:

@@ -6,22 +6,20 @@ Invariants:
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rigs.probe_on_device import FLAG, SPIN
+from rigs.probe_on_device import replies as asked
 
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.probe_server import ProbeServer
 from kvcheck.core.probes.frame.streams import HoldReport
 from kvcheck.core.probes.frame.streams import Machine as StandInStreams
 from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
-from kvcheck.core.probes.frame.wire import Ask, Reply, decode
+from kvcheck.core.probes.frame.wire import Ask, Reply
 
-TESTS = Path(__file__).parents[1]
 SCHEDULES = 2
 """One at random, and one whose load is held throughout."""
 READERS, LAYERS = 2, 3
@@ -37,25 +35,11 @@ Replies = dict[tuple[str, str], list[Reply]]
 @pytest.fixture(scope="module")
 def replies(fake: Path) -> Replies:
     """What schedules of layer-wait on NSA say, by how work is held and the engine's fault."""
-    found: Replies = {}
-    for how, faults in FAULTS.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "rigs.probe_on_device", fake, how, "layer-wait.nsa", str(SCHEDULES), *faults],
-            cwd=TESTS,
-            env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        said = iter(done.stdout.splitlines())
-        for fault in faults:
-            for _ in range(SCHEDULES):
-                reply = decode(next(said))
-                assert isinstance(reply, Reply)
-                found.setdefault((how, fault), []).append(reply)
-    return found
+    return {
+        (how, fault): said
+        for how, faults in FAULTS.items()
+        for fault, said in asked(fake, how, "layer-wait.nsa", SCHEDULES, faults).items()
+    }
 
 
 @pytest.mark.processes

@@ -62,6 +62,7 @@ FAULTS = [
     ("ack-lost", "host-copy.nsa-direct", {"KV901"}),
     ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
     ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
+    ("list-changed", "host-copy.nsa-direct", {"KV301", "KV302", "KV304"}),
 ]
 PREFIX_FAULTS = {
     "frees-twice": "KV402",
@@ -366,12 +367,12 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
     out = ["--out", str(tmp_path / "runs")]
     assert run(["stress", "--target", f"sglang:{fake}", "--device", "cuda:1", "--shape", "retract", *out]) == 4
     told = capsys.readouterr().err
-    assert "sees no CUDA device, asked for cuda:1; next: name an environment whose torch sees the device" in told
+    assert "sees no CUDA device, asked for cuda:1; next: on a machine with a GPU, kvcheck engine-env sglang==" in told
     assert run(["stress", "--target", f"vllm:{fake}", "--device", "cuda", *out]) == 2
     assert f"runs on cuda; expected cpu; next: kvcheck stress --target vllm:{fake}, without" in capsys.readouterr().err
-    line = f"hicache:shape=host-copy.mha-direct,target=sglang%3A{fake},backend=cuda,device=cuda"
+    line = f"retract-resume:shape=metadata.get-buf,target=sglang%3A{fake},backend=cuda,device=cuda"
     assert run(["replay", line]) == 2
-    assert "probe host-copy of sglang runs on cpu, not on cuda" in capsys.readouterr().err
+    assert "probe metadata of sglang runs on cpu, not on cuda" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Import check: whether what the probes look for in an engine can be imported, as the probes' child imports it.
 
 It runs under the interpreter of the engine's environment. Each line that it writes is an error, with all that it takes
-away; no line means that all that is there can be imported. What a release does not have is no matter.
+away; no line means that all that is there can be imported, and on a device that compiled code runs there. What a
+release does not have is no matter.
 
 Invariants:
 - The names, the stand-ins and the start are the child's own; nothing is looked for that no probe needs.
@@ -17,24 +18,38 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import cast
 
+from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.tables import EngineSpec
 from kvcheck.core.probes.frame.wire import Hello, Refusal
 from kvcheck.core.probes.installed import ENGINES
 
 
-def errors(engine: str) -> list[str]:
+def errors(engine: str, device: str = "cpu") -> list[str]:
     """What breaks, in words: each error once."""
     spec = ENGINES.load(engine)
     module, attribute = spec.start.split(":")  # it is loaded here, because not every environment has torch
-    start = cast(Callable[[EngineSpec], Hello | Refusal], getattr(importlib.import_module(module), attribute))
-    started = start(spec)
+    start = cast(Callable[..., Hello | Refusal], getattr(importlib.import_module(module), attribute))
+    started = start(spec) if device == "cpu" else start(spec, device)
     if isinstance(started, Refusal):
         return [started.reason]
-    return [
+    broken = [
         f"{engine} {started.version}: cannot be imported: {error}: {', '.join(names)}"
         for error, names in breaks(spec).items()
     ]
+    return broken or ([] if device == "cpu" else compiled_errors(spec, device))
+
+
+def compiled_errors(spec: EngineSpec, device: str) -> list[str]:
+    """Why the engine's compiled code does not run on the device, if it does not."""
+    if not spec.compiled:
+        return []
+    module, attribute = spec.compiled.split(":")
+    try:
+        getattr(importlib.import_module(module), attribute)(device)
+    except CannotDrive as error:
+        return [str(error)]
+    return []
 
 
 def breaks(spec: EngineSpec) -> dict[str, list[str]]:
@@ -46,11 +61,11 @@ def breaks(spec: EngineSpec) -> dict[str, list[str]]:
     return dict(broken)
 
 
-def main(engine: str) -> None:
+def main(engine: str, device: str = "cpu") -> None:
     """Answer on what was standard output."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
-        answers.writelines(" ".join(text.split()) + "\n" for text in errors(engine))
+        answers.writelines(" ".join(text.split()) + "\n" for text in errors(engine, device))
 
 
 if __name__ == "__main__":

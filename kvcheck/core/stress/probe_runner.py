@@ -26,6 +26,8 @@ from kvcheck.core.stress.runner import Outcome, complete
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 
+COMPILING_S = 600.0
+"""For an answer on a device, where an engine may first compile its copies."""
 UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
 """Keys of a plan that no probe reads: they have to be what they are by default."""
 
@@ -127,10 +129,10 @@ def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """Runs plans of one target, all in one child while that lives."""
+    """Runs plans of one target, all in one child while that lives. patience: None is that for the device."""
 
     target: str
-    patience: Patience = field(default_factory=Patience)
+    patience: Patience | None = None
     device: str = "cpu"
     variables: Mapping[str, str] = field(default_factory=dict)
     _child: EngineProcess | None = None
@@ -139,7 +141,8 @@ class ProbeRunner:
     def start(self) -> Hello:
         """Start the engine. Raises UnknownVerdict if it cannot be used."""
         if self._child is None:
-            self._child = parse_target(self.target).start(self.patience, self.device, self.variables)
+            patience = self.patience or (Patience() if self.device == "cpu" else Patience(answer_s=COMPILING_S))
+            self._child = parse_target(self.target).start(patience, self.device, self.variables)
         return self._child.hello
 
     def run(self, plan: Plan) -> Outcome:

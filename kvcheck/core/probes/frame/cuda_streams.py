@@ -14,15 +14,18 @@ Invariants:
 - Nothing of torch is replaced. The engine calls the real streams, events and synchronisation.
 - No hold stands when this module makes the process wait for the device. One that the engine waits for ends by itself
   after LIMIT_NS; it has imposed no order, and is counted.
+- What queued work uses stays in memory until it has run: an allocator knows the stream that it was made on alone.
 - Equal seeds and equal calls give equal holds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from threading import Timer
 from typing import Any
 
 import torch
@@ -44,8 +47,20 @@ HOLDS_MOST = 256
 GRACE_S, GRACE_LOOKS = 0.002, 20
 """So long, and in so many looks, a read that waits for nothing may take to run: a hundred times what it takes."""
 
+WAIT_S = 0.02
+"""What is held goes so long after a call that may wait has begun: a call that does not wait has read by then."""
+
 POLLS_MOST = 1000
 """After so many polls without success one hold goes: a process that only polls would wait for the watchdog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A hold that stands. stream: the number that the driver gives it. goes_last: it goes when no other stands."""
+
+    hold: CudaHold
+    stream: int
+    goes_last: bool
 
 
 class CudaMachine:
@@ -65,8 +80,9 @@ class CudaMachine:
         made = attempt(lambda: _made_holds(torch.device("cuda", index)))
         self._why_spin = made.text if isinstance(made, Fault) else made if isinstance(made, str) else None
         self._free: list[CudaHold] = made if isinstance(made, list) else []
-        self._standing: list[CudaHold] = []  # not let go, in the order in which they were placed
+        self._standing: list[Standing] = []  # not let go, in the order in which they will go
         self._placed: list[CudaHold] = []  # since the last settlement
+        self._kept: list[Callable[[], None]] = []  # queued since then, with the tensors that it uses
         self._report = HoldReport()
         self.fired = 0
         self.reset(EAGER, 0)
@@ -80,6 +96,11 @@ class CudaMachine:
         self.queued = 0
         self.fired = 0
 
+    @property
+    def main(self) -> Any:
+        """The stream that is current where no other is."""
+        return torch.cuda.default_stream()
+
     def side(self) -> Any:
         """A new stream."""
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -89,32 +110,62 @@ class CudaMachine:
         context: AbstractContextManager[None] = torch.cuda.stream(stream)
         return context
 
-    def queue(self, work: Callable[[], None]) -> None:
-        """Put work on the current stream, behind a hold. Work that blocks the host would wait for the hold."""
+    def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
+        """Put work on the current stream, behind a hold. Work that blocks the host would wait for the hold.
+
+        goes_last: the hold goes after all that do not.
+        """
         self.queued += 1
-        if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
-            self._hold()
+        self.delay(goes_last=goes_last)
+        self._kept.append(work)
         work()
+
+    def delay(self, *, goes_last: bool = False) -> None:
+        """Hold the current stream from here on, if the order says so."""
+        if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
+            self._hold(goes_last)
 
     def hold_no_more(self) -> None:
         """What is held stays held, and what is queued from now on is not."""
         self._order = EAGER
 
-    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What was read as the current stream finds it, with no more work let go than the stream waits for."""
-        if self._why_spin is not None:
+    def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
+        """What was read as the current stream finds it, with no more work let go than the stream waits for.
+
+        rest_stays: let nothing go afterwards either. Where no flag holds, what was read is copied all the same.
+        """
+        if self._why_spin is not None and not rest_stays:
             return read
         copies = [each.clone() for each in read]
         behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
         behind.record()
         self.let_go_until(partial(self._has_run, behind))
-        self.let_go()
+        if not rest_stays:
+            self.let_go()
         return copies
 
-    def let_go_until(self, is_reached: Callable[[], bool]) -> None:
-        """Let holds go one by one, in the order in which they were placed, until this is so."""
-        while self._standing and not _is_soon(is_reached):
+    def has_reached(self, is_reached: Callable[[], bool]) -> bool:
+        """Whether it is so, once what has been let go has had time to run. At random, one hold goes before."""
+        if self._standing and self._order not in (EAGER, LAZY) and self._mix.chance(1, 2):
             self._let_first_go()
+        return _is_soon(is_reached)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In here the engine may make the process wait. What stands goes after WAIT_S, if it is still in here."""
+        timer = Timer(WAIT_S, self.let_go)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def let_go_until(self, is_reached: Callable[[], bool], *, on: Any = None) -> None:
+        """Let holds go one by one, in their order, until this is so. on: those of one stream alone."""
+        going = [each for each in self._standing if on is None or each.stream == on.cuda_stream]
+        while going and not _is_soon(is_reached):
+            self._let_go(going.pop(0))
 
     def polled(self, is_reached: bool) -> None:
         """The process has asked whether work has run."""
@@ -137,13 +188,14 @@ class CudaMachine:
         self._report = self._report.plus(HoldReport(fired=fired))
         self._free += self._placed
         self._placed = []
+        self._kept = []
 
     def take_report(self) -> HoldReport:
         """How work was held since the last report. Call it when settled."""
         report, self._report = self._report, HoldReport()
         return report
 
-    def _hold(self) -> None:
+    def _hold(self, goes_last: bool) -> None:
         if self._why_spin is not None:
             torch.cuda._sleep(HOLD_CYCLES)  # type: ignore[no-untyped-call]
             self._report = self._report.plus(HoldReport(spun=1, why_spin=self._why_spin))
@@ -152,12 +204,17 @@ class CudaMachine:
         else:
             hold = self._free.pop()
             hold.stand()
-            self._standing.append(hold)
+            self._standing.append(Standing(hold, torch.cuda.current_stream().cuda_stream, goes_last))
+            self._standing.sort(key=lambda each: each.goes_last)
             self._placed.append(hold)
             self._report = self._report.plus(HoldReport(placed=1))
 
     def _let_first_go(self) -> None:
-        self._standing.pop(0).release()
+        self._let_go(self._standing[0])
+
+    def _let_go(self, standing: Standing) -> None:
+        self._standing.remove(standing)
+        standing.hold.release()
 
 
 def _made_holds(device: torch.device) -> list[CudaHold] | str:
@@ -169,7 +226,10 @@ def _made_holds(device: torch.device) -> list[CudaHold] | str:
     beside = torch.cuda.Event()  # type: ignore[no-untyped-call]
     made[0].place(stream)
     beside.record()
-    is_beside, has_ended = _is_soon(beside.query), made[0].has_ended()
+    is_beside = _is_soon(beside.query)
+    if is_beside:
+        torch.zeros(1, device=device).cpu()  # what another stream has read reaches the process meanwhile
+    has_ended = made[0].has_ended()
     made[0].release()
     stream.synchronize()
     if has_ended:

@@ -53,7 +53,7 @@ class EngineProcess:
     ) -> None:
         self._name = f"{engine} under {python}"
         self._next = (
-            "name an environment whose torch sees the device"
+            f"on a machine with a GPU, kvcheck engine-env {engine}==VERSION VENV --device cuda, then {engine}:VENV"
             if device != "cpu"
             else f"kvcheck engine-env {engine}==VERSION VENV, then --target {engine}:VENV"
         )

@@ -35,6 +35,10 @@ class StreamsOfDevice(Protocol):
     @property
     def fired(self) -> int: ...
 
+    @property
+    def main(self) -> Any:
+        """The stream that is current where no other is."""
+
     def reset(self, order: str, seed: int) -> None:
         """Drop what is queued, or wait for it. From now on work is delayed in this order."""
 
@@ -44,11 +48,24 @@ class StreamsOfDevice(Protocol):
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """In here the stream is the current one."""
 
-    def queue(self, work: Callable[[], None]) -> None:
-        """Put work on the current stream."""
+    def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
+        """Put work on the current stream. goes_last: it is let go after all other work that is held."""
 
-    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the current stream has just read, in the same order: as it was read, whatever runs from now on."""
+    def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
+        """What the current stream has just read, in the same order: as it was read, whatever runs from now on.
+
+        rest_stays: what the read does not wait for stays held.
+        """
+
+    def has_reached(self, is_reached: Callable[[], bool]) -> bool:
+        """Whether it is so, asked without a wait, after as much has run as the order says."""
+
+    def let_go_until(self, is_reached: Callable[[], bool], *, on: Any = None) -> None:
+        """Let held work go, piece by piece, until this is so: the process is about to wait for it. on: of one stream
+        alone."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """In here the engine may make the process wait. What is held goes while it waits."""
 
     def settle(self) -> None:
         """Run everything that is queued."""

@@ -107,7 +107,7 @@ class ProbeServer:
         probe = load(row.entry)
         assert callable(probe)
         made: Probe = probe()
-        unknown = run(made, rig, row.wants)
+        unknown = run(made, rig, row.wants + (() if isinstance(self._machine, streams.Machine) else row.wants_held))
         self._machine.settle()
         held = self._machine.take_report()
         for text in held.notes:
@@ -122,9 +122,9 @@ class ProbeServer:
         )
 
 
-def start(spec: EngineSpec) -> Hello | Refusal:
+def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:
     """Load the engine as the child does."""
-    return ProbeServer(spec).start()
+    return ProbeServer(spec, device).start()
 
 
 def _seed(row: ProbeRow, ask: Ask) -> int:

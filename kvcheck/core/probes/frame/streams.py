@@ -109,8 +109,8 @@ class Machine:
         """A new stream."""
         return SideStream(machine=self)
 
-    def queue(self, work: Callable[[], None]) -> None:
-        """Put work on the current stream."""
+    def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
+        """Put work on the current stream. goes_last: it runs when waited for, as all does here."""
         self.queued += 1
         self.current.put(work)
         self.tick()
@@ -130,9 +130,21 @@ class Machine:
         for stream in self._side:
             stream.reach(stream.put_count)
 
-    def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
         """What was read. It holds what it held when it was read: nothing runs meanwhile."""
         return read
+
+    def has_reached(self, is_reached: Callable[[], bool]) -> bool:
+        """Whether it is so. A query lets side streams run as far as the order says."""
+        return is_reached()
+
+    def let_go_until(self, is_reached: Callable[[], bool], *, on: SideStream | None = None) -> None:
+        """Nothing is held: a process that waits runs what it waits for."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In here the engine may wait, which runs what it waits for."""
+        yield
 
     def take_report(self) -> HoldReport:
         """Nothing is held: work that has to be late has not begun."""

@@ -15,7 +15,7 @@ class ProbeRow:
     """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: its text for people.
 
     scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
-    to be evidence. devices: kinds of device that it runs on.
+    to be evidence. devices: kinds of device that it runs on. wants_held: more of them, where streams are held.
     """
 
     name: str
@@ -25,6 +25,7 @@ class ProbeRow:
     shows: str
     wants: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
+    wants_held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class EngineSpec:
     prepare: "module:function", called once in the child with the names, before the first probe; "" where nothing is
     prepared. shows: its text for people. program: "module:main" of what the child runs. variables: how the names of the
     engine's own environment variables begin, which `--engine-env` takes. untried: what no probe of it tries.
-    start: "module:function" that loads the engine as that program does, for a check of its imports.
+    start: "module:function" that loads the engine as that program does, for a check of its imports. compiled:
+    "module:function" that says what compiled code runs on a device, and raises CannotDrive where none does.
     """
 
     name: str
@@ -48,6 +50,7 @@ class EngineSpec:
     start: str = "kvcheck.core.probes.frame.probe_server:start"
     variables: tuple[str, ...] = ()
     untried: str = ""
+    compiled: str = ""
 
     def probe(self, name: str) -> ProbeRow | None:
         return next((row for row in self.probes if row.name == name), None)

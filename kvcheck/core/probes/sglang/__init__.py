@@ -23,6 +23,7 @@ SGLANG: Final = EngineSpec(
     table=NAMES,
     variables=("SGLANG_", "SGL_"),
     prepare="kvcheck.core.probes.sglang.rig.server_args:prepare",
+    compiled="kvcheck.core.probes.sglang.rig.compiled_copies:require_compiled",
     probes=(
         ProbeRow(
             name="pool-copy",
@@ -39,6 +40,7 @@ SGLANG: Final = EngineSpec(
             entry="kvcheck.core.probes.sglang.retract:Retract",
             shows="all of a pool comes back by Req.offload_kv_cache and load_kv_cache, with real allocator and rows",
             devices=_BOTH,
+            wants_held=("orderings_checked",),
         ),
         ProbeRow(
             name="token-moves",
@@ -70,6 +72,7 @@ SGLANG: Final = EngineSpec(
             entry="kvcheck.core.probes.sglang.host_copy:HostCopy",
             shows="pages come back from the host whole and in time, while pages of both tiers change hands",
             wants=("backups", "loads", "device_evictions", "host_evictions", "orderings_checked"),
+            devices=_BOTH,
         ),
         ProbeRow(
             name="index-moves",

@@ -1,8 +1,9 @@
 """Probe host-copy: pages of several requests backed up, evicted, loaded back and read, on both tiers at once.
 
-The release's own controller makes the copies, over its own pools of both tiers. Python versions replace the compiled
-copies; they run when the engine waits for them or when the seed lets them. The probe acts like a prefix tree: it frees
-pages once the controller has acknowledged the copies that use them, and another request writes them at once.
+The release's own controller makes the copies, over its own pools of both tiers. On a CPU Python versions replace the
+compiled copies; they run when the engine waits for them or when the seed lets them. On a device the engine's compiled
+copies run, each held on the stream that the engine has put it on. The probe acts like a prefix tree: it frees pages
+once the controller has acknowledged the copies that use them, and another request writes them at once.
 
 Invariants:
 - The pages of a request, on both tiers, are written by the content rule or by a copy of the controller.
@@ -14,7 +15,8 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,11 +28,12 @@ from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.content import ProbeJudge, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, SideStream
+from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine
+from kvcheck.core.probes.sglang.rig.compiled_copies import require_compiled
 from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, HostTier, host_tier_needs, make_host_tier
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
-from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, optional, take
-from kvcheck.core.probes.sglang.rig.readers import call, readers, seen, understood
+from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, arrive, optional, take
+from kvcheck.core.probes.sglang.rig.readers import call, readers, seen, tensors_of, understood
 
 PLAINEST = "mha"
 LAYOUTS = {
@@ -43,6 +46,11 @@ LAYOUTS = {
 LEFT_OUT = "page_first_kv_split, which is made for another kind of device"
 OTHERS = 4000
 """First of the owners of pages that were given away."""
+COPYING = ("write", "start_writing", "start_loading")
+"""Calls of the controller that ask for copies."""
+ORDERINGS = "orderings_checked"
+TRIES = 2
+"""Of a schedule on a device, if its watchdog ended a hold in the first."""
 ROUNDS = 5
 MOST_PAGES = 3
 
@@ -60,40 +68,70 @@ class HostCopy:
     def control(self, rig: Rig) -> None:
         """Back up and load two pages of the plainest pool, with copies that run at once; and read every getter of this
         pool without a load."""
-        rig.stand_ins.reset(EAGER, 0)
+        if not isinstance(rig.machine, Machine):
+            rig.judge.note(f"compiled copies: {require_compiled(rig.device)}")
+        rig.machine.reset(EAGER, 0)
         backend = rig.subject.partition("-")[2]
-        scene = HostCopyScene(rig, make_host_tier(rig, PLAINEST, backend, "layer_first"), ())
-        scene.admit(2)
-        scene.backup()
-        scene.poll(wait=True)
-        scene.evict(every=True)
-        scene.load()
-        scene.finish()
-        made = make_host_tier(rig, _family(rig.subject), backend, "layer_first").made
-        tokens = take(made, 1)
-        made.write(1, tokens)
-        made.check(rig.judge, 1, tokens, when="written and read")
-        self._readers = _fewest(rig, made, tokens)
+        with closing(make_host_tier(rig, PLAINEST, backend, "layer_first")) as tier:
+            HostCopyScene(rig, tier, ()).run_plain()
+        with closing(make_host_tier(rig, _family(rig.subject), backend, "layer_first")) as tier:
+            tokens = take(tier.made, 1)
+            tier.made.write(1, tokens)
+            tier.made.check(rig.judge, 1, tokens, when="written and read")
+            self._readers = _fewest(rig, tier.made, tokens)
 
     def measure(self, rig: Rig) -> None:
         """Run one schedule over one layout."""
         family, _, backend = rig.subject.partition("-")
         layouts = LAYOUTS.get(rig.subject, LAYOUTS[backend])
         layout = layouts[rig.schedule % len(layouts)]
-        rig.stand_ins.reset((LAZY, RANDOM)[rig.schedule // len(layouts) % 2], rig.mix.next_u64())
-        made = make_host_tier(rig, family, backend, layout)
+        order = (LAZY, RANDOM)[rig.schedule // len(layouts) % 2]
         rig.judge.note(f"host memory {layout}; not exercised: {LEFT_OUT}")
-        HostCopyScene(rig, made, self._readers).run()
-        rig.judge.note(f"copies: {', '.join(sorted(made.copies.asked))}")
-        if backend == LATE and not any(name in JIT_KERNELS for name in made.copies.asked):
+        if not isinstance(rig.machine, Machine):
+            self._rehearse(rig, layout)
+        for _ in range(1 if isinstance(rig.machine, Machine) else TRIES):
+            asked = self._run(rig, layout, order)
+            if rig.judge.findings or not rig.machine.fired:
+                break
+        rig.judge.note(f"copies: {', '.join(sorted(asked))}")
+        if backend == LATE and not any(name in JIT_KERNELS for name in asked):
             if layout == layouts[0]:
-                raise CannotDrive(f"this release compiles no copy of {family} pools at run time")
+                raise CannotDrive(f"this release compiles no copy of {family} pools at run time{_in_vain(rig)}")
             rig.judge.note(f"not exercised: copies compiled at run time with host memory {layout}")
+
+    def _run(self, rig: Rig, layout: str, order: str) -> Collection[str]:
+        """Rounds over a fresh tier; the copies that were asked for. Orders count if no watchdog ended a hold."""
+        family, _, backend = rig.subject.partition("-")
+        rig.machine.reset(order, rig.mix.next_u64())
+        before = rig.judge.counts.get(ORDERINGS, 0)
+        with closing(make_host_tier(rig, family, backend, layout)) as tier:
+            HostCopyScene(rig, tier, self._readers).run()
+        if rig.machine.fired:
+            rig.judge.counts[ORDERINGS] = before
+            rig.judge.note("not exercised: the orders of a try, as the watchdog ended a hold of it")
+        return tier.copies.asked
+
+    def _rehearse(self, rig: Rig, layout: str) -> None:
+        """Make every copy once, unheld: a device loads and compiles code at its first call, and may stand still for
+        it. What is wrong already now is found; what is counted is not kept."""
+        family, _, backend = rig.subject.partition("-")
+        counts = dict(rig.judge.counts)
+        with closing(make_host_tier(rig, family, backend, layout)) as tier:
+            HostCopyScene(rig, tier, self._readers).run_plain()
+        rig.judge.counts = counts
+
+
+def _in_vain(rig: Rig) -> str:
+    """What a device needs for them besides the release."""
+    return "" if isinstance(rig.machine, Machine) else ", or its compiler cannot: see CUDA_HOME and nvcc"
 
 
 @dataclass(slots=True)
 class CachedRequest:
-    """A request's pages. device, host: indices on each tier. writing, loading: not acknowledged yet."""
+    """A request's pages. device, host: indices on each tier. writing, loading: not acknowledged yet.
+
+    given: the values of a list when the controller gets it, by tier.
+    """
 
     request: int
     length: int
@@ -101,6 +139,7 @@ class CachedRequest:
     host: torch.Tensor | None = None
     writing: bool = False
     loading: bool = False
+    given: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -112,10 +151,31 @@ class HostCopyScene:
     readers: tuple[str, ...]
     cached: dict[int, CachedRequest] = field(default_factory=dict)
     loads: list[tuple[int, list[int]]] = field(default_factory=list)
-    forward: SideStream = field(default_factory=SideStream)
+    forward: Any = None
     fenced: bool = False
     requests: int = 0
     others: int = OTHERS
+    is_behind: bool = False
+    """Whether the main stream may stand behind the model: who waits for it then waits for the model."""
+    is_at_once: bool = False
+
+    def __post_init__(self) -> None:
+        self.forward = self.rig.machine.side()
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the streams are those of a device."""
+        return not isinstance(self.rig.machine, Machine)
+
+    def run_plain(self) -> None:
+        """One request there and back. All that is queued runs at once: no order is tried."""
+        self.is_at_once = True
+        self.admit(2)
+        self.backup()
+        self.poll(wait=True)
+        self.evict(every=True)
+        self.load()
+        self.finish()
 
     def run(self) -> None:
         """Rounds of a server's work, in an order that the seed draws."""
@@ -128,6 +188,10 @@ class HostCopyScene:
             for name in fences:
                 setattr(controller, name, self.forward)
         judge.note("work of another stream is fenced" if fences else "not exercised: fences of a stream of its own")
+        if self.reads_lists and not self.fenced:
+            judge.note(
+                "not exercised: copies of what the model still writes, as the engine waits before it asks for them"
+            )
         for _ in range(ROUNDS):
             for _ in range(1 + mix.below(2)):
                 self.admit(1 + mix.below(MOST_PAGES))
@@ -151,18 +215,32 @@ class HostCopyScene:
     def admit(self, pages: int) -> None:
         """Admit a request of so many pages, if there is room for them."""
         made = self.tier.made
+        self.catch_up()
         tokens = made.allocator.alloc(pages * made.page_size)
         if tokens is None:
             return
         self.requests += 1
         self.rig.judge.count("requests")
-        self.cached[self.requests] = CachedRequest(self.requests, pages, tokens)
-        self.compute(partial(made.write, self.requests, tokens.clone()))
+        self.cached[self.requests] = CachedRequest(self.requests, pages, tokens, given={"device": tokens.tolist()})
+        self.compute(self.requests, tokens)
 
-    def compute(self, work: Callable[[], None]) -> None:
+    def compute(self, request: int, tokens: torch.Tensor) -> None:
         """Write the request's content on the device, on the stream that the engine uses for the model."""
-        with self.rig.stand_ins.on(self.forward):
-            self.rig.stand_ins.queue(work)
+        machine = self.rig.machine
+        self.catch_up()
+        work = partial(arrive, self.tier.made.arrivals(request, tokens))
+        with machine.on(self.forward):
+            machine.queue(work, goes_last=True)
+        if self.is_at_once:
+            machine.settle()
+
+    def catch_up(self) -> None:
+        """Let the model go, and no copy: the process is about to wait for the main stream."""
+        if self.is_behind and self.is_real:
+            reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            reached.record(self.rig.machine.main)
+            self.rig.machine.let_go_until(reached.query, on=self.forward)
+        self.is_behind = False
 
     def backup(self) -> None:
         """Back up all requests that lie on the device alone, one node for each; some are merged into one copy."""
@@ -188,8 +266,9 @@ class HostCopyScene:
         """Take acknowledgements in order. wait: wait for all of them, like a tree that needs pages."""
         controller = self.tier.controller
         for queue, done in ((controller.ack_write_queue, self.written), (controller.ack_load_queue, self.loaded)):
-            while queue and (wait or queue[0].finish_event.query()):
+            while queue and (wait or self.rig.machine.has_reached(queue[0].finish_event.query)):
                 ack = queue.pop(0)
+                self.rig.machine.let_go_until(ack.finish_event.query)
                 self.engine(ack.finish_event.synchronize, "finish_event.synchronize")
                 for request in ack.node_ids:
                     done(self.cached[request])
@@ -197,11 +276,15 @@ class HostCopyScene:
     def written(self, cached: CachedRequest) -> None:
         """Note that the host holds the whole request now."""
         cached.writing = False
+        self.catch_up()
+        self.check_list(cached, "device", cached.device)
         self.judged(partial(self.check_host, cached, "acknowledged as backed up"))
 
     def loaded(self, cached: CachedRequest) -> None:
         """Note that the device holds the whole request now."""
         cached.loading = False
+        self.catch_up()
+        self.check_list(cached, "host", cached.host)
         self.judged(partial(self.check_device, cached, "acknowledged as loaded"))
 
     def judged(self, look: Callable[[ProbeJudge], None]) -> None:
@@ -209,11 +292,11 @@ class HostCopyScene:
         first, later = ProbeJudge(), ProbeJudge()
         look(first)
         if first.findings:
-            self.rig.stand_ins.settle()
+            self.rig.machine.settle()
             look(later)
         late = bool(first.findings) and not later.findings
         why = "; it is there once everything that was queued has run"
-        self.rig.judge.count("orderings_checked")
+        self.rig.judge.count(ORDERINGS)
         self.rig.judge.absorb(first, "KV201" if late else None, why if late else "")
 
     def evict(self, every: bool = False) -> None:
@@ -224,9 +307,10 @@ class HostCopyScene:
             cached = able.pop(mix.below(len(able)))
             tokens, cached.device = cached.device, None
             assert tokens is not None
+            self.catch_up()
             made.allocator.free(tokens)
             self.others += 1
-            self.compute(partial(made.write, self.others, tokens))
+            self.compute(self.others, tokens)
             self.rig.judge.count("device_evictions")
             self.rig.judge.count("foreign_reuses")
 
@@ -254,6 +338,8 @@ class HostCopyScene:
         taken: list[int] = []
         while able and len(taken) < 2 and (not taken or mix.chance(1, 2)):
             cached = able.pop(mix.below(len(able)))
+            assert cached.host is not None
+            cached.given["host"] = cached.host.tolist()
             extra = self.tier.extras(LOAD, self.rig.names, host_indices=cached.host)
             device = self.engine(
                 partial(controller.load, host_indices=cached.host, node_id=cached.request, **extra), "load"
@@ -269,10 +355,11 @@ class HostCopyScene:
 
     def read(self, producer: int, requests: list[int]) -> None:
         """Read what is loaded, layer by layer, with the pool's own getters."""
-        machine, mix, made = self.rig.stand_ins, self.rig.mix, self.tier.made
+        machine, mix, made = self.rig.machine, self.rig.mix, self.tier.made
         counter = self.tier.controller.layer_done_counter
         counter.set_consumer(producer)
         machine.main.wait_stream(self.forward)
+        self.is_behind = True
         layers = list(range(LAYERS))
         if mix.chance(1, 2):
             layers.reverse()
@@ -288,12 +375,22 @@ class HostCopyScene:
         assert cached.device is not None
         for name in self.readers:
             got = self.rig.measured(partial(call, made, name, layer, cached.device), name)
-            self.judged(partial(self.check_read, cached, layer, name, got))
+            # Looked at once as it was read, and then as it is by now.
+            looks = iter((self.rig.machine.taken(tensors_of(got), rest_stays=True), None))
+            self.judged(partial(self.check_read, cached, layer, name, got, looks))
 
-    def check_read(self, cached: CachedRequest, layer: int, name: str, got: Any, judge: ProbeJudge) -> None:
+    def check_read(
+        self,
+        cached: CachedRequest,
+        layer: int,
+        name: str,
+        got: Any,
+        looks: Iterator[Sequence[torch.Tensor] | None],
+        judge: ProbeJudge,
+    ) -> None:
         """Check what a getter returned of a layer."""
         assert cached.device is not None
-        for each in seen(self.tier.made, got, layer, cached.device):
+        for each in seen(self.tier.made, got, layer, cached.device, next(looks)):
             judge.compare(
                 each.held,
                 each.whole(),
@@ -310,15 +407,23 @@ class HostCopyScene:
         while self.loads:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
-        self.rig.stand_ins.synchronize()
+        self.rig.machine.settle()
         if waiting := [cached.request for cached in self.of(busy)]:
             text = f"all that was queued has run, and copies of requests {waiting} were never acknowledged"
             self.rig.judge.find("KV901", "liveness", text, lane="acknowledgement", request=waiting[0])
         for cached in self.cached.values():
             self.check_device(cached, "on the device at the end", self.rig.judge)
             self.check_host(cached, "on the host at the end", self.rig.judge)
-        if not self.tier.copies.moved_bytes:
+        if not self.tier.copies.has_copied:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
+
+    def check_list(self, cached: CachedRequest, tier: str, kept: torch.Tensor | None) -> None:
+        """Check that the list that the controller got, and the tree keeps, is as it was."""
+        given = cached.given.pop(tier, None)
+        if given is not None and kept is not None and (found := kept.tolist()) != given:
+            changed = sum(one != other for one, other in zip(found, given, strict=True))
+            text = f"{changed} of {len(given)} {tier} indices of request {cached.request} changed during the copy"
+            self.rig.judge.find("KV302", "contract", text, tier=tier, lane="lists", request=cached.request)
 
     def check_device(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
         """Check that every buffer of the pool holds the request's content."""
@@ -334,11 +439,29 @@ class HostCopyScene:
         """Requests in that state, in their order."""
         return [each for each in self.cached.values() if wanted(each)]
 
+    @property
+    def reads_lists(self) -> bool:
+        """Whether the engine takes index lists to the host, and waits for its stream, before it asks for a copy."""
+        return self.is_real and self.tier.controller.io_backend == "direct"
+
     def engine(self, work: Callable[[], Any], what: str) -> Any:
-        """In here the engine is called, on its own stream."""
-        stream = self.rig.stand_ins.main if self.fenced else self.forward
-        with self.rig.stand_ins.on(stream), self.tier.copies.lent_to(self.tier.modules):
-            return self.rig.measured(work, what)
+        """In here the engine is called, on its own stream, on which the model's work comes before unless it is fenced.
+
+        On a device that stream is the main one, which waits for the model's before a copy is asked for.
+        """
+        machine, stream = self.rig.machine, self.rig.machine.main if self.fenced else self.forward
+        if self.is_real and not self.fenced:
+            stream = machine.main
+            if what in COPYING:
+                stream.wait_stream(self.forward)
+                self.is_behind = True
+                if self.reads_lists:
+                    self.catch_up()
+        with machine.on(stream), self.tier.copies.lent_to(self.tier.modules):
+            result = self.rig.measured(work, what)
+        if self.is_at_once:
+            machine.settle()
+        return result
 
 
 def busy(cached: CachedRequest) -> bool:

@@ -14,10 +14,7 @@ from functools import partial
 
 import torch
 
-from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.content import content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM
@@ -114,31 +111,15 @@ def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
     counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
     made.pool.register_layer_transfer_counter(counter)
     producer = counter.update_producer()
-    arrivals = _arrivals(made, tokens)
+    arrivals = made.arrivals(LOADED, tokens)
     rig.machine.settle()  # stale rows are there before any load begins
     with rig.machine.on(rig.machine.side()):
         for layer in range(LAYERS):
-            for held, ids, rows in arrivals:
-                if held.layer == layer:
-                    rig.machine.queue(partial(_arrive, held, ids, rows))
+            for each in arrivals:
+                if each.held.layer == layer:
+                    rig.machine.queue(each.arrive)
             counter.events[producer].complete(layer)
     counter.set_consumer(producer)
-
-
-def _arrivals(made: SmallPool, tokens: torch.Tensor) -> list[tuple[BufferView, torch.Tensor, torch.Tensor]]:
-    """(buffer, ids, rows) of a load, on the side of the buffer: a queued copy may not wait for the host."""
-    found = []
-    for held in made.writer.found.buffers:
-        for owned in made.owned(tokens):
-            if owned.unit == held.unit:
-                site, device = Site(held.unit, held.name, "", held.layer), held.rows.device
-                rows = content(site, LOADED, range(len(owned.ids)), held.rows.shape[1])
-                found.append((held, torch.tensor(list(owned.ids), device=device), rows.to(device)))
-    return found
-
-
-def _arrive(held: BufferView, ids: torch.Tensor, rows: torch.Tensor) -> None:
-    held.rows.index_copy_(0, ids, rows)
 
 
 def _judge(rig: Rig, reads: list[Seen], when: str, reader: str | None) -> None:

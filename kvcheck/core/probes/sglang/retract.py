@@ -1,28 +1,46 @@
 """Probe retract: a request is retracted and resumed by the scheduler's calls. Another request uses its pages between.
 
+On a device it is done once more, while batches of the model are held on a stream of their own, as with overlapped
+scheduling: one that writes the request's pages and state when it is saved, and one of another request that writes those
+that it gets when it is restored. A CPU does not show it: there the platform of newer releases waits for nothing.
+
 Invariants:
 - Rows, pages and states come from the engine's own tables and allocators, and go back to them.
 - The control makes the same calls on the MHA pool. What fails there is no bug of another family.
+- What is wrong while nothing is at work is found as it is. Else what is wrong is read or written too early.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.streams import LAZY, Machine
 from kvcheck.core.probes.sglang.pool_copy import shuffled
-from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool, take
+from kvcheck.core.probes.sglang.rig.pools import PAGES, Arrival, SmallPool, arrive, pool_names, small_pool, take
 from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
 
-SAVED, BYSTANDER, RECYCLER = 1, 2, 3
+SAVED, BYSTANDER, RECYCLER, BEFORE = 1, 2, 3, 4
 PLAINEST = "mha"
 BYSTANDER_PAGES = 2
 ROOM = PAGES - 3
 """Pages that each family has, also the window pool."""
+ORDERS_EACH = 2
+"""Saved behind a batch, and restored behind one."""
+TRIES = 2
+"""Of these on a device, if its watchdog ended a hold in the first."""
+OVERLAPPED = (
+    "a scheduler that retracts and resumes while a batch is at work on another stream (overlapped scheduling), and "
+    "does not itself wait for that stream before"
+)
+"""The condition of what is found then: the calls of a request alone do not show whether its scheduler waits."""
 
 
 class Retract:
@@ -84,6 +102,64 @@ class Retract:
         when = "resumed into pages that another request had used"
         made.check(rig.judge, SAVED, again[:length], state_of(made, row), when=when)
         made.check(rig.judge, BYSTANDER, held, when="beside a request that was retracted and resumed")
+        if not (rig.judge.findings or isinstance(rig.machine, Machine)):
+            overlapped(rig)
+
+
+def overlapped(rig: Rig) -> None:
+    """The same while batches are at work. Orders count if no watchdog ended a hold."""
+    for _ in range(TRIES):
+        found = ProbeJudge()
+        _overlap(rig, found)
+        for each in found.findings:
+            text = f"{each.message}; batches were still at work, and the call did not wait for them"
+            rig.judge.keep(replace(each, code="KV201", message=text, lane="overlap", condition=OVERLAPPED))
+        found.findings.clear()
+        rig.judge.absorb(found)
+        if not rig.machine.fired:
+            rig.judge.count("orderings_checked", ORDERS_EACH)
+            return
+        rig.judge.note("not exercised: the orders of a try, as the watchdog ended a hold of it")
+
+
+def _overlap(rig: Rig, judge: ProbeJudge) -> None:
+    """Save behind a batch that writes the pages, and restore behind one that writes those that the request gets."""
+    machine, made = rig.machine, small_pool(rig, rig.subject)
+    machine.reset(LAZY, 0)
+    forward = machine.side()
+    length = (2 + rig.schedule % 2) * made.page_size
+    held = take(made, BYSTANDER_PAGES)
+    made.write(BYSTANDER, held)
+    request = make_committed_request(rig, length)
+    row = admit(made, request)
+    taken = take(made, length // made.page_size)
+    hold(made, row, taken)
+    made.write(BEFORE, taken, state_of(made, row))
+    _at_work(rig, forward, made.arrivals(SAVED, taken, state_of(made, row)))
+    with machine.waiting():
+        rig.measured(lambda: offload(made, request), "offload_kv_cache")
+    release(made, request, taken)
+    recycler = make_committed_request(rig, made.page_size)
+    other_row = admit(made, recycler)
+    others = take(made, made_pages(made))
+    _at_work(rig, forward, made.arrivals(RECYCLER, others, state_of(made, other_row)))
+    made.allocator.free(others)
+    release(made, recycler, None)
+    row = admit(made, request)
+    again = take(made, length // made.page_size)
+    hold(made, row, again)
+    with machine.waiting():
+        rig.measured(lambda: request.load_kv_cache(made.request_pool, made.allocator), "load_kv_cache")
+    machine.settle()
+    made.check(judge, SAVED, again, state_of(made, row), when="saved and restored while batches were at work")
+    made.check(judge, BYSTANDER, held, when="beside a request that was saved and restored while batches were at work")
+
+
+def _at_work(rig: Rig, forward: Any, arrivals: list[Arrival]) -> None:
+    """A batch on its stream, launched behind what the scheduler has queued, as a scheduler launches it."""
+    with rig.machine.on(forward):
+        forward.wait_stream(rig.machine.main)
+        rig.machine.queue(partial(arrive, arrivals))
 
 
 def mixed(rig: Rig, made: SmallPool) -> None:

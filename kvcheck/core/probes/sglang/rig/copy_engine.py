@@ -39,6 +39,11 @@ class CopyEngine:
     asked: dict[str, int] = field(default_factory=dict)
     moved_bytes: int = 0
 
+    @property
+    def has_copied(self) -> bool:
+        """Whether bytes have moved."""
+        return bool(self.moved_bytes)
+
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
         """In here the engine's modules find these copies under the names of the compiled ones."""

@@ -1,7 +1,8 @@
 """Host tier: a release's own prefix tree over a small pool, for its cache controller and its host pools.
 
 The tree is made by its constructor with a server's arguments, so the release itself puts pools and controller together.
-Copies between the tiers are those of `copy_engine.py`.
+On a CPU copies between the tiers are those of `copy_engine.py`; on a device they are the engine's own, held
+(`compiled_copies.py`).
 
 Invariants:
 - Host memory is found by a search for tensors. The sizes of its axes tell its layout, not the layout's name.
@@ -21,10 +22,14 @@ import torch
 
 from kvcheck.core.probes.frame.buffer_views import BufferView, memories
 from kvcheck.core.probes.frame.content import ProbeJudge
-from kvcheck.core.probes.frame.device import pinning
+from kvcheck.core.probes.frame.cuda_streams import CudaMachine
+from kvcheck.core.probes.frame.device import HOST, pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.frame.probe import Rig, StreamsOfDevice
+from kvcheck.core.probes.frame.streams import Machine
+from kvcheck.core.probes.sglang.rig.compiled_copies import CompiledCopies
 from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine, lent
+from kvcheck.core.probes.sglang.rig.pinned_memory import PinnedMemory
 from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
 from kvcheck.core.probes.sglang.rig.server_args import published
@@ -72,9 +77,17 @@ class HostTier:
     made: SmallPool
     tree: Any
     controller: Any
-    copies: CopyEngine
+    copies: CopyEngine | CompiledCopies
     buffers: tuple[HostBuffer, ...]
     modules: tuple[ModuleType, ...]
+    machine: StreamsOfDevice
+    pinned: PinnedMemory
+
+    def close(self) -> None:
+        """Give the host memory back, once nothing uses it."""
+        if self.pinned.starts:
+            self.machine.settle()
+            self.pinned.give_back()
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -136,9 +149,14 @@ def host_tier_needs(family: str) -> tuple[str, ...]:
 
 
 def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier:
-    """A fresh host tier. Raises CannotDrive if the release cannot make it."""
+    """A fresh host tier. Raises CannotDrive if the release cannot make it. Close it.
+
+    On a device the release itself takes the copies that it compiles at run time, for rows that are wide enough.
+    """
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
-    made = small_pool(rig, family)
+    real = not isinstance(rig.machine, Machine)
+    made = small_pool(rig, family, is_wide=late and real)
+    pinned = PinnedMemory()
     own = {
         "page_size": made.page_size,
         "enable_hierarchical_cache": True,
@@ -151,7 +169,8 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
         "disable_hicache_numa_detect": True,
     }
     kind = found_kinds(rig, "tree")[0]
-    with published(rig.names, **own) as arguments, pinning(), _late(rig) if late else nullcontext():
+    pins = pinned.watched() if real else pinning()
+    with published(rig.names, **own) as arguments, pins, _late(rig) if late and not real else nullcontext():
         tree = rig.measured(
             lambda: make_tree(
                 rig,
@@ -171,24 +190,31 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
     devices = [tensor for _, _, tensor in memories(made.pool, rig.package)]
     starts = {tensor.untyped_storage().data_ptr() for tensor in devices}
     others = [each for each in memories(host, rig.package) if each[2].untyped_storage().data_ptr() not in starts]
-    found = [each for each in others if SCRATCH not in each[0]]
+    found = [each for each in others if SCRATCH not in each[0] and each[2].device.type == HOST]
     for _, _, tensor in found:
         tensor.zero_()  # rows that were never written can be told from others
-    regions = [
-        (each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
-        for each in (*devices, *(tensor for _, _, tensor in others))
-    ]
-    copies = CopyEngine(
-        rig.stand_ins, lambda text: rig.judge.find("KV301", "contract", text, lane="copy"), tuple(sorted(regions))
-    )
     return HostTier(
         made=made,
         tree=tree,
         controller=controller,
-        copies=copies,
+        copies=_copies(rig, (*devices, *(tensor for _, _, tensor in others))),
         buffers=tuple(_buffers(made, found, int(host.size))),
         modules=_modules(host, rig.package),
+        machine=rig.machine,
+        pinned=pinned,
     )
+
+
+def _copies(rig: Rig, memory: Sequence[torch.Tensor]) -> CopyEngine | CompiledCopies:
+    """The copies for these streams. memory: of both tiers."""
+
+    def complain(text: str) -> None:
+        rig.judge.find("KV301", "contract", text, lane="copy")
+
+    if isinstance(rig.machine, CudaMachine):
+        return CompiledCopies(rig.machine, complain)
+    regions = [(each.untyped_storage().data_ptr(), each.untyped_storage().nbytes()) for each in memory]
+    return CopyEngine(rig.stand_ins, complain, tuple(sorted(regions)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.buffer_views import among, inventory
+from kvcheck.core.base.content import Site
+from kvcheck.core.probes.frame.buffer_views import BufferView, among, inventory
 from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge
+from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge, content
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 
@@ -31,6 +32,13 @@ STATES = 9
 HEADS, HEAD_DIM = 2, 8
 LATENT, ROPE = 64, 16
 """Powers of two, which Triton readers of a latent row need."""
+WIDE: dict[str, Any] = {
+    "head_dim": 4 * HEAD_DIM,
+    "v_head_dim": 4 * HEAD_DIM,
+    "qk_rope_head_dim": LATENT,
+    "kv_cache_dim": 2 * LATENT,
+}
+"""Sizes of rows of whole 128 bytes, which copies that are compiled at run time need."""
 INDEX_HEAD_DIM, SCALE_BYTES = 128, 4
 PAGE_SIZES = {"nsa": 64}
 """Tokens of a page if not 16. The layout of the index buffer needs 64."""
@@ -48,6 +56,25 @@ class Owned:
     unit: str
     ids: tuple[int, ...]
     tail: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Rows that arrive in units of a buffer. ids: [units] int64. rows: [units, bytes] uint8."""
+
+    held: BufferView
+    ids: torch.Tensor
+    rows: torch.Tensor
+
+    def arrive(self) -> None:
+        """Write them, in the order of the current stream."""
+        self.held.rows.index_copy_(0, self.ids, self.rows)
+
+
+def arrive(arrivals: Sequence[Arrival]) -> None:
+    """All of them, in the order of the current stream."""
+    for each in arrivals:
+        each.arrive()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +106,18 @@ class SmallPool:
         """Write the request's content to all units that it owns."""
         for owned in self.owned(tokens, state):
             self.writer.write(request, owned.unit, owned.ids)
+
+    def arrivals(self, request: int, tokens: torch.Tensor, state: int | None = None) -> list[Arrival]:
+        """What writes the request's content to all units that it owns, on the side of each buffer: work that is queued
+        may not wait for the host."""
+        found = []
+        for owned in self.owned(tokens, state):
+            for held in self.writer.found.buffers:
+                if held.unit == owned.unit:
+                    site, device = Site(held.unit, held.name, "", held.layer), held.rows.device
+                    rows = content(site, request, range(len(owned.ids)), held.rows.shape[1])
+                    found.append(Arrival(held, torch.tensor(list(owned.ids), device=device), rows.to(device)))
+        return found
 
     def check(
         self, judge: ProbeJudge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str
@@ -114,11 +153,17 @@ def index_bytes(row_bytes: int, page_size: int, tokens: int) -> torch.Tensor | N
 
 
 def small_pool(
-    rig: Rig, family: str, page_size: int = 0, pages: int = PAGES, window_pages: int = PAGES - 3
+    rig: Rig,
+    family: str,
+    page_size: int = 0,
+    pages: int = PAGES,
+    window_pages: int = PAGES - 3,
+    *,
+    is_wide: bool = False,
 ) -> SmallPool:
     """A fresh pool of the family. Raises CannotDrive if the release lacks it, or if a tensor's rows are unknown.
 
-    page_size: of its allocator. 0: the page size that the family's copies need.
+    page_size: of its allocator. 0: the page size that the family's copies need. is_wide: as `WIDE` says.
     """
     size = page_size or PAGE_SIZES.get(family, 16)
     tokens = pages * size
@@ -129,7 +174,8 @@ def small_pool(
         units["window"] = window + page
     elif family == "mamba":
         units["state"] = STATES + 1
-    pool, allocator, request_pool = make_pools(rig, family, sizes(page, tokens, window), rig.device)
+    offered = sizes(page, tokens, window) | (WIDE if is_wide else {})
+    pool, allocator, request_pool = make_pools(rig, family, offered, rig.device)
     calls = [getattr(pool, name) for name in REGISTERED if hasattr(pool, name)]
     found = inventory(pool, rig.package, units)
     if calls:

@@ -81,7 +81,7 @@ def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
         "layer": SimpleNamespace(layer_id=layer),
         "loc": tokens,
         "seq_len": size,
-        "seq_len_tensor": torch.tensor([size], dtype=torch.int32, device=tokens.device),
+        "seq_len_tensor": torch.full((1,), size, dtype=torch.int32, device=tokens.device),  # no copy: it would wait
         "seq_len_sum": size,
         "max_seq_len": size,
         "page_indices": pages[None] if batched else pages,

@@ -54,6 +54,12 @@ def infos(tensors, rows=1):
     return [each.data_ptr() for each in tensors], [each.nbytes for each in tensors], sizes
 
 
+def synchronize(fault):
+    """Wait for the device, as copies to and from the host do."""
+    if not has_fault(fault):
+        torch.cuda.synchronize()
+
+
 class MLATokenToKVPool(KVCache):
     def __init__(self, size, page_size, kv_lora_rank, dtype, qk_rope_head_dim, layer_num):
         super().__init__(size, page_size, layer_num)
@@ -90,10 +96,11 @@ class MHATokenToKVPool(KVCache):
     def get_cpu_copy(self, indices, mamba_indices=None):
         if has_fault("plainest-raises"):
             raise RuntimeError("no copies today")
+        synchronize("save-overtakes")
         return [(k[indices], v[indices]) for k, v in zip(self.k_buffer, self.v_buffer, strict=True)]
 
     def load_cpu_copy(self, copy, indices, mamba_indices=None):
-        torch.cuda.synchronize()
+        synchronize("restore-overtakes")
         for layer, (k, v) in enumerate(copy):
             self.k_buffer[layer][indices] = k
             self.v_buffer[layer][indices] = v
@@ -123,7 +130,8 @@ class NSATokenToKVPool(MLATokenToKVPool):
                 part[tgt_loc // size, tgt_loc % size] = part[src_loc // size, src_loc % size]
 
     def get_key_buffer(self, layer_id):
-        self.wait(layer_id)
+        if not has_fault("keys-no-wait" if layer_id != 1 else "middle-no-wait"):
+            self.wait(layer_id)
         if has_fault("all-read-on-host"):
             self.kv_buffer[layer_id].cpu()
         return self.kv_buffer[layer_id]
@@ -140,6 +148,7 @@ class NSATokenToKVPool(MLATokenToKVPool):
             sgl_kernel.copy_rows(self.kv_buffer, indices)
         if has_fault("family-raises") and len(indices) % self.page_size:
             raise RuntimeError("a last page in part")
+        synchronize("save-overtakes")
         pages = indices[:: self.page_size] // self.page_size
         if has_fault("part-page-lost"):
             pages = pages[: len(indices) // self.page_size]
@@ -149,6 +158,7 @@ class NSATokenToKVPool(MLATokenToKVPool):
         return [kv[indices] for kv in self.kv_buffer], None if has_fault("index-lost") else kept
 
     def load_cpu_copy(self, copy, indices, mamba_indices=None):
+        synchronize("restore-overtakes")
         pages = indices[:: self.page_size] // self.page_size
         for layer in range(self.layer_num):
             self.kv_buffer[layer][indices] = copy[0][layer]
