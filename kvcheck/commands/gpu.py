@@ -40,9 +40,9 @@ from kvcheck.core.bench.gpu_jobs import (
     GpuJobResult,
     chosen_tests,
     command_of,
+    jobs_on,
     judge_end,
     missing,
-    on_device,
     summary_lines,
 )
 from kvcheck.core.report.store import make_folder, replacing, write_text
@@ -95,7 +95,7 @@ def main(words: Sequence[str] = ()) -> int:
     signal.signal(signal.SIGTERM, _end)
     try:
         make_folder(out, elsewhere=ELSEWHERE)
-        return run_jobs([on_device(job, named) for job in JOBS], out, facts=facts, run=run_process, work=_own_folder())
+        return run_jobs(jobs_on(named, JOBS), out, facts=facts, run=run_process, work=_own_folder())
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
         return error.exit_code
@@ -259,7 +259,12 @@ def _of_threads() -> dict[str, object] | str:
     """The same where threads stand in for a device."""
     if not _has("torch"):
         return "needs torch, and this interpreter has none"
-    return {"device": "threads of this machine, which say nothing of a GPU", **_libraries()}
+    left_out = ", ".join(job.name for job in JOBS if job.tool is not None)
+    return {
+        "device": "threads of this machine, which say nothing of a GPU",
+        **_libraries(),
+        "left out": f"{left_out}: they look at the memory of a CUDA device",
+    }
 
 
 def _libraries() -> dict[str, object]:

@@ -128,6 +128,10 @@ JOBS: tuple[GpuJob, ...] = (
             *(*_KVCHECK, "stress", "--backend", "eager", "--shape", "llama-3-tiny", "--shape", "qwen3-next-tiny"),
             *("--schedules", "3", "--max-time", "8", *_RUN),
         ),
+        over_threads=(
+            *(*_KVCHECK, "stress", "hicache", "retract-resume", "--backend", "eager", "--shape", "llama-3-tiny"),
+            *("--schedules", "3", "--max-time", "8", *_RUN),
+        ),
         needs=("typer",),
     ),
     GpuJob(
@@ -136,6 +140,10 @@ JOBS: tuple[GpuJob, ...] = (
         arguments=(
             *(*_KVCHECK, "stress", "--device", "{device}", "--strategy", "delay", "--schedules", "9"),
             *("--max-time", "69", *_RUN),
+        ),
+        over_threads=(
+            *(*_KVCHECK, "stress", "--device", "{device}", "--strategy", "delay", "--shape", "llama-3-tiny"),
+            *("--schedules", "4", "--max-time", "69", *_RUN),
         ),
         needs=("typer", "triton"),
     ),
@@ -150,6 +158,10 @@ JOBS: tuple[GpuJob, ...] = (
         name="mutants",
         budget_s=65,
         arguments=(*_KVCHECK, "selftest", "--device", "{device}", "--max-time", "48", *_RUN),
+        over_threads=(
+            *(*_KVCHECK, "selftest", "gate-waits-wrong-entry", "load-without-pin", "write-back-without-pin"),
+            *("--device", "{device}", "--max-time", "48", *_RUN),
+        ),
         needs=("typer", "triton"),
     ),
     GpuJob(
@@ -181,8 +193,13 @@ class GpuJobResult:
     lines: tuple[str, ...] = ()
 
 
-def on_device(job: GpuJob, device: str) -> GpuJob:
-    """The job as it runs on a device."""
+def jobs_on(device: str, jobs: Sequence[GpuJob] = JOBS) -> list[GpuJob]:
+    """The jobs as they run on a device. Threads have no memory that a sanitizer of CUDA looks at, and two cores have
+    room for less than a GPU does."""
+    return [_on_device(job, device) for job in jobs if job.tool is None or device != "threads"]
+
+
+def _on_device(job: GpuJob, device: str) -> GpuJob:
     given = job.over_threads if device == "threads" and job.over_threads is not None else job.arguments
     return replace(job, arguments=tuple(each.replace("{device}", device) for each in given))
 
