@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.content import Site
+from kvcheck.core.base.deviation import Deviation
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
@@ -62,18 +63,22 @@ class ContentOracle(KnownWords):
         self._seen.add(key)
         deviation = self.deviation(found)
         rank = f"{self._process}: " if self._process else ""
+        self._add(found, deviation, f"{rank}{_seen(found, deviation.story)}; {_wanted(found)}")
+
+    def _add(self, found: Mismatch, deviation: Deviation, message: str) -> None:
+        is_row = found.space == "metadata"
         self.findings.append(
             Finding(
                 code=deviation.code,
                 oracle=self.name,
                 tier=found.tier,
                 buffer=found.buffer,
-                layer=None if found.space == "metadata" else found.layer,
-                page=None if found.space == "metadata" else found.page,
-                row=None if found.space == "metadata" else found.row,
+                layer=None if is_row else found.layer,
+                page=None if is_row else found.page,
+                row=None if is_row else found.row,
                 request=found.request,
                 seen_request=deviation.owner,
-                message=f"{rank}{_seen(found, deviation.story)}; {_wanted(found)}",
+                message=message,
             )
         )
 
@@ -108,22 +113,9 @@ class ContentOracle(KnownWords):
             if deviation.code != "KV102" or len(self.findings) >= MAX_FINDINGS or key in self._seen:
                 continue
             self._seen.add(key)
-            self.findings.append(
-                Finding(
-                    code="KV102",
-                    oracle=self.name,
-                    tier="device",
-                    buffer=found.buffer,
-                    layer=None if found.space == "metadata" else found.layer,
-                    page=None if found.space == "metadata" else found.page,
-                    row=None if found.space == "metadata" else found.row,
-                    request=found.request,
-                    seen_request=deviation.owner,
-                    message=f"{event.rank}: the room of request {found.request} failed, and {place_of(found)} holds "
-                    f"{deviation.story}; expected its own words or none: memory was given away while a transfer "
-                    "still read or wrote it",
-                )
-            )
+            text = f"{event.rank}: the room of request {found.request} failed, and {place_of(found)} holds "
+            text += f"{deviation.story}; expected its own words or none: memory was given away while a transfer still "
+            self._add(found, deviation, f"{text}read or wrote it")
 
     def _padding(self, event: Padding) -> None:
         self.judged += 1
