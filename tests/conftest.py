@@ -8,10 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +30,12 @@ import pytest
 import torch
 from rigs.forked import ForkingPopen
 from rigs.guards import COMPILED, HELD, PROCESSES, SCHEDULES, Unmarked, mark_one_a_bug
+
+# Images for containers often set it. Commands that are started would then compile all of kvcheck each time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# torch and all tests are always alive; at the usual thresholds a tenth of a schedule looks through them again.
+gc.set_threshold(20_000, 20, 20)
 
 if importlib.util.find_spec("hypothesis") is not None:  # `make gpu` runs what it can on a machine without
     import hypothesis

@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,19 @@ def without_time(record: RunRecord) -> object:
     return rows, findings, record.verdict, record.exit_code, record.evidence, record.identity, record.complete
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], object]:
+    """What a campaign of so many seeds says that one process ran at one go."""
+
+    @cache
+    def judged(seeds: int) -> object:
+        out = tmp_path_factory.mktemp("whole")
+        assert run([*SMALL, "--seeds", f"{seeds}", "--jobs", "1", "--out", str(out)]) == 0
+        return without_time(read_record(newest(out)))
+
+    return judged
+
+
 @pytest.mark.schedules
 @pytest.mark.processes
 def test_one_process_and_two_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +74,9 @@ def test_one_process_and_two_say_the_same(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.schedules
-def test_it_stops_at_so_many_traces_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_stops_at_so_many_traces_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], whole: Callable[[int], object]
+) -> None:
     words = [*SMALL, "--jobs", "1", "--out", str(tmp_path)]
     assert run([*words, "--traces", "1"]) == 4
     first = read_record(newest(tmp_path))
@@ -70,8 +87,7 @@ def test_it_stops_at_so_many_traces_and_goes_on(tmp_path: Path, capsys: pytest.C
     assert "--resume" in capsys.readouterr().out
     assert run([*words, "--resume"]) == 0
     assert "1 batch done" in capsys.readouterr().out
-    assert run([*words[:-1], str(tmp_path / "whole")]) == 0
-    assert without_time(read_record(newest(tmp_path))) == without_time(read_record(newest(tmp_path / "whole")))
+    assert without_time(read_record(newest(tmp_path))) == whole(2)
 
 
 @pytest.mark.schedules
@@ -114,8 +130,8 @@ def test_another_plan_or_another_build_is_not_gone_on_with(tmp_path: Path, capsy
 @pytest.mark.schedules
 @pytest.mark.processes
 @pytest.mark.parametrize("who", ["parent", "worker"])
-def test_a_kill_loses_nothing_that_had_ended(tmp_path: Path, who: str) -> None:
-    words = [*SMALL, "--seeds", "8", "--jobs", "2", "--out", str(tmp_path)]
+def test_a_kill_loses_nothing_that_had_ended(tmp_path: Path, who: str, whole: Callable[[int], object]) -> None:
+    words = [*SMALL, "--seeds", "4", "--jobs", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "kvcheck", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
         assert poll(lambda: any(path.stat().st_size for path in tmp_path.glob(f"*/{LEDGER}")), 120)
@@ -131,8 +147,7 @@ def test_a_kill_loses_nothing_that_had_ended(tmp_path: Path, who: str) -> None:
         assert kept[: len(done)] == done, "what had ended did not run again"
     else:
         assert code == 0, "the batch of the dead worker ran again"
-    assert run([*words[:-1], str(tmp_path / "whole"), "--jobs", "1"]) == 0
-    assert without_time(read_record(newest(tmp_path))) == without_time(read_record(newest(tmp_path / "whole")))
+    assert without_time(read_record(newest(tmp_path))) == whole(4)
 
 
 @pytest.mark.schedules

@@ -8,6 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,3 +52,15 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def shared_files(pid: int) -> set[str]:
+    """Files in memory that a process maps or holds open, by the name that they have, or that a memfd is given.
+
+    A named one would be in /dev/shm. Only this process's count: others make and remove theirs there meanwhile.
+    """
+    named = {line.split(maxsplit=5)[5] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/" in line}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            named.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return {name.removesuffix(" (deleted)") for name in named if name.startswith(("/dev/shm/", "/memfd:"))}

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rigs.live_processes import SOON_S, is_alive, poll
+from rigs.live_processes import SOON_S, is_alive, poll, shared_files
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
@@ -284,7 +284,6 @@ def test_an_engine_outlives_the_thread_that_started_it(region: SharedRegion, set
 @pytest.mark.usefixtures("settings")
 def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
     """Killed while idle, and in the middle of a call; no memory is left behind either way."""
-    before = set(os.listdir("/dev/shm"))
     script = (
         "import importlib.metadata, time\n"
         f"from {__name__} import *\n"
@@ -306,9 +305,11 @@ def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
         assert worker.stdout is not None
         pid = int(worker.stdout.readline())
         assert is_alive(pid) and poll((tmp_path / "calls").exists)
+        memory = shared_files(worker.pid) | shared_files(pid)
         os.kill(worker.pid, signal.SIGKILL)
         assert poll(lambda: not is_alive(pid))
-    assert set(os.listdir("/dev/shm")) <= before
+    assert any("kvcheck-kv" in name for name in memory)
+    assert not [name for name in memory if os.path.exists(name)]
 
 
 def test_without_the_library_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

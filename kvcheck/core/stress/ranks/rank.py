@@ -51,7 +51,9 @@ from kvcheck.core.workload.events import (
     Verified,
 )
 
-QUIET_S = 0.0005
+QUIET_S, QUIETEST_S = 0.0005, 0.008
+"""Pauses after a round in which nothing happened: each is twice as long as the last, up to the second value. Where a
+room is held, a run waits for seconds, and its ranks would use all cores to ask each other."""
 RETURN_S = 60.0
 """Seconds that the rank waits for a peer that is started again."""
 INCARNATION_BITS = 32
@@ -228,6 +230,7 @@ class RankRun:
         assert self._scheduler is not None
         if self._is_fed_on_demand:
             self._say("idle", {})
+        quiet_s = QUIET_S
         while self._is_serving():
             self._rejoin()
             for request in self._due():
@@ -238,8 +241,11 @@ class RankRun:
             for request_id in self._aborts(report):
                 self._abort(request_id)
             self._end_what_is_lost()
-            if not any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
-                time.sleep(QUIET_S)
+            if any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
+                quiet_s = QUIET_S
+                continue
+            time.sleep(quiet_s)
+            quiet_s = min(2 * quiet_s, QUIETEST_S)
         self._say("stalled", {"requests": sorted(self._stalls.told)})
         self._say("idle", {})
 
