@@ -34,7 +34,7 @@ from rigs.guards import COMPILED, HELD, PROCESSES, SCHEDULES, Unmarked, mark_one
 # Images for containers often set it. Commands that are started would then compile all of kvcheck each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# torch and all tests are always alive; at the usual thresholds a tenth of a schedule looks through them again.
+# torch and all tests are always alive, and at the usual thresholds the collector looks through them again and again.
 gc.set_threshold(20_000, 20, 20)
 
 if importlib.util.find_spec("hypothesis") is not None:  # `make gpu` runs what it can on a machine without

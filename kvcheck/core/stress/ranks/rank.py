@@ -52,8 +52,11 @@ from kvcheck.core.workload.events import (
 )
 
 QUIET_S, QUIETEST_S = 0.0005, 0.008
-"""Pauses after a round in which nothing happened: each is twice as long as the last, up to the second value. Where a
-room is held, a run waits for seconds, and its ranks would use all cores to ask each other."""
+"""The pause after a round in which nothing happened, and after SETTLED_S of such rounds. Where a room is held, a run
+waits for seconds, and its ranks would use all cores to ask each other."""
+SETTLED_S = 0.5
+"""Longer than a write is under way. Until then a rank looks often, so that it sees bytes that land behind their
+status."""
 RETURN_S = 60.0
 """Seconds that the rank waits for a peer that is started again."""
 INCARNATION_BITS = 32
@@ -230,7 +233,7 @@ class RankRun:
         assert self._scheduler is not None
         if self._is_fed_on_demand:
             self._say("idle", {})
-        quiet_s = QUIET_S
+        eventful_s = time.monotonic()
         while self._is_serving():
             self._rejoin()
             for request in self._due():
@@ -242,10 +245,9 @@ class RankRun:
                 self._abort(request_id)
             self._end_what_is_lost()
             if any((report.admitted, report.joined, report.finished, report.failed, report.resumed)):
-                quiet_s = QUIET_S
-                continue
-            time.sleep(quiet_s)
-            quiet_s = min(2 * quiet_s, QUIETEST_S)
+                eventful_s = time.monotonic()
+            else:
+                time.sleep(QUIETEST_S if time.monotonic() - eventful_s > SETTLED_S else QUIET_S)
         self._say("stalled", {"requests": sorted(self._stalls.told)})
         self._say("idle", {})
 
