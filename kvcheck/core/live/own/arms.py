@@ -267,7 +267,7 @@ def hits_of(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
 def page_groups(exchanges: Sequence[Exchange], hits: Sequence[int], *, page: int) -> dict[int, int]:
     """Which requests read pages that another one read or wrote: of each, by number, the least number of its group.
 
-    hits: tokens that each had in the cache. Prompts that share nothing else begin with the same FRAME tokens; where
+    hits: tokens that each had in the cache. Prompts that share nothing may begin with the same token by chance; where
     pages are smaller than a block, a hit of less than a block groups nobody.
     """
     least = max(page, BLOCK)
