@@ -2,7 +2,8 @@
 
 For a CPU the release's own requirements are left out: they ask for a CUDA build of torch and for compiled kernels of
 gigabytes, none of which runs there. NEEDS lists what an engine imports at load; versions are those that it asks for
-itself. For a GPU everything is installed that the release asks for, and compiled code has to run on the device.
+itself. For a GPU everything is installed that the release asks for, once its driver tells of one, and compiled code has
+to run on the device.
 
 Invariants:
 - No shell is run. Names, versions and folders of the user are arguments of a program, and are checked before.
@@ -13,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -21,10 +23,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +46,8 @@ TORCH = "torch==2.13.0"
 MARKER = "kvcheck-env.json"
 HAS = "requirements.txt"
 """In a base: what it was given, a requirement a line."""
+DRIVER = "libcuda.so.1"
+"""It comes with the driver of a GPU."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
 
@@ -164,6 +168,10 @@ def engine_env(
 
 def _make_for_a_gpu(order: Order) -> None:
     """The release with all that it asks for, on the machine where it will run."""
+    if (why := no_device()) is not None:
+        raise UnknownVerdict(
+            f"--device {CUDA}: {why}; nothing was installed; next: the same command on the machine with the GPU"
+        )
     say(f" 1/3  environment in {order.folder}")
     _begin(order)
     if order.source is None:
@@ -178,6 +186,18 @@ def _make_for_a_gpu(order: Order) -> None:
     _check_imports(order)
     _mark(order, made=True)
     say(f"{order.folder}: {order.engine} {version}; next: {order.target}")
+
+
+def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
+    """Why no GPU can be used here, before gigabytes are fetched for one; None where the driver tells of one."""
+    try:
+        driver = open_library(DRIVER)
+    except OSError as error:
+        return f"this machine has no driver of a GPU: {error}"
+    count = ctypes.c_int()
+    if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return f"the driver of this machine reaches no GPU: {DRIVER} returned {code}; see nvidia-smi"
+    return None if count.value else "the driver of this machine tells of no GPU; see nvidia-smi"
 
 
 def _make_for_a_cpu(order: Order) -> None:

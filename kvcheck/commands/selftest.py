@@ -77,7 +77,7 @@ def selftest(
     outputs = parse_outputs(output, format_name)
     chosen = [mutant(name) for name in mutants or MUTANTS]
     if device != "cpu":
-        chosen = timed_mutants(chosen, device)
+        chosen = timed_mutants(chosen, device, are_named=bool(mutants))
         first = Plan(scenario=chosen[0].scenario, shape=chosen[0].shape)
         check_plan(dataclasses.replace(first, backend=kind_of(device), device=device, strategy="delay"))
     check_outputs(outputs)

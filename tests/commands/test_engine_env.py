@@ -14,10 +14,12 @@ import venv
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.engine import environment, interpreter
 
+from kvcheck.commands import engine_env
 from kvcheck.commands.engine_env import BASE, HAS, MARKER, NEEDS, TORCH
 from kvcheck.commands.engine_source import pins, requirements_of_wheel, source_of
 from kvcheck.commands.main import run
@@ -188,8 +190,13 @@ def test_a_release_is_made_and_runs_and_is_not_made_twice(
 @pytest.mark.processes
 @pytest.mark.parametrize("from_checkout", [False, True])
 def test_for_a_gpu_all_that_the_release_asks_for_is_installed_and_a_machine_without_one_is_4(
-    tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str], from_checkout: bool
+    tmp_path: Path,
+    shelf: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    from_checkout: bool,
 ) -> None:
+    monkeypatch.setattr(engine_env, "no_device", lambda: None)  # a driver tells of one that torch does not see
     wheel(shelf, "torch", "2.0", {"here.pth": sysconfig.get_path("purelib") + "\n"})
     wheel(shelf, "sglang-kernel", "0.4.10")
     asks = ("transformers==5.8.1", "torch==2.0", "sglang-kernel==0.4.10")
@@ -210,6 +217,53 @@ def test_for_a_gpu_all_that_the_release_asks_for_is_installed_and_a_machine_with
     assert ("__editable__.sglang.pth" in have) is from_checkout and not (tmp_path / "env-base").exists()
     marker = json.loads((folder / MARKER).read_text())
     assert (marker["made"], marker["order"]["device"]) == (False, "cuda")
+
+
+class Driver:
+    """libcuda.so.1, with what its two calls return and the devices that it tells of."""
+
+    def __init__(self, init: int, count: int, devices: int) -> None:
+        self._returns, self._devices = (init, count), devices
+
+    def cuInit(self, flags: int) -> int:
+        return self._returns[0]
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._devices
+        return self._returns[1]
+
+
+@pytest.mark.parametrize(
+    ("driver", "told"),
+    [
+        (Driver(0, 0, 1), None),
+        (Driver(0, 0, 0), "tells of no GPU"),
+        (Driver(100, 0, 1), "libcuda.so.1 returned 100"),
+        (Driver(0, 3, 1), "libcuda.so.1 returned 3"),
+        (None, "no driver of a GPU: gone"),
+    ],
+)
+def test_a_gpu_is_looked_for_before_gigabytes_are_fetched(
+    driver: Driver | None,
+    told: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def opened(name: str) -> Driver:
+        assert name == "libcuda.so.1"
+        if driver is None:
+            raise OSError("gone")
+        return driver
+
+    why = engine_env.no_device(opened)
+    assert why is None if told is None else why is not None and told in why
+    if why is not None:
+        monkeypatch.setattr(engine_env, "no_device", lambda: why)
+        assert run(["engine-env", "sglang==0.7.0", str(tmp_path / "env"), "--device", "cuda"]) == 4
+        said = capsys.readouterr().err
+        assert f"{why}; nothing was installed; next: " in said and said.count("\n") == 1
+        assert not (tmp_path / "env").exists()
 
 
 def needs_more(device: str) -> None:

@@ -21,17 +21,20 @@ from kvcheck.commands import reference
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.live import health
+from kvcheck.core.live.exchange import Answer, End
 from kvcheck.core.live.own import runner as own_runner
-from kvcheck.core.live.own.arms import Treated
+from kvcheck.core.live.own.arms import Matched, Treated
 from kvcheck.core.live.own.reference import FILE, read_reference
+from kvcheck.core.live.own.statistic import Level, Measured, Told
 
 ENGINES = ("sglang", "vllm")
 SMALL = ("--requests", "25", "--concurrency", "4", "--no-reports", "--seed", "3")
 
-# fault: (exit code, codes of findings that it ends in, a text that the terminal shows)
+# fault: (exit code, codes of findings that it ends in, a text that the terminal shows). A request that reads a foreign
+# page recites it only where it asks for a code of that page; else it is far from its reference.
 ENDS: dict[str, tuple[int, set[str], str]] = {
     "stale": (1, {"KV810"}, "it came again, and not in fresh copies"),
-    "foreign": (1, {"KV809", "KV810"}, "it came again, and not in fresh copies"),
+    "foreign": (1, {"KV809", "KV810"}, "kvcheck explain KV8"),
     "foreign-answer": (1, {"KV809"}, "can know"),
     "slight": (0, set(), "a known-answer model tells them apart"),
     "no-logprobs": (2, set(), "the server gives no log-probabilities"),
@@ -240,6 +243,40 @@ def test_an_interrupt_keeps_what_was_judged(ask: Asked, monkeypatch: pytest.Monk
     record = ask.record()
     assert not record.complete and record.evidence.observed["token"] > 0
     assert record.scenarios[0].verdict is Verdict.UNKNOWN
+
+
+def test_a_round_that_is_judged_again_after_an_interrupt_counts_once(
+    ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes while a server that answers no more is asked whether it is well."""
+    judged: list[Measured] = []
+    judge, health_of = own_runner.judge, iter((KeyboardInterrupt, None))
+
+    def told(measured: Measured, level: Level) -> list[Told]:
+        judged.append(measured)
+        return judge(measured, level)
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if (raised := next(health_of)) is not None:
+            raise raised
+        return health.judge_health(*arguments, **named)
+
+    monkeypatch.setattr(own_runner, "judge", told)
+    monkeypatch.setattr(own_runner, "judge_health", interrupted)
+    with served("vllm", warm=0.1) as server:
+        code, said = ask(server.url)
+    assert code == 130, said
+    first, last = judged
+    assert first.treated == last.treated and first.now_matched and not last.earlier, "it is no round before itself"
+
+
+def test_a_run_without_matched_answers_says_what_it_did_not_look_for(
+    ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Matched, "ask", lambda arm, sending: Answer(end=End.REFUSED, reason="no"))
+    with served("vllm", warm=0.1) as server:
+        _, said = ask(server.url)
+    assert "no treated request has a matched one" in said and "not looked for: many small" in said, said
 
 
 def test_a_line_is_replayed(ask: Asked, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,14 @@ import dataclasses
 
 import pytest
 
+from kvcheck.core.cache.backend.delays import Delay, DelayCount, DelayReport, Site
 from kvcheck.core.stress import delayed
-from kvcheck.core.stress.delayed import UNREAD, may_show, whole_names
-from kvcheck.core.stress.mutant_trials import HELD_MOST, _likely_first
-from kvcheck.core.stress.runner import ScheduleRunner
+from kvcheck.core.stress.delayed import UNREAD, Rates, Try, may_show, whole_names
+from kvcheck.core.stress.mutant_trials import HELD_MOST, _likely_first, judge
+from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.targets.mutants import mutant
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1, mutant="timeout-counts-as-drain")
 SHOWS, HIDES = "1.wire.kv~2.decode.write", f"1.wire.kv~2.{UNREAD[0]}"
@@ -67,3 +69,32 @@ def test_what_may_show_is_a_delay_until_content_is_written_or_read() -> None:
     assert may_show(on_device(PLAN, "1.wire.aux~3.metadata.clear")), "a slot is looked at when it changes hands"
     plans = [on_device(PLAN, each) for each in (SHOWS, "wire.kv", "wire", "wire.kv", "seal.make")]
     assert [each.choices for each in whole_names(plans)] == ["wire.kv", "seal.make"]
+
+
+def test_what_all_tries_came_to_is_told_of_a_mutant_that_does_not_reproduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last try alone says little: its schedule may lack the operation that its delay names."""
+    met = DelayCount(delay=Delay(held=Site(operation="wire.kv")), met=3, overtaken=2)
+    unmet = dataclasses.replace(met, met=0, overtaken=0)
+
+    def tried(runner: ScheduleRunner, plans: list[Plan]) -> list[Try]:
+        (plan,) = plans
+        counts = DelayReport((unmet if plan.schedule == 2 else met,))
+        return [Try(plan=plan, rates=Rates(free_runs=1, held_runs=1, report=counts), wrong=None)]
+
+    def told() -> str:
+        name = mutant("timeout-counts-as-drain")
+        found = judge(PLAN, name, 3, lambda plan: BuiltinTarget(), device="threads", workloads=Workloads())
+        assert (found.outcome, found.schedules) == ("not-reproduced", 3)
+        return found.message or ""
+
+    found: tuple[str, ...] = ()
+    monkeypatch.setattr(
+        delayed, "device_plans", lambda runner, plan, device: tuple(on_device(plan, each) for each in found)
+    )
+    monkeypatch.setattr(delayed, "tries", tried)
+    assert told().endswith("; next: a larger --schedules"), "no schedule has an operation to delay"
+    found = (SHOWS, "wire.kv")
+    assert told() == (
+        "lanes were held, and what was read was right all the same; "
+        "wrong bytes in 0 of 9 runs without delays, 0 of 9 with"
+    )

@@ -111,8 +111,11 @@ def test_a_search_that_did_not_find_it_names_the_command_that_does() -> None:
 
 def test_a_delay_is_no_answer() -> None:
     """On a device nothing tells the process "no"."""
-    with pytest.raises(UsageError, match="no delay shows asked-load-leaves-ring"):
-        timed_mutants([mutant("asked-load-leaves-ring")], "cuda:0")
+    named = [mutant("backup-before-forward"), mutant("asked-load-leaves-ring")]
+    with pytest.raises(UsageError, match="no delay shows asked-load-leaves-ring; expected mutants that ordering kills"):
+        timed_mutants(named, "cuda:0", are_named=True)
+    assert timed_mutants(named, "cuda:0", are_named=False) == named[:1], "of all of them, those that a delay shows"
+    assert timed_mutants(named[:1], "cuda:0", are_named=True) == named[:1]
 
 
 def test_the_published_page_has_the_lines_of_its_table() -> None:

@@ -77,7 +77,7 @@ class OwnEngine(ModelEngine):
             tokens, top = self._say([*pages], ids, count, hits=len(hit))
             if salt is None:
                 if self.fault == FOREIGN_ANSWER and len(self._plain) == PRIVATE_FROM:
-                    other = next(each for each in self._plain if each[2:8] != ids[2:8])  # shares no beginning
+                    other = next(each for each in self._plain if each[:6] != ids[:6])  # shares no beginning
                     tokens, top = self._say([], other, count, hits=0)
                     self.planted.append(rid)
                 self._plain.append(ids)
@@ -124,9 +124,10 @@ class OwnEngine(ModelEngine):
         ]
         is_due = salt is None and not self.planted and len(self._plain) >= PRIVATE_FROM and len(pages) > 2
         if is_due and self.fault in (STALE, FOREIGN):
-            other = next((each for each in self._plain if each[:1] == ids[:1] and each[2:8] != ids[2:8]), None)
             at = 1 + first
-            if other is not None and len(other) >= (at + 1) * self.page:
+            long = [each for each in self._plain if len(each) >= (at + 1) * self.page]
+            other = next((each for each in long if each[6:7] == ids[6:7] and each[:6] != ids[:6]), None)
+            if other is not None:
                 held = tuple(other[at * self.page : (at + 1) * self.page])
                 pages[1] = Page(held if self.fault == FOREIGN else (7,) * self.page, noise)
                 self.planted.append(rid)

@@ -13,6 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
@@ -220,6 +221,18 @@ def tries(
         yield made
         if made.shown or lost is not None:
             return
+
+
+def rates_of(made: Sequence[Try]) -> Rates:
+    """Those of all tries together."""
+    reports = [each.rates.report for each in made if each.rates.report is not None]
+    return Rates(
+        free_runs=sum(each.rates.free_runs for each in made),
+        free_wrong=sum(each.rates.free_wrong for each in made),
+        held_runs=sum(each.rates.held_runs for each in made),
+        held_wrong=sum(each.rates.held_wrong for each in made),
+        report=reduce(DelayReport.plus, reports) if reports else None,
+    )
 
 
 def why_not(made: Sequence[Try]) -> str:

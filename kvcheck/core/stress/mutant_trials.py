@@ -40,15 +40,18 @@ JUDGE = "ordering"
 """The oracle that names the two operations to run in the other order: the mutants it kills lack one wait each."""
 
 
-def timed_mutants(mutants: Sequence[Mutant], device: str) -> list[Mutant]:
-    """The mutants that a delay can show. Raises UsageError if there is none.
+def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) -> list[Mutant]:
+    """The mutants that a delay can show. Raises UsageError for others that were named.
 
-    One that goes wrong only after an answer of "no" is left out: a delay holds a lane, and gives no answers.
+    One that goes wrong only after an answer of "no" is none of them: a delay holds a lane, and gives no answers.
     """
     timed = [each for each in mutants if each.killed_by == JUDGE and not each.within]
-    if not timed:
-        names = ", ".join(each.name for each in mutants)
-        raise UsageError(f"--device {device}: no delay shows {names}; expected a mutant that {JUDGE} kills")
+    others = [each.name for each in mutants if each not in timed]
+    if are_named and others:
+        raise UsageError(
+            f"--device {device}: no delay shows {', '.join(others)}; expected mutants that {JUDGE} kills; "
+            "next: leave out --device for others"
+        )
     return timed
 
 
@@ -166,7 +169,7 @@ def _run(
 
 def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str) -> MutantResult:
     """Find the mutant's missing wait on the CPU, then serve wrong bytes on the device."""
-    from kvcheck.core.stress.delayed import tries, why_not
+    from kvcheck.core.stress.delayed import rates_of, tries, why_not
     from kvcheck.core.stress.runner import ScheduleRunner
 
     broken, row = dataclasses.replace(plan, mutant=mutant.name), _row(mutant, BY_DELAYS)
@@ -184,13 +187,8 @@ def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: Targ
                 return dataclasses.replace(row, outcome="lost", schedules=used, message=made[-1].message, replay=replay)
     if row.outcome:  # shown, and the fixed build was not judged
         return row
-    rates = f"; {made[-1].rates.text()}" if made else ""
-    return dataclasses.replace(
-        row,
-        outcome="not-reproduced",
-        schedules=schedules,
-        message=((made and made[-1].rates.gap) or why_not(made)) + rates,
-    )
+    rest = f"; {rates_of(made).text()}" if made else "; next: a larger --schedules"
+    return dataclasses.replace(row, outcome="not-reproduced", schedules=schedules, message=why_not(made) + rest)
 
 
 def _likely_first(

@@ -16,7 +16,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Answer, End, Question
 from kvcheck.core.live.own.deviation import Deviation, deviation
 from kvcheck.core.live.own.needles import Needles, recites, shortest_run
-from kvcheck.core.live.own.prompts import BLOCK, CODE, FRAME, OwnQuestions, ids_of
+from kvcheck.core.live.own.prompts import BLOCK, CODE, FILLING, FRAME, OwnQuestions, ids_of
 from kvcheck.core.live.questions import Subject
 
 
@@ -90,7 +90,7 @@ def test_a_prompt_asks_for_a_code_of_its_own() -> None:
     question = here.put(Rng(1), here.walk(Rng(2), 100), 32)
     code = here.code_asked(question)
     assert len(code) == CODE and question.ids[-FRAME:] in [
-        question.ids[at : at + FRAME] for at in range(0, len(question.ids) - FRAME, BLOCK)
+        question.ids[at : at + FRAME] for at in range(FILLING, len(question.ids) - FRAME, BLOCK)
     ]
     at = next(at for at in range(len(question.ids)) if question.ids[at : at + CODE] == code)
     assert question.ids[at - FRAME : at] == question.ids[-FRAME:]
@@ -102,7 +102,19 @@ def test_a_prefix_is_continued_as_its_blocks_go_on() -> None:
     cut = Subject(whole.values[:41])
     longer = here.walk(Rng(9), 90, prefix=cut)
     assert longer.values[:41] == cut.values and longer.values[41:] != whole.values[41:90]
-    assert [longer.values[at] for at in range(48, 90, BLOCK)] == [whole.values[0]] * 3, "the opener of each block"
+    openers = [longer.values[at] for at in range(48 + FILLING, 90, BLOCK)]
+    assert openers == [whole.values[FILLING]] * 3, "the opener of each block"
+
+
+def test_prompts_that_share_nothing_share_no_page_of_one_token() -> None:
+    """Its noise would be the noise of all of them. See `page_groups`."""
+    here = source()
+    begins = [here.walk(Rng(number), 60).values[0] for number in range(60)]
+    assert len({*begins}) > 50, "two may begin alike by chance"
+    question = here.put(Rng(1), here.walk(Rng(2), 60), 32)
+    runs = here.drawn(question.number)
+    assert sum(map(len, runs)) == 60 - 4 * FRAME, "all but four openers and markers"
+    assert all(question.ids[6:7] not in (run[at : at + 1] for at in range(len(run))) for run in runs), "no opener"
 
 
 def test_the_next_turn_repeats_what_the_server_answered() -> None:

@@ -267,10 +267,10 @@ def hits_of(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
 def page_groups(exchanges: Sequence[Exchange], hits: Sequence[int], *, page: int) -> dict[int, int]:
     """Which requests read pages that another one read or wrote: of each, by number, the least number of its group.
 
-    hits: tokens that each had in the cache. Prompts that share nothing else begin with the same FRAME tokens; where
-    pages are smaller than a block, a hit of less than a block groups nobody.
+    hits: tokens that each had in the cache. page: of the engine; where it hits less than a page, that counts. Prompts
+    that share nothing may begin with the same token by chance: a hit of less than a block groups nobody.
     """
-    least = max(page, BLOCK)
+    least = min([max(page, BLOCK), *(hit for hit in hits if hit >= BLOCK)])
     begins: dict[bytes, set[int]] = {}
     read: set[bytes] = set()
     for each, hit in zip(exchanges, hits, strict=True):

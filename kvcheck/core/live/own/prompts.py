@@ -1,10 +1,13 @@
 """Prompts for a model whose answers are not known: drawn tokens, with codes that only one request may know.
 
-    block of 16 positions:   opener  marker  8 tokens of a code  6 tokens of filling
-    end of a prompt:         opener  marker of one of its blocks         the code of that block is asked for
+    block of 16 positions:   6 tokens of filling  opener  marker  8 tokens of a code
+    end of a prompt:         opener  marker of one of its blocks          the code of that block is asked for
 
 The opener and the markers are the same for all prompts, the other tokens are drawn for one prompt. A model that
 completes repeated sequences, as trained ones do, goes on with the code. No tokenizer is needed, and no text.
+
+A block begins with what is drawn. Where pages have one token, all requests would else read the pages of the same first
+two tokens, and the noise of those would be the noise of all of them.
 
 Invariants:
 - Equal seeds, names and answers give equal prompts. Other names give the same situation in other tokens.
@@ -23,8 +26,8 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
 from kvcheck.core.live.questions import Subject
 
-BLOCK, FRAME, CODE = 16, 2, 8
-"""Tokens of a block, of its opener and marker, and of its code."""
+BLOCK, FILLING, FRAME, CODE = 16, 6, 2, 8
+"""Tokens of a block, of its filling, of its opener and marker, and of its code: so they follow each other."""
 MARKERS = 64
 SHORTEST = 2 * BLOCK
 USUAL_IDS = 1000
@@ -143,12 +146,9 @@ class OwnQuestions:
     def drawn(self, number: int) -> tuple[tuple[int, ...], ...]:
         """Runs of tokens that were drawn for this request, or for the one that it begins as: what stands between two
         markers."""
-        runs: list[tuple[int, ...]] = []
         values = self._own[number]
-        for start in range(0, len(values), BLOCK):
-            if run := values[start + FRAME : start + BLOCK]:
-                runs.append(run)
-        return tuple(runs)
+        starts = range(FILLING + FRAME, len(values), BLOCK)
+        return (values[:FILLING], *(values[start : start + BLOCK - FRAME] for start in starts))
 
     def turns(self, number: int) -> tuple[Span, ...]:
         """Where a request repeats what the server answered before it; nothing where it continues no conversation."""
@@ -156,7 +156,7 @@ class OwnQuestions:
 
     def code_asked(self, question: Question) -> tuple[int, ...]:
         """The code that the end of a request asks for."""
-        start = self._block[question.number] * BLOCK + FRAME
+        start = self._block[question.number] * BLOCK + FILLING + FRAME
         return question.ids[start : start + CODE]
 
     def _question(self, ids: tuple[int, ...], tokens: int, block: int, own: tuple[int, ...]) -> Question:
@@ -168,8 +168,8 @@ class OwnQuestions:
 
     def _token(self, rng: Rng, position: int, used: set[int]) -> int:
         """The token at a position: fixed, or one that the prompt has not used yet."""
-        place = position % BLOCK
-        if place < FRAME:
+        place = position % BLOCK - FILLING
+        if 0 <= place < FRAME:
             return self._opener if place == 0 else self._marker(position // BLOCK)
         if 2 * len(used) >= len(self._drawn):
             used.clear()

@@ -118,7 +118,8 @@ class OwnRunner:
         )
         self._next = 0
         self._noise: dict[str, list[float]] = {name: [] for name in (AGAIN, CONTROL, MATCHED)}
-        self._rounds: dict[str, tuple[list[float], list[float]]] = {}
+        self._groups_of: dict[str, dict[int, tuple[list[float], list[float]]]] = {}
+        """Of each scenario, by round: deviations of groups of treated requests, and of their matched ones."""
         self._unlike: dict[str, str] = {}
         self._arms: dict[str, dict[str, Arm]] = {}
         self._recited: dict[str, list[bool]] = {}
@@ -308,7 +309,8 @@ class OwnRunner:
 
     def _told(self, now: _Round) -> list[Told]:
         """What the deviations say, with more controls where one request would be accused."""
-        earlier, earlier_matched = self._rounds.setdefault(now.plan.situation, ([], []))
+        rounds = self._groups_of.setdefault(now.plan.situation, {})
+        earlier = [both for number, both in rounds.items() if number != now.plan.round]  # an interrupt judges twice
         matched, groups = now.arms[MATCHED].by_request, self._groups(now)
         if now.unlike is not None and matched:
             self._unlike.setdefault(now.plan.situation, now.unlike)
@@ -321,8 +323,8 @@ class OwnRunner:
                 matched=[*self._noise[MATCHED], *matched.values()],
                 now_matched=matched,
                 groups=groups,
-                earlier=earlier,
-                earlier_matched=earlier_matched,
+                earlier=[value for of_treated, _ in earlier for value in of_treated],
+                earlier_matched=[value for _, of_matched in earlier for value in of_matched],
                 repeats={} if now.treated is None else dict(now.treated.repeats),
                 is_alike=now.plan.situation not in self._unlike,
             )
@@ -334,9 +336,7 @@ class OwnRunner:
             told = judge(measured(), self._level)
         told = settled(told, measured())
         self._sent_more[now.plan.situation] = max(sent, self._sent_more.get(now.plan.situation, 0))
-        now_treated, now_matched = measured().grouped()
-        earlier += now_treated
-        earlier_matched += now_matched
+        rounds[now.plan.round] = measured().grouped()
         return told
 
     def _groups(self, now: _Round) -> dict[int, int]:
@@ -419,7 +419,8 @@ class OwnRunner:
         cold, fresh = [*self._noise[AGAIN], *self._noise[CONTROL]], self._noise[MATCHED]
         recital = recital_note(plan.cell, sum(recited), len(recited))
         more = MORE_CONTROLS - self._sent_more.get(plan.situation, 0)
-        groups = group_note(plan.cell, len(self._rounds[plan.situation][0]), self._level)
+        count = sum(len(groups) for groups, _ in self._groups_of[plan.situation].values())
+        groups = group_note(plan.cell, count, self._level) if any(treated) else []
         return [*noise_notes(plan.cell, treated, cold, fresh, more=more), *groups, recital]
 
     def _counters(self) -> tuple[Counters | None, list[str]]:

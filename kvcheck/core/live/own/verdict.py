@@ -182,10 +182,15 @@ def noise_notes(
 def group_note(cell: str, groups: int, level: Level) -> list[str]:
     """That too few requests had pages of their own for many small deviations to be told; nothing where they could.
 
-    groups: of treated requests, by the pages that they read; 0: none differed from its reference.
+    groups: of treated requests with a matched one, by the pages that they read.
     """
-    if groups == 0 or can_tell_many(groups, level):
+    if can_tell_many(groups, level):
         return []
+    if not groups:
+        return [
+            f"{cell}: no treated request has a matched one that was answered and not retracted; not looked for: many "
+            "small deviations (a smaller --concurrency retracts fewer)"
+        ]
     return [
         f"{cell}: the requests fall into {counted(groups, 'group')} by the pages that they share; not looked for: many "
         "small deviations, which need more groups (--requests, --schedules)"
