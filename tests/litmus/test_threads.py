@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from litmus.rig import Rig
 from kvcheck.core.base.errors import Hang, InternalError, LengthMismatch
 from kvcheck.core.cache.backend import threads
 from kvcheck.core.cache.backend.backend import Operation
-from kvcheck.core.cache.backend.threads import ThreadsBackend
+from kvcheck.core.cache.backend.threads import ThreadDevice, ThreadsBackend, _Stream
 
 HOLD_S = 0.002
 RUNS = 10
@@ -90,6 +91,9 @@ def test_the_threads_of_a_backend_end_with_it() -> None:
         end(backend)
         del backend
         assert len(began) == 2
+        if end is not ThreadsBackend.settle:  # they end by themselves
+            for each in began:
+                each.join(60)
         assert not any(each.is_alive() for each in began)
 
 
@@ -134,3 +138,23 @@ def test_a_settled_backend_takes_no_more_work() -> None:
     backend.settle()
     with pytest.raises(InternalError, match="a lane of a settled backend was given work"):
         backend.submit(Operation("nothing", (lambda: None,)), lane=lane)
+
+
+def test_a_backend_that_is_collected_ends_its_threads_and_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may come while another thread holds the lock that a thread needs to end."""
+    joined: list[object] = []
+    monkeypatch.setattr(_Stream, "join", lambda stream: joined.append(stream))
+    device = ThreadDevice()
+    stream, ran = device.stream(), threading.Event()
+    stream.put(ran.set)
+    assert ran.wait(60)
+    (thread,) = (each for each in threading.enumerate() if each is stream._thread)
+    del device, stream
+    gc.collect()
+    assert joined == []
+    thread.join(60)
+    assert not thread.is_alive()
+    other = ThreadDevice()
+    left = other.stream()
+    other.close()
+    assert joined == [left], "who closes a device waits for its threads"

@@ -8,11 +8,13 @@ Invariants:
 - A lane's thread sleeps before some chunks, for a time that chance says. Two runs of one plan differ.
 - The first error of a chunk is raised once, where the process next asks or waits, as on a device; later ones may be its
   doing. What is left of a lane behind an error does not run, and its events are reached.
-- A wait of the process ends with Hang after HANG_S, once. Threads end with the backend.
+- A wait of the process ends with Hang after HANG_S, once. Threads end with the backend, which is waited for when it is
+  closed and never when it is collected.
 """
 
 from __future__ import annotations
 
+import atexit
 import random
 import threading
 import time
@@ -58,7 +60,8 @@ class ThreadDevice:
         self._streams: list[_Stream] = []
         self._errors: list[Exception | SystemExit] = []
         self._is_told = self._is_hung = False
-        weakref.finalize(self, _end, self._streams)
+        _DEVICES.add(self)
+        weakref.finalize(self, _let_end, self._streams).atexit = False
 
     def stream(self) -> _Stream:
         self._streams.append(_Stream(self._errors))
@@ -179,12 +182,28 @@ class _Stream:
                 self._errors.append(error)
 
 
+_DEVICES: weakref.WeakSet[ThreadDevice] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that is in torch while the interpreter goes could end the process with an error."""
+    for device in [*_DEVICES]:
+        device.close()
+
+
 def _end(streams: list[_Stream]) -> None:
-    for stream in streams:
-        stream.end()
+    _let_end(streams)
     for stream in streams:
         stream.join()
     streams.clear()
+
+
+def _let_end(streams: list[_Stream]) -> None:
+    """Without waiting for it. The garbage collector may come while a thread starts and holds a lock that threads need
+    to end."""
+    for stream in streams:
+        stream.end()
 
 
 class _Event:
