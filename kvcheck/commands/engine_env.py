@@ -33,6 +33,7 @@ import typer
 from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
+from kvcheck.core.base.devices import DRIVER
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import commit_of
 from kvcheck.core.probes import import_check
@@ -46,8 +47,6 @@ TORCH = "torch==2.13.0"
 MARKER = "kvcheck-env.json"
 HAS = "requirements.txt"
 """In a base: what it was given, a requirement a line."""
-DRIVER = "libcuda.so.1"
-"""It comes with the driver of a GPU."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
 
@@ -202,7 +201,7 @@ def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
 
 def _make_for_a_cpu(order: Order) -> None:
     """The release over a base with torch."""
-    if NEEDS[order.engine].has_base:
+    if order.has_base:
         say(f" 1/6  base with torch in {order.base}")
         _make_base(order)
     else:

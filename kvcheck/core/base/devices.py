@@ -16,6 +16,9 @@ KINDS = ("cpu", "threads", "cuda")
 STREAMED = frozenset({"threads", "cuda"})
 """Backends, and kinds of devices, on which work goes on beside the process."""
 
+DRIVER = "libcuda.so.1"
+"""The library that comes with the driver of a GPU."""
+
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """Hardware queues of a device, the most that CUDA has: lanes that share one wait for each other's holds. It counts if
 it is set before the process first uses the device."""

@@ -22,8 +22,8 @@ SCHEDULES = 3
 LEAST_TIME_S = 120.0
 """A --max-time below this leaves it out. It takes 37 s on two idle cores, mostly waiting, and longer on busy ones."""
 CPU_S = 15.0
-"""CPU seconds of each process by which a run with it bounds its other cells earlier. It takes fewer in processes of
-its own, and waits for longer."""
+"""CPU seconds of each process by which a run with it bounds its other cells earlier. It takes 10 in processes of its
+own, and mostly waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

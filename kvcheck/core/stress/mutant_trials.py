@@ -197,8 +197,8 @@ def _likely_first(
     """Schedules used, and the plans of the last one.
 
     First those that delay one operation until another, of HELD_MOST schedules that have any: before others those until
-    an operation which writes what is read. Then each schedule with all operations of a name delayed, as far as one was
-    seen: a device meets situations at other moments than the CPU does.
+    an operation which writes what is read. Then every schedule, with all operations of one name delayed: the names are
+    those of the delays before. A device may reach a situation in another schedule than the CPU.
     """
     from kvcheck.core.stress.delayed import device_plans, may_show, whole_names
 

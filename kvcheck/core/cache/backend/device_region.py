@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvcheck.core.base.devices import DRIVER
 from kvcheck.core.base.errors import TransferError, UnknownVerdict
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import value_from
@@ -152,8 +153,8 @@ def _view(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:
 def _call(name: str, *arguments: object) -> None:
     """A call of the driver. Raises UnknownVerdict where it has no such call, TransferError where it fails."""
     try:
-        code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+        code = getattr(ctypes.CDLL(DRIVER), name)(*arguments)
     except (OSError, AttributeError) as error:
-        raise UnknownVerdict(f"CUDA IPC needs {name} of libcuda.so.1: {error}; see `kvcheck doctor`") from error
+        raise UnknownVerdict(f"CUDA IPC needs {name} of {DRIVER}: {error}; see `kvcheck doctor`") from error
     if code != 0:
         raise TransferError(f"{name} returned {code}, expected 0 (CUDA_SUCCESS)")

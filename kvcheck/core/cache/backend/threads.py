@@ -200,8 +200,8 @@ def _end(streams: list[_Stream]) -> None:
 
 
 def _let_end(streams: list[_Stream]) -> None:
-    """Without waiting for it. The garbage collector may come while a thread starts and holds a lock that threads need
-    to end."""
+    """Tell the threads to end, and do not wait for them. The garbage collector may call this while another thread
+    starts, and that one holds a lock which each thread needs to end."""
     for stream in streams:
         stream.end()
 

@@ -48,7 +48,7 @@ class InboundRoom:
     waits: peers that have not reported. writers: peers that may still write.
     reason: why it failed here. ended: why it was ended here, perhaps after it arrived, because it failed elsewhere.
     sealed: peers whose seal for this attempt was seen. verified: those whose seal fits. size: bytes that they wrote.
-    is_answered: a source has answered what it was asked for, which left here behind the marks of the room's memory.
+    is_answered: a source has answered its Want. A Want leaves after the room's memory was marked.
     """
 
     ticket: Ticket
