@@ -16,7 +16,7 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.comparison.changes import State
 from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
-from kvcheck.core.report.comparison.trend import Trend, ratio_text
+from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.price_drawing import axis_svg, dot_svg, ratio_axis
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
@@ -76,7 +76,7 @@ def _trend(found: Trend) -> dict[str, object]:
                 "id": price.id,
                 "runs": [
                     {
-                        "text": ratio_text(ratio),
+                        "text": price_text(ratio),
                         "dot": "" if ratio is None or floor is None else dot_svg(axis, ratio, floor, ""),
                     }
                     for ratio, floor in zip(price.ratios, price.floors, strict=True)

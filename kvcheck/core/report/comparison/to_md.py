@@ -12,7 +12,7 @@ from pathlib import Path
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.changes import Changes, State
 from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, counts, summary
-from kvcheck.core.report.comparison.trend import Trend, ratio_text
+from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.gate.to_md import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.store import write_text
@@ -79,7 +79,7 @@ def _trend(engine: str, found: Trend) -> list[str]:
         lines.append(table_line(("words judged", *(f"{words:,}" for words in found.words))))
     for cell in found.cells:
         lines.append(table_line((cell.id, *(NOT_RUN if each is None else SHOUT[each] for each in cell.verdicts))))
-    lines += [table_line((price.id, *map(ratio_text, price.ratios))) for price in found.prices]
+    lines += [table_line((price.id, *map(price_text, price.ratios))) for price in found.prices]
     return lines
 
 
