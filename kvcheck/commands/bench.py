@@ -32,7 +32,7 @@ from kvcheck.commands.options import (
     draw_seed,
     repro,
 )
-from kvcheck.commands.price_lines import case_heading, price_line
+from kvcheck.commands.price_lines import HEAD, case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.core.base.errors import WrongOutput
@@ -40,7 +40,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE
-from kvcheck.core.report.prices import is_check, is_enough
+from kvcheck.core.report.prices import in_short, is_check, is_enough
 
 if TYPE_CHECKING:
     from kvcheck.core.bench.plan import BenchPlan
@@ -144,6 +144,9 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
     }
 
     def tell(row: BenchRow) -> None:
+        if not session.bench and not is_check(row):
+            session.say()
+            session.say(HEAD)
         if not session.bench or session.bench[-1].case != row.case:
             session.say()
             session.say(case_heading(row))
@@ -183,6 +186,9 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
     for row in session.results:
         if row.verdict is Verdict.UNKNOWN and row.schedules:
             session.say(f" ????  {row.id}: {row.reason}")
+    if session.bench:
+        session.say()
+        session.say(f" {in_short(session.bench)}")
     usable = sum(map(is_enough, session.bench))
     if usable < len(session.bench):
         rows = counted(len(session.bench), "row")

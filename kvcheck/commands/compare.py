@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,7 @@ from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
-from kvcheck.core.report.comparison.changes import Change, Changes, State, changes, version_of
+from kvcheck.core.report.comparison.changes import Change, Changes, State, changes, line_of, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
 from kvcheck.core.report.store import find_run
 
@@ -87,18 +88,19 @@ def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: st
 def _lines(found: Changes) -> list[str]:
     lines = [f" problem    {text}" for text in found.problems]
     for state in State:
-        rows = found.of(state)
-        if not rows:
+        groups = found.grouped(state)
+        if not groups:
             continue
-        lines.append(f" {state.value:<13} {len(rows)}")
-        lines += [line for row in rows[:MOST_TOLD] for line in _row(row)]
-        if len(rows) > MOST_TOLD:
-            lines.append(f"            and {len(rows) - MOST_TOLD} more; -o json=FILE has them all")
+        lines.append(f" {state.value:<13} {len(found.of(state))}")
+        lines += [line for rows in groups[:MOST_TOLD] for line in _group(rows)]
+        if len(groups) > MOST_TOLD:
+            lines.append(f"            and {len(groups) - MOST_TOLD} more; -o json=FILE has them all")
     lines += [f" note       {text}" for text in found.notes]
     return [*lines, "", f" {found.verdict}  {found.summary}"]
 
 
-def _row(row: Change) -> list[str]:
-    """A difference; what is new with its replay line."""
-    line = [f"            {row.replay}"] if row.replay and row.state is State.NEW else []
-    return [f"            {row.line}", *line]
+def _group(rows: Sequence[Change]) -> list[str]:
+    """A cause; one that is new with the replay line of its first cell."""
+    first = rows[0]
+    line = [f"              again  {first.replay}"] if first.replay and first.state is State.NEW else []
+    return [f"            {line_of(rows)}", *line]

@@ -1,15 +1,29 @@
 """Prices on a terminal: a heading for each case, a line for each comparison.
 
 Invariants:
-- A ratio is never shown without the noise floor beside it; a difference below the floor is marked with "~".
+- A ratio is never shown without the noise floor beside it, and one that does not lie beyond it is "not told apart".
 - What was not measured is "n/a", never 0. A time of threads is no price and is not shown.
 """
 
 from __future__ import annotations
 
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.prices import SERVER, is_check, kind_of, verdict
+from kvcheck.core.base.record import BenchRow
+from kvcheck.core.report.prices import (
+    ALIKE,
+    SERVER,
+    floor_text,
+    instead_text,
+    is_alike,
+    is_check,
+    kind_of,
+    limit_text,
+    ratio_text,
+    time_text,
+    verdict,
+)
+
+HEAD = f"   {'arm':<26} {'size':<14} {'takes':>9}   {'compared with':<22} {'takes':>9}   ratio (95 %)"
 
 
 def case_heading(row: BenchRow) -> str:
@@ -23,32 +37,11 @@ def price_line(row: BenchRow) -> str:
     threads how often its output was right."""
     if is_check(row):
         return f"   {row.arm:<26} {row.size:<14} right, as {row.baseline}, in {counted(len(row.ratios), 'round')}"
-    limit = ""
-    if row.limit is not None and row.limit_ratio is not None:
-        limit = f"  {100 * row.limit_ratio.est:.0f} % of {row.limit}"
-    within = "~" if is_within_floor(row) else " "
-    noisy = "  noisy" if row.status == "noisy" else ""
-    told = f"  {verdict(row, None)}" if kind_of(row.case) == SERVER else ""
+    told = verdict(row, None) if kind_of(row.case) == SERVER else ALIKE if is_alike(row) else None
+    ends = (f"floor {floor_text(row)}", told, limit_text(row), "noisy" if row.status == "noisy" else None)
+    cost = ("+" if row.is_added else "") + time_text(row.us.est)
+    ratio = ("both " if row.is_added else "") + ratio_text(row.ratio)
     return (
-        f"   {row.arm:<26} {row.size:<14} {microseconds(row.us.est):>9}   {row.baseline:<20} "
-        f"{microseconds(row.baseline_us.est):>9}   {within}{row.ratio.est:.3g} {span(row.ratio):<13} "
-        f"floor {100 * row.floor:.1f} %{limit}{noisy}{told}"
+        f"   {row.arm:<26} {row.size:<14} {cost:>9}   {instead_text(row):<22} {time_text(row.baseline_us.est):>9}   "
+        f"{ratio:<21}  {'  '.join(part for part in ends if part)}"
     )
-
-
-def microseconds(value: float) -> str:
-    """Three digits and a unit."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} µs"
-
-
-def span(ratio: Interval) -> str:
-    """The interval, or why there is none."""
-    return "n/a (rounds<6)" if ratio.lo is None or ratio.hi is None else f"{ratio.lo:.3g}-{ratio.hi:.3g}"
-
-
-def is_within_floor(row: BenchRow) -> bool:
-    """Whether the difference is within the noise floor."""
-    return max(row.ratio.est, 1 / row.ratio.est) - 1 <= row.floor

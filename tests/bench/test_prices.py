@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rigs.literal_record import PASSED
 
+from kvcheck.commands.price_lines import price_line
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report import WRITERS
-from kvcheck.core.report.prices import added_us, curves, fitted, in_short, price_list, verdict
+from kvcheck.core.report.prices import ALIKE, added_us, curves, fitted, in_short, limit_text, price_list, verdict
 
 ROW = BenchRow(
     case="metadata-read",
@@ -42,13 +43,62 @@ STEP = replace(STEP, baseline_us=Interval(1000.0), us=Interval(1050.0), bytes=No
         (Interval(0.5, 0.4, 0.6), "faster"),
         (Interval(0.985, 0.975, 0.99), "free"),  # faster, but by less than the floor
         (Interval(1.005, 1.0, 1.01), "free"),
-        (Interval(1.03, 1.01, 1.05), "within noise"),
+        (Interval(1.03, 1.01, 1.05), "not told apart"),
         (Interval(1.5, 1.4, 1.6), "costs"),
         (Interval(1.5), "n/a: too few rounds"),
     ],
 )
 def test_what_is_said_of_a_ratio(ratio: Interval, said: str) -> None:
     assert verdict(replace(ROW, ratio=ratio), None) == said
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_alike"),
+    [
+        (Interval(1.0301, 1.0, 1.06), True),  # the estimate is above the floor, and the interval is not
+        (Interval(1.0301, 1.0295, 1.0308), True),
+        (Interval(1.04, 1.031, 1.05), False),
+        (Interval(0.96, 0.95, 0.969), False),
+        (Interval(0.99, 0.96, 0.995), True),
+        (Interval(1.04), False),  # too few rounds: neither can be said
+    ],
+)
+def test_a_line_says_where_the_interval_does_not_lie_beyond_the_floor(ratio: Interval, is_alike: bool) -> None:
+    assert (ALIKE in price_line(replace(ROW, ratio=ratio, floor=0.03))) is is_alike
+
+
+def test_a_ratio_near_one_and_a_small_floor_keep_the_digits_that_differ() -> None:
+    row = replace(ROW, arm="plus-guards", ratio=Interval(1.0004, 1.0003, 1.0005), floor=0.00002)
+    line, (price,) = price_line(row), price_list([row])
+    assert "1.0004 (1.0003–1.0005)" in line and "floor 0.002 %" in line
+    assert (price.ratio, price.floor) == ("1.0004 (1.0003–1.0005)", "±0.002 %")
+
+
+def test_work_that_is_added_to_its_baseline_is_shown_as_added() -> None:
+    """Its ratio is of both together: 3.18 ms beside 3.03 ms and a ratio of 2.05 contradicted each other."""
+    row = replace(ROW, case="seal", arm="plus-seal", baseline="move", ratio=Interval(2.05, 2.04, 2.06))
+    row = replace(row, us=Interval(3180.0), baseline_us=Interval(3030.0))
+    (price,) = price_list([row])
+    assert price.instead == "added to move" and price_list([ROW])[0].instead == ROW.baseline
+    cost, rest = price_line(row).split("added to move")
+    assert "+3.18 ms" in cost and "both 2.05 (2.04–2.06)" in rest
+    assert "added to" not in price_line(ROW) and "both" not in price_line(ROW)
+
+
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (Interval(0.8, 0.7, 0.9), "80 % of memcpy"),
+        (Interval(1.0, 0.9, 1.1), "100 % of memcpy"),
+        (Interval(1.03, 0.99, 1.06), f"103 % of memcpy, {ALIKE} from it"),
+        (Interval(1.06, 1.01, 1.1), f"106 % of memcpy, {ALIKE} from it"),  # within the floor
+        (Interval(1.37, 1.3, 1.4), "137 % of memcpy, beyond this reference"),
+        (Interval(1.37), "137 % of memcpy, too few rounds"),
+    ],
+)
+def test_more_than_all_of_a_limit_is_no_share_of_it(share: Interval, told: str) -> None:
+    row = replace(ROW, limit_ratio=share)
+    assert limit_text(row) == told and told in price_line(row) and price_list([row])[0].limit == told
 
 
 def test_a_thousandth_of_a_step_is_free_however_large_the_ratio() -> None:
@@ -64,7 +114,13 @@ def test_the_list_has_the_largest_size_and_the_share_of_a_step() -> None:
     assert (second.size, second.share, second.added, second.limit) == ("larger", "+1.00 %", "+10 µs", "80 % of memcpy")
     assert in_short([ROW, STEP]) == "Free or faster than without: metadata-read. Costs something: decode-step."
     assert price_list([ROW])[0].share == "n/a"
-    assert in_short([replace(ROW, ratio=Interval(0.5))]) == "No price, for fewer than 6 rounds: metadata-read."
+    unpriced = in_short([replace(ROW, ratio=Interval(0.5))])
+    assert "No price" in unpriced and "fewer than 6 rounds: metadata-read" in unpriced
+
+
+def test_the_largest_of_sizes_that_are_not_in_bytes_goes_by_their_numbers() -> None:
+    rows = [replace(ROW, size=size, bytes=None) for size in ("4096 pages", "64 pages", "256 pages")]
+    assert [price.size for price in price_list(rows)] == ["4096 pages"]
 
 
 def test_cost_over_size_is_fitted() -> None:

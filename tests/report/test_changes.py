@@ -19,7 +19,7 @@ from rigs.literal_record import FOREIGN, MARKUP, PASSED
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Interval, RunRecord, Verdict
-from kvcheck.core.report.comparison.changes import State, changes
+from kvcheck.core.report.comparison.changes import State, changes, line_of
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_html import render as page
 from kvcheck.core.report.comparison.to_md import render as markdown
@@ -76,6 +76,31 @@ def test_another_seed_order_page_and_request_are_no_difference() -> None:
     assert told(made(FOREIGN, OTHER), later(made(*moved), seed=2)) == {"same": 2, "problems": 0, "exit": 0}
 
 
+def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """22 findings of one edit were printed one by one, each with its line."""
+    cells = [replace(FOREIGN, shape=f"shape-{at}", page=at, message=f"page {at} holds request 9") for at in range(4)]
+    found = changes(made(), later(made(*cells, OTHER)), share=0.5)
+    groups = found.grouped(State.NEW)
+    assert sorted(map(len, groups)) == [1, 4] and len(found.of(State.NEW)) == 5
+    assert run(["compare", *stored(tmp_path, made(), later(made(*cells, OTHER)))]) == 1
+    said = capsys.readouterr().out
+    assert said.count("kvcheck replay") == 2 and said.count("holds request 9") == 1 and " new           5\n" in said
+    assert all(f"retract-resume/shape-{at}" in said for at in range(4))
+
+
+def test_two_states_of_one_version_are_told_apart_by_their_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def state(files: str) -> dict[str, object]:
+        return {"engine": {"engine": "sglang", "version": "0.5.23", "commit": None, "files": files * 64}}
+
+    run(["compare", *stored(tmp_path, replace(made(), environment=state("a")), later(made(), environment=state("b")))])
+    said = capsys.readouterr().out
+    assert f"sglang 0.5.23, files {'a' * 12}\n" in said and f"sglang 0.5.23, files {'b' * 12}\n" in said
+
+
 def test_a_cause_that_was_a_symptom_is_not_new() -> None:
     symptom = replace(OTHER, cause=f"{PASSED.run_id}.1")
     assert told(made(FOREIGN, symptom), later(made(OTHER)))["exit"] == 4  # the first cause is neither shown nor fixed
@@ -88,7 +113,7 @@ def test_a_cell_that_is_not_run_or_unknown_has_less_evidence() -> None:
     assert told(both, later(made()))["exit"] == 4
     unknown = replace(cell, verdict=Verdict.UNKNOWN, reason="no such pool", coverage=Coverage(wanted=3, floor=3))
     found = changes(both, later(replace(both, scenarios=(both.scenarios[0], unknown))), share=0.5)
-    assert [row.line for row in found.of(State.LESS)] == [
+    assert [line_of((row,)) for row in found.of(State.LESS)] == [
         "handover/x: judged before, and now the cell was UNKNOWN: no such pool"
     ]
 

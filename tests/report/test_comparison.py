@@ -103,6 +103,18 @@ def test_commits_of_one_version_are_told_apart() -> None:
     ]
 
 
+def test_files_tell_two_states_of_one_version_apart() -> None:
+    def of(files: str, run_id: str) -> RunRecord:
+        engine = {"engine": "sglang", "version": "0.6.0", "commit": None, "files": files * 64}
+        return replace(release("0.6.0", {RETRACT: Verdict.PASS}), run_id=run_id, environment={"engine": engine})
+
+    assert [column.label for column in compare([of("a", "x"), of("b", "y"), of("b", "z")]).columns] == [
+        f"sglang 0.6.0, files {'a' * 12}",
+        f"sglang 0.6.0, files {'b' * 12}, run y",
+        f"sglang 0.6.0, files {'b' * 12}, run z",
+    ]
+
+
 def test_hole_in_passing_runs_is_no_pass() -> None:
     whole = release("1", {RETRACT: Verdict.PASS, INDEX: Verdict.PASS})
     assert compare([whole, replace(whole, run_id="again")]).verdict is Verdict.PASS

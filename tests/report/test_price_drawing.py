@@ -108,6 +108,23 @@ def test_sizes_that_bytes_do_not_tell_apart_stand_at_equal_distances(size_bytes:
     assert len(places) == 3 and places[1] - places[0] == pytest.approx(places[2] - places[1])
 
 
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_a_line_goes_by_size_in_whatever_order_sizes_were_measured(has_bytes: bool) -> None:
+    sizes = [("9 pages", 9), ("256 pages", 256), ("64 pages", 64)]
+    rows = [
+        replace(ROW, size=size, bytes=pages * 4096 if has_bytes else None, us=Interval(float(pages)))
+        for size, pages in sizes
+    ]
+    drawing = cost_svg("tree", rows)
+    paths = re.findall(r'class="line c\d(?: baseline)?" d="M([^"]+)"', str(drawing))
+    assert len(paths) == 2
+    for path in paths:
+        places = [float(point.split()[0]) for point in path.split("L")]
+        assert len(places) == 3 and places == sorted(places)
+    names = [each.text for each in parsed(drawing).iter("text") if each.get("class") == "mid"]
+    assert names == ["9 pages", "64 pages", "256 pages"]
+
+
 @pytest.mark.parametrize("least", [0.0, 5e-324, 1e-300])
 def test_times_that_no_clock_gives_still_make_a_drawing(least: float) -> None:
     tiny = Interval(least, 0.0, least)

@@ -214,6 +214,10 @@ class MutantResult:
     replay: str | None = None
 
 
+ADDED_ARM = "plus-"
+"""How the name of an arm begins that is work on top of its baseline's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An estimate and a distribution-free interval of it, at least 95 %; lo and hi are None below six rounds."""
@@ -251,6 +255,11 @@ class BenchRow:
     limit_ratio: Interval | None = None
     status: str = "ok"
     note: str | None = None
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the arm is work on top of its baseline's."""
+        return self.arm.startswith(ADDED_ARM)
 
     @property
     def id(self) -> str:

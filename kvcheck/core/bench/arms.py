@@ -19,6 +19,7 @@ import torch
 
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import InternalError, WrongOutput
+from kvcheck.core.base.record import ADDED_ARM
 from kvcheck.core.bench.clock import nothing
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -50,15 +51,19 @@ Maker = Callable[[FreshMemory], Arm]
 class Comparison:
     """One row of the record: an arm compared with a baseline. limit: the arm that measures the most the machine can do.
 
-    name: the arm's name in the row, needed if one arm has several baselines; "" for its own name. is_extra: the arm
-    does only work on top of the baseline's; the ratio is that of both together to the baseline.
+    name: the arm's name in the row, needed if one arm has several baselines; "" for its own name. A name "plus-..." is
+    of an arm that does only work on top of the baseline's; the ratio is that of both together to the baseline.
     """
 
     arm: str
     baseline: str
     limit: str | None = None
     name: str = ""
-    is_extra: bool = False
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether the arm is added to its baseline."""
+        return self.name.startswith(ADDED_ARM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Case: fill rows with content words and verify them, compared with memcpy and with reading the memory once.
 
+A fill reads no rows, so its limit is writing as many bytes once.
+
 Invariants:
 - Both cases use rows as wide as the shape's widest token row, and as many as the size takes.
 - The check of an arm that verifies also gives it rows with one wrong word, which the arm has to name.
@@ -13,7 +15,7 @@ import torch
 
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point, Setting, same
-from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -37,7 +39,9 @@ def fill_points(setting: Setting) -> tuple[Point, ...]:
                 "memcpy": partial(_memcpy, shape=setting.shape, size=size),
                 "fill": partial(_fill, shape=setting.shape, size=size, is_torch=False),
                 "fill-torch": partial(_fill, shape=setting.shape, size=size, is_torch=True),
+                "write": partial(_write, shape=setting.shape, size=size),
             },
+            limit="write",
         )
         for size in SIZES_BYTES
     )
@@ -56,13 +60,14 @@ def verify_points(setting: Setting) -> tuple[Point, ...]:
                 "verify-digest": partial(_verify, shape=setting.shape, size=size, key=KEY),
                 "verify-torch": partial(_verify, shape=setting.shape, size=size, is_torch=True),
             },
+            limit="read",
         )
         for size in SIZES_BYTES
     )
 
 
-def _point(case: str, setting: Setting, size: int, makers: dict[str, Maker]) -> Point:
-    """The first arm is the baseline of all others and their limit."""
+def _point(case: str, setting: Setting, size: int, makers: dict[str, Maker], *, limit: str) -> Point:
+    """The first arm is the baseline of all others."""
     base, *arms = makers
     return Point(
         case=case,
@@ -70,7 +75,7 @@ def _point(case: str, setting: Setting, size: int, makers: dict[str, Maker]) -> 
         shape=setting.shape.name,
         bytes=size,
         makers=makers,
-        comparisons=tuple(Comparison(arm=arm, baseline=base, limit=base) for arm in arms),
+        comparisons=tuple(Comparison(arm=arm, baseline=base, limit=limit) for arm in arms if arm != limit),
     )
 
 
@@ -100,7 +105,18 @@ def _parts(memory: FreshMemory, shape: ModelShape, size: int) -> tuple[torch.Ten
 
 def _memcpy(memory: FreshMemory, shape: ModelShape, size: int) -> Arm:
     source, target = _parts(memory, shape, size)[0], _parts(memory, shape, size)[0]
-    return Arm(call=lambda: target.copy_(source), check=lambda: same("memcpy", target, source), clock="events")
+    return Arm(call=memcpy(target, source), check=lambda: same("memcpy", target, source), clock="events")
+
+
+def _write(memory: FreshMemory, shape: ModelShape, size: int) -> Arm:
+    rows = _parts(memory, shape, size)[0]
+    write = rows.numpy().fill if rows.device.type == "cpu" else rows.fill_
+
+    def check() -> None:
+        if not bool((rows == KEY).all()):
+            raise WrongOutput("a word was not written; a wrong output has no price")
+
+    return Arm(call=lambda: write(KEY), check=check, clock="events")
 
 
 def _read(memory: FreshMemory, shape: ModelShape, size: int) -> Arm:

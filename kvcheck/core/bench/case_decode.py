@@ -34,7 +34,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
     comparisons = [
         Comparison(arm="guarded", baseline="bare"),
         Comparison(arm="protected", baseline="bare"),
-        Comparison(arm="guards-alone", baseline="bare", name="plus-guards", is_extra=True),
+        Comparison(arm="guards-alone", baseline="bare", name="plus-guards"),
     ]
     if setting.kind in STREAMED:
         makers["graph-bare"] = lambda memory: _graph_arm(memory, shape, "bare")

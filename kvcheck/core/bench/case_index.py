@@ -13,7 +13,7 @@ import torch
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
-from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.kernels.index_buffer import get_index, get_index_torch, get_keys, get_scales
 from kvcheck.kernels.index_layout import IndexLayout, IndexReads
@@ -92,4 +92,4 @@ def _plain(rows: torch.Tensor, reads: IndexReads, layout: IndexLayout) -> tuple[
 
 def _memcpy(memory: FreshMemory, *, words: int) -> Arm:
     source, target = memory.words(words), memory.words(words)
-    return Arm(call=lambda: target.copy_(source), check=lambda: same("memcpy", target, source), clock="graph")
+    return Arm(call=memcpy(target, source), check=lambda: same("memcpy", target, source), clock="graph")

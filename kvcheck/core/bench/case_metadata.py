@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
-from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow, metadata_fields
 from kvcheck.core.targets.mutants.retract_resume import ViewMetadata
 
@@ -94,4 +94,4 @@ def _memcpy(memory: FreshMemory, hidden: int) -> Arm:
     fields = metadata_fields(hidden)
     size = fields[-1].offset + fields[-1].size_bytes
     source, target = memory.empty((size,), torch.uint8), memory.empty((size,), torch.uint8, is_host=True)
-    return Arm(call=lambda: target.copy_(source), check=lambda: same("memcpy", target, source.cpu()))
+    return Arm(call=memcpy(target, source, waits=True), check=lambda: same("memcpy", target, source.cpu()))

@@ -17,7 +17,7 @@ import torch
 
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.holdings import TwoHoldings
-from kvcheck.core.bench.memory import FreshMemory
+from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.targets.mutants.retract_resume import SaveSkipsIndex
@@ -115,9 +115,11 @@ def _memcpy(memory: FreshMemory, size: int) -> Arm:
     source, target = memory.words(size // 8), memory.words(size // 8)
     host = memory.words(size // 8, is_host=True)
 
+    out, back = memcpy(host, source), memcpy(target, host)
+
     def call() -> None:
-        host.copy_(source, non_blocking=True)
-        target.copy_(host, non_blocking=True)
+        out()
+        back()
 
     return Arm(call=call, check=lambda: same("memcpy", target, source))
 

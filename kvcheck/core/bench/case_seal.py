@@ -50,7 +50,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
             comparisons=(
                 Comparison(arm="move-sealed", baseline="move"),
                 Comparison(arm="move-sealed", baseline="move-sealed-without-kv", name="move-sealed-to-mutant"),
-                Comparison(arm="seal", baseline="move", limit="read", name="plus-seal", is_extra=True),
+                Comparison(arm="seal", baseline="move", limit="read", name="plus-seal"),
             ),
             note="beside a move within one memory, the cheapest transfer there is; limit: reading the bytes once",
         )

@@ -197,6 +197,17 @@ LEAN: dict[str, Callable[[FreshMemory, OperationObserver | None], BenchBackend]]
 }
 
 
+def memcpy(target: torch.Tensor, source: torch.Tensor, *, waits: bool = False) -> Callable[[], object]:
+    """A call that copies as many bytes at once. waits: on a device, for their arrival.
+
+    In host memory it is the C library's copy. Torch's own stores go through the caches, so that a large block takes
+    half as long again, and what bypasses them would reach more than all of it.
+    """
+    if target.device.type == source.device.type == "cpu":
+        return partial(np.copyto, target.numpy(), source.numpy())
+    return partial(target.copy_, source, non_blocking=not waits)
+
+
 def tensor_device(device: str) -> torch.device:
     """Where the tensors of a device of that name lie."""
     return torch.device("cuda", number_of(device)) if kind_of(device) == "cuda" else torch.device("cpu")

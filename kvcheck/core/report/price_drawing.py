@@ -3,7 +3,8 @@
 Invariants:
 - All text of the record is escaped. A drawing needs no script and takes its colours from the page.
 - Each drawing has its figures as text too. What lies beyond the axis is an arrow at its edge, never a dot.
-- A line over sizes has its name beside its end, so that colour only repeats it.
+- A line goes from the smallest size to the largest, in whatever order they were measured, and has its name beside its
+  end, so that colour only repeats it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeGuard
 from markupsafe import Markup
 
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.prices import time_text
+from kvcheck.core.report.prices import size_key, time_text
 from kvcheck.core.report.printable import printable
 
 HEIGHT, MIDDLE, DOT = 18, 9, 4
@@ -122,7 +123,7 @@ def cost_svg(case: str, rows: Sequence[BenchRow]) -> Markup | None:
 
     Sizes that are not in bytes, or of as many bytes, stand at equal distances.
     """
-    sizes = [*dict.fromkeys(row.size for row in rows)]
+    sizes = [*dict.fromkeys(row.size for row in sorted(rows, key=size_key))]
     lines = _lines(rows, sizes)
     if not lines:
         return None

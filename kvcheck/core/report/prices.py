@@ -3,7 +3,8 @@
 Invariants:
 - The added time is (ratio - 1) times the baseline's time, so it has the ratio's interval.
 - "free" depends on the interval's upper end only; "faster" and "costs" need the whole interval beyond the noise floor;
-  everything else is within noise.
+  everything else is not told apart.
+- A share of a limit above the whole of it is no share, and is shown with what it is.
 - A share of a decode step is given only if the same run measured a step on the same shape and device.
 - Of running servers a price is "faster", "slower" or "not told apart", and it is none where an answer was wrong.
 """
@@ -11,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +42,7 @@ TOO_FEW = "n/a: too few rounds"
 NO_MEASUREMENT = "n/a: not a measurement"
 CHECKED = "right, no price"
 ALIKE = "not told apart"
+NUMBER = re.compile(r"\d+")
 FREE_SHARE = 0.001
 """An addition that is certainly below this share of a decode step is free, whatever its ratio is."""
 
@@ -133,7 +136,7 @@ def verdict(row: BenchRow, step: float | None) -> str:
         return "faster"
     if row.ratio.hi <= FREE_RATIO or (step is not None and most is not None and most < FREE_SHARE * step):
         return "free"
-    return "costs" if row.ratio.lo > 1 + row.floor else "within noise"
+    return "costs" if row.ratio.lo > 1 + row.floor else ALIKE
 
 
 def _told_apart(row: BenchRow) -> str:
@@ -146,6 +149,41 @@ def _told_apart(row: BenchRow) -> str:
     if row.ratio.hi < 1 / noise and sign_p([1 / each for each in row.ratios], noise) <= part:
         return "faster"
     return ALIKE
+
+
+def is_alike(row: BenchRow) -> bool:
+    """Whether its ratio has an interval, of which a part lies within the noise floor."""
+    lo, hi = row.ratio.lo, row.ratio.hi
+    return lo is not None and hi is not None and lo <= 1 + row.floor and hi >= 1 - row.floor
+
+
+def limit_text(row: BenchRow) -> str | None:
+    """The share of its limit that the arm reached; of more than all of it, whether that is beyond what was taken for
+    the most."""
+    if row.limit is None or (share := row.limit_ratio) is None:
+        return None
+    text = f"{100 * share.est:.0f} % of {row.limit}"
+    if share.est <= 1:
+        return text
+    if share.lo is None:
+        return f"{text}, too few rounds"
+    return f"{text}, beyond this reference" if share.lo > 1 + row.floor else f"{text}, {ALIKE} from it"
+
+
+def ratio_text(ratio: Interval) -> str:
+    """A ratio with its interval."""
+    span = "n/a" if ratio.lo is None or ratio.hi is None else f"{_near_one(ratio.lo)}–{_near_one(ratio.hi)}"
+    return f"{_near_one(ratio.est)} ({span})"
+
+
+def floor_text(row: BenchRow) -> str:
+    """Its noise floor, in per cent."""
+    return f"{100 * row.floor:.1f} %" if row.floor >= 0.001 or not row.floor else f"{100 * row.floor:.1g} %"
+
+
+def instead_text(row: BenchRow) -> str:
+    """What the arm is compared with."""
+    return f"added to {row.baseline}" if row.is_added else row.baseline
 
 
 def in_short(rows: Sequence[BenchRow]) -> str:
@@ -168,7 +206,7 @@ def in_short(rows: Sequence[BenchRow]) -> str:
         ("Free or faster than without", free),
         ("Costs something", costs),
         ("Not told from noise", unclear),
-        (f"No price, for fewer than {LEAST_ROUNDS} rounds", none),
+        (f"No price at the largest size, for fewer than {LEAST_ROUNDS} rounds", none),
         ("Right over threads, which give no prices", checked),
     )
     return " ".join(f"{what}: {', '.join(cases)}." for what, cases in parts if cases)
@@ -185,20 +223,24 @@ def bench_command(case: str) -> str:
 
 
 def largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """One row of each comparison: the one with most bytes, or the last if sizes are not in bytes. Torch forms are left
-    out."""
+    """One row of each comparison: the one of the largest size. Torch forms are left out."""
     found: dict[tuple[str, str], BenchRow] = {}
     for row in rows:
         kept = found.get((row.case, row.arm))
-        if not row.arm.endswith("torch") and (kept is None or (row.bytes or 0) >= (kept.bytes or 0)):
+        if not row.arm.endswith("torch") and (kept is None or size_key(row) >= size_key(kept)):
             found[row.case, row.arm] = row
     return list(found.values())
+
+
+def size_key(row: BenchRow) -> tuple[int, list[int]]:
+    """Orders the sizes of a case: by bytes, or where they do not differ by the numbers in their names."""
+    return row.bytes or 0, [int(number) for number in NUMBER.findall(row.size)]
 
 
 def curves(rows: Sequence[BenchRow]) -> list[Curve]:
     """Least squares over the sizes of each arm that was measured at three or more."""
     by_arm: dict[tuple[str, str], list[BenchRow]] = {}
-    for row in rows:
+    for row in sorted(rows, key=size_key):
         if row.bytes is not None:
             by_arm.setdefault((row.case, row.arm), []).append(row)
     found = []
@@ -244,6 +286,11 @@ def time_text(value: float) -> str:
     return f"{sign}{size:.3g} µs"
 
 
+def _near_one(value: float) -> str:
+    """Three digits, or so many that what is near 1 differs from it."""
+    return f"{value:.4f}" if 0 < abs(value - 1) < 0.005 else f"{value:.3g}"
+
+
 def _rate(size_bytes: int, us: float) -> str:
     rate = size_bytes / us / 1e3
     return f"{rate:.3g} GB/s" if math.isfinite(rate) else "n/a"
@@ -274,23 +321,19 @@ def price_of(row: BenchRow, step: float | None) -> Price:
         named = {"kind": kind_of(row.case), "what": f"{row.case} {row.arm}", "instead": row.baseline, "size": row.size}
         return Price(**named, **numbers, verdict=verdict(row, step), rounds=str(len(row.ratios)))
     added = added_us(row)
-    interval = "n/a" if row.ratio.lo is None or row.ratio.hi is None else f"{row.ratio.lo:.3g}–{row.ratio.hi:.3g}"
-    limit = "n/a"
-    if row.limit is not None and row.limit_ratio is not None:
-        limit = f"{100 * row.limit_ratio.est:.0f} % of {row.limit}"
     rate = _rate(row.bytes, row.us.est) if row.bytes and row.us.est > 0 else "n/a"
     return Price(
         kind=kind_of(row.case),
         what=f"{row.case} {row.arm}",
-        instead=row.baseline,
+        instead=instead_text(row),
         size=row.size,
         cost=time_text(row.us.est),
         rate=rate,
         added=("" if added.est < 0 else "+") + time_text(added.est),
         share="n/a" if not step else _percent(100 * added.est / step),
-        ratio=f"{row.ratio.est:.3g} ({interval})",
-        floor=f"±{100 * row.floor:.1f} %",
-        limit=limit,
+        ratio=ratio_text(row.ratio),
+        floor=f"±{floor_text(row)}",
+        limit=limit_text(row) or "n/a",
         verdict=verdict(row, step),
         rounds=str(len(row.ratios)),
     )

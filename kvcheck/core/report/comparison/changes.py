@@ -16,16 +16,16 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvcheck.core.base.causes import place_of
+from kvcheck.core.base.causes import NUMBERS, place_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Finding, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, is_cut, roots
 from kvcheck.core.report.gate.builds import BUILTIN
@@ -61,12 +61,6 @@ class Change:
     replay: str | None = None
     conditional: bool = False
 
-    @property
-    def line(self) -> str:
-        """In words, on one line."""
-        named = f"{self.code} {self.cell}" if self.code else self.cell
-        return f"{named}: {self.text}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
@@ -82,6 +76,13 @@ class Changes:
     def of(self, state: State) -> tuple[Change, ...]:
         """The differences of a kind, in the order of the later run."""
         return tuple(row for row in self.rows if row.state is state)
+
+    def grouped(self, state: State) -> tuple[tuple[Change, ...], ...]:
+        """The same, those of one cause in several cells together: equal codes and texts but for their numbers."""
+        found: dict[tuple[str | None, str], list[Change]] = {}
+        for row in self.of(state):
+            found.setdefault((row.code, NUMBERS.sub("#", row.text)), []).append(row)
+        return tuple(map(tuple, found.values()))
 
     @property
     def exit_code(self) -> int:
@@ -108,6 +109,15 @@ class Changes:
         assert isinstance(plain, dict), "a dataclass becomes a dict"
         plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
         return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def line_of(rows: Sequence[Change]) -> str:
+    """Differences of one cause in words, on one line, with the cells that show it."""
+    cells = [*dict.fromkeys(row.cell for row in rows)]
+    more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
+    count = f" ({len(rows)} differences)" if len(rows) > len(cells) else ""
+    code = f"{rows[0].code} " if rows[0].code else ""
+    return f"{code}{', '.join(cells[:NAMED])}{more}{count}: {rows[0].text}"
 
 
 def write_json(changes: Changes, path: Path) -> None:
@@ -321,13 +331,14 @@ def _rows(record: RunRecord) -> dict[str, ScenarioResult]:
 
 
 def version_of(record: RunRecord) -> str:
-    """What a run judged, with its version and commit where it says them."""
+    """What a run judged: its version, and the commit and digest of its files, which tell two states of one version
+    apart."""
     if server_of(record) is not None:
         return engine_name(record)
     engine = record.environment.get("engine")
     if not isinstance(engine, dict):
-        code = None if record.identity is None else record.identity.code
-        return f"{BUILTIN} of kvcheck {record.tool.get('version', 'unknown')}, code {short(code)}"
-    commit = engine.get("commit")
-    built = f", commit {short(str(commit))}" if commit else ""
-    return f"{engine.get('engine')} {engine.get('version')}{built}"
+        identity = record.identity or Identity()
+        name = BUILTIN if identity.target is None else short(identity.target)
+        return f"{name} of kvcheck {record.tool.get('version', 'unknown')}, code {short(identity.code)}"
+    named = [f"{name} {short(str(engine[name]))}" for name in ("commit", "files") if engine.get(name)]
+    return ", ".join((f"{engine.get('engine')} {engine.get('version')}", *named))

@@ -35,7 +35,8 @@ CONDITIONAL = "conditional "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run. label: the release that it judged, with the run's id if two runs judged the same release.
+    """One run. label: the release that it judged; of two runs of one version with the digest of its files, and of
+    two runs of the same files with the run's id.
 
     table: the name of the table that it is a column of.
     """
@@ -176,6 +177,10 @@ def _twice(names: Iterable[str]) -> str | None:
 def _columns(records: Sequence[RunRecord]) -> list[Column]:
     named = [(*_engine(record), record) for record in records]
     labels = [f"{engine} {version}" for engine, version, _ in named]
+    labels = [
+        label if labels.count(label) == 1 or (files := _files(record)) is None else f"{label}, files {short(files)}"
+        for label, (_, _, record) in zip(labels, named, strict=True)
+    ]
     return [
         Column(
             label=label if labels.count(label) == 1 else f"{label}, run {record.run_id}",
@@ -187,6 +192,12 @@ def _columns(records: Sequence[RunRecord]) -> list[Column]:
         )
         for label, (engine, version, record) in zip(labels, named, strict=True)
     ]
+
+
+def _files(record: RunRecord) -> str | None:
+    """The digest of the files of an installed engine, where the run names it."""
+    engine = record.environment.get("engine")
+    return str(engine["files"]) if isinstance(engine, dict) and engine.get("files") else None
 
 
 def _engine(record: RunRecord) -> tuple[str, str]:

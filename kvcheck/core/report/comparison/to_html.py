@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report.comparison.changes import State
+from kvcheck.core.report.comparison.changes import Changes, State, line_of
 from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
-from kvcheck.core.report.comparison.trend import Trend, ratio_text
+from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.price_drawing import axis_svg, dot_svg, ratio_axis
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
@@ -41,7 +41,7 @@ def render(comparison: Comparison) -> str:
         style=Markup(style),
         summary=summary(comparison),
         changes=comparison.changes,
-        states=[] if comparison.changes is None else [(each.value, comparison.changes.of(each)) for each in State],
+        states=[] if comparison.changes is None else [_state(comparison.changes, each) for each in State],
         tables=[
             {
                 "engine": table.engine,
@@ -56,6 +56,12 @@ def render(comparison: Comparison) -> str:
         ],
         runs=[_run(column) for column in comparison.columns],
     )
+
+
+def _state(found: Changes, state: State) -> dict[str, object]:
+    """The differences of a kind, one entry a cause."""
+    groups = [{"line": line_of(rows), "replay": rows[0].replay} for rows in found.grouped(state)]
+    return {"name": state.value, "count": len(found.of(state)), "groups": groups}
 
 
 def _trend(found: Trend) -> dict[str, object]:
@@ -76,7 +82,7 @@ def _trend(found: Trend) -> dict[str, object]:
                 "id": price.id,
                 "runs": [
                     {
-                        "text": ratio_text(ratio),
+                        "text": price_text(ratio),
                         "dot": "" if ratio is None or floor is None else dot_svg(axis, ratio, floor, ""),
                     }
                     for ratio, floor in zip(price.ratios, price.floors, strict=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison.changes import Changes, State
+from kvcheck.core.report.comparison.changes import Changes, State, line_of
 from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, counts, summary
-from kvcheck.core.report.comparison.trend import Trend, ratio_text
+from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.gate.to_md import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.store import write_text
@@ -41,11 +41,11 @@ def _changes(found: Changes) -> list[str]:
     lines = [f"### kvcheck compare: {found.verdict}, exit {found.exit_code}", "", escaped(found.summary), ""]
     lines += [f"- **not comparable**: {escaped(text)}" for text in found.problems]
     for state in State:
-        rows = found.of(state)
-        for row in rows[:MOST_LINES]:
-            line = f"<br>{escaped(row.replay)}" if row.replay and state is State.NEW else ""
-            lines.append(f"- **{state.value}**: {escaped(row.line)}{line}")
-        lines += [f"- and {len(rows) - MOST_LINES} more {state.value}"] if len(rows) > MOST_LINES else []
+        groups = found.grouped(state)
+        for rows in groups[:MOST_LINES]:
+            line = f"<br>{escaped(rows[0].replay)}" if rows[0].replay and state is State.NEW else ""
+            lines.append(f"- **{state.value}**: {escaped(line_of(rows))}{line}")
+        lines += [f"- and {len(groups) - MOST_LINES} more {state.value}"] if len(groups) > MOST_LINES else []
     return [*lines, *(f"- note: {escaped(text)}" for text in found.notes)]
 
 
@@ -79,7 +79,7 @@ def _trend(engine: str, found: Trend) -> list[str]:
         lines.append(table_line(("words judged", *(f"{words:,}" for words in found.words))))
     for cell in found.cells:
         lines.append(table_line((cell.id, *(NOT_RUN if each is None else SHOUT[each] for each in cell.verdicts))))
-    lines += [table_line((price.id, *map(ratio_text, price.ratios))) for price in found.prices]
+    lines += [table_line((price.id, *map(price_text, price.ratios))) for price in found.prices]
     return lines
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvcheck.core.base.record import Interval, RunRecord, Verdict
-from kvcheck.core.report.prices import is_check
+from kvcheck.core.report.prices import is_check, ratio_text
 
 LEAST_RUNS = 3
 """Two runs have a comparison; over time there are at least so many."""
@@ -75,10 +75,6 @@ def trend_of(records: Sequence[RunRecord]) -> Trend | None:
     )
 
 
-def ratio_text(ratio: Interval | None) -> str:
+def price_text(ratio: Interval | None) -> str:
     """A ratio with its interval, or why there is none."""
-    if ratio is None:
-        return "not measured"
-    if ratio.lo is None or ratio.hi is None:
-        return f"{ratio.est:.3g} (n/a)"
-    return f"{ratio.est:.3g} ({ratio.lo:.3g}–{ratio.hi:.3g})"
+    return "not measured" if ratio is None else ratio_text(ratio)
