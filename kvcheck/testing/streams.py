@@ -6,7 +6,8 @@ runs at once. Who reads without the wait therefore reads what was there before t
 Invariants:
 - On a side stream every operation runs when the stream gets to it, with what its arguments hold then. The shape of a
   result is known at once, and its values only then.
-- Reading a value on the host (item, tolist of a result, nonzero) waits for the stream, as on a device.
+- What makes the process wait on a device (item, tolist, nonzero, a blocking copy by cpu or to) waits for the stream.
+- `copy_` does not wait: nothing tells memory of the host from that of the device here.
 - What was replaced in torch.cuda is put back at the end. Equal seeds and equal calls give equal orders.
 - Streams belong to one thread: other threads run everything at once.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -138,6 +140,24 @@ class _RealStreams(Streams):
             yield made
 
 
+_ACTIVE: ContextVar[Streams | None] = ContextVar("kvcheck streams", default=None)
+
+
+def active_streams() -> Streams | None:
+    """Those of the block of `streams()` that this call stands in, or None."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def _active(made: Streams) -> Iterator[Streams]:
+    before = _ACTIVE.get()
+    _ACTIVE.set(made)
+    try:
+        yield made
+    finally:
+        _ACTIVE.set(before)  # no token: a fixture may end in another context
+
+
 @contextmanager
 def streams(*, device: str | None = None) -> Iterator[Streams]:
     """In here torch.cuda's Stream, Event, stream(), current_stream() and synchronize() belong to kvcheck.
@@ -172,8 +192,9 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
         "set_stream": lambda chosen: setattr(machine, "current", chosen),
         "synchronize": machine.synchronize,
     }
-    with _replaced(torch.cuda, names), _replaced(torch.Tensor, _methods(machine)), _Late(machine):
-        yield Streams(machine)
+    made = Streams(machine)
+    with _replaced(torch.cuda, names), _replaced(torch.Tensor, _methods(machine)), _Late(machine), _active(made):
+        yield made
 
 
 def _on_device(kind: str) -> Iterator[Streams]:
@@ -189,6 +210,7 @@ def _on_device(kind: str) -> Iterator[Streams]:
         replaced.enter_context(_replaced(torch.cuda, own))
         for waited in (torch.cuda.Event, torch.cuda.Stream):
             replaced.enter_context(_replaced(waited, _giving_way(made.cuda, waited)))
+        replaced.enter_context(_active(made))
         try:
             yield made
         finally:
@@ -340,18 +362,28 @@ def _refill(made: Any, now: Any) -> None:
 
 
 def _methods(machine: _LateMachine) -> dict[str, Any]:
-    """Methods of tensors that read values without an operation: on a side stream they wait for it, as on a device."""
+    """Methods of tensors that make the process wait on a side stream, as on a device: a list of values, and copies to
+    the host that block. `numpy` is none: there it takes memory of the host alone, and waits for nothing."""
 
-    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_and_read(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
-            if not machine.current.is_main:
-                machine.current.synchronize()
-            return read(tensor, *args, **named)
+    def waiting(method: Callable[..., Any], does_wait: Callable[..., bool]) -> Callable[..., Any]:
+        def wait_and_call(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
+            if machine.current.is_main or not does_wait(*args, **named):
+                return method(tensor, *args, **named)
+            machine.current.synchronize()
+            with machine.on(machine.main):
+                return method(tensor, *args, **named)
 
-        return wait_and_read
+        return wait_and_call
 
-    reads = {name: reading(getattr(torch.Tensor, name)) for name in ("tolist", "numpy")}
-    return {**reads, "record_stream": lambda *_: None}
+    waits: dict[str, Callable[..., bool]] = {"tolist": lambda: True, "cpu": lambda **_: True, "to": _is_blocking}
+    waiters = {name: waiting(getattr(torch.Tensor, name), does_wait) for name, does_wait in waits.items()}
+    return {**waiters, "record_stream": lambda *_: None}
+
+
+def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> bool:
+    """Whether these arguments of Tensor.to name the host, and no copy in the background."""
+    places = [each for each in (*args, device) if isinstance(each, (str, torch.device))]
+    return any(torch.device(each).type == "cpu" for each in places) and not (non_blocking or True in args)
 
 
 @contextmanager
