@@ -315,7 +315,7 @@ def _each_byte_once(
         held = matched[at].held
         numbers = taken.of(held.tensor)
         found = torch.unique(numbers).tolist()
-        others = [matched[number - 1].held for number in found if number]
+        others = [matched[number - 1].held for number in sorted(found, key=lambda number: sizes[number - 1]) if number]
         if others and 0 in found:
             raise NotJudged(
                 f"{held.path} shares a part of its memory with {others[0].path}, so a row of one is written where "
@@ -325,6 +325,8 @@ def _each_byte_once(
             kept.append(at)
         elif len(others) > 1 or sizes[found[0] - 1] == sizes[at]:
             shared.setdefault((held.stem, others[0].stem), []).extend((held, others[0]))
+            if len(others) > 1:
+                parts.setdefault(max(found, key=lambda number: sizes[number - 1]) - 1, []).append(held)
             continue
         else:
             parts.setdefault(found[0] - 1, []).append(held)

@@ -45,6 +45,10 @@ class RowJudge:
     def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
         """Compare rows: [ids, bytes] each. Returns what is wrong with the first one that differs."""
         self.count(held.name, seen.numel(), len(ids))
+        return self.differs(held, ids, seen, wanted)
+
+    def differs(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
+        """What is wrong with the first row that differs, without a count."""
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
         if not len(wrong):
             return None

@@ -124,8 +124,8 @@ def judge_left(
         elif not is_one_side or any(held.used is not None for held, _ in moved):
             raise NotJudged(
                 f"unused= names {_index(parts[0])} of {_names(parts)}, and the same part of {moved[0][0].path} came "
-                "back: load moves it there, so it is KV. Name the layers that have none alone, or pass views of what "
-                "each layer holds as the pool"
+                "back: load moves it there, so it is KV. Name the side of keys or values that has none, such as "
+                "'kv[*, 1]'; where layers differ, pass views of what each of them holds as the pool"
             )
     return told
 
@@ -150,7 +150,7 @@ def _text(parts: Sequence[Left], other: Buffer | None, *, is_all: bool = False) 
     held = parts[0].held
     index = index_of(held, parts[0].columns)
     if other is not None:
-        way = f"the same part of {other.path} came back. If only that one holds KV there, pass views of what each holds"
+        way = f"The same part of {other.path} came back. If only that one holds KV there, pass views of what each holds"
     elif index is None:
         way = f"If it holds no KV, pass exclude=({held.path!r},); if it does, save and load have to move it"
     else:

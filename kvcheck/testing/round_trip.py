@@ -99,10 +99,11 @@ def check_round_trip(
         streams.release()
         streams.report()
     mark_all(judge.ownership, found, units, plan)
+    _check_kept(judge, found, units, plan)
     before = {*threading.enumerate()}
     with CopiesToHost():
         copy = save(make(list(plan.ids)))
-    threads = (*found.threads, *(each.name for each in threading.enumerate() if each not in before))
+    threaded = threads_of(found, before)
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     _check_keeps_no_copies(judge, found, units, plan)
@@ -127,9 +128,7 @@ def check_round_trip(
     elif not judge.findings:
         late = judge_late_save(judge, look, units, plan, streams, save, load, lambda ids: make(list(ids)))
         late = (*late, *streams.report().limits)
-    if threads:
-        late = (*late, f"save: a copy of it in another thread ({', '.join(threads)}) was not late on purpose")
-    left = (*left, *still, *padded.values(), *late)
+    left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
 
 
@@ -155,7 +154,7 @@ def judge_late_save(
     given = make(plan.ids)
     fired = streams.fired
     streams.hold(0, is_lazy=True)
-    with CopiesToHost():
+    with CopiesToHost(), streams.host_memory():
         copy = save(given)
     queued = streams.queued
     streams.release()
@@ -190,11 +189,32 @@ def judge_late_save(
     return ("save with late copies: the watchdog of the device ended a hold",) if streams.fired > fired else ()
 
 
+def threads_of(found: Pool, before: Collection[threading.Thread]) -> tuple[str, ...]:
+    """That copies of save in other threads were not late on purpose, if there are any since then or in the pool."""
+    names = (*found.threads, *(each.name for each in threading.enumerate() if each not in before))
+    return (f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose",) if names else ()
+
+
 def _check_same(found: Pool, again: Pool) -> None:
     if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
         raise NotJudged(
             "load replaced tensors of the pool by others of another shape or name, which have no known content"
         )
+
+
+def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+    """Raise NotJudged if a buffer does not hold what was written to it: other rows or buffers share its memory."""
+    for held in found.buffers:
+        rows = rows_named([*plan.ids, *plan.held, *plan.free], held.unit, units)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+        wrong = torch.nonzero((seen != wanted).any(1)).view(-1).tolist()
+        if wrong:
+            other = judge.ownership.buffer_of(held, seen[wrong[0]], found.buffers)
+            whose = f"another buffer ({other[0].where})" if other is not None else "other rows, or another buffer,"
+            raise NotJudged(
+                f"{held.where}, does not keep what is written to {held.unit} {rows[wrong[0]]}: {whose} shares its "
+                f"memory. Give each its own, or leave out one that holds no KV, as with exclude=({held.path!r},)"
+            )
 
 
 def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
@@ -404,20 +424,19 @@ def judge_padding(
     for held in found.buffers:
         rows = rows_named(plan.padding, held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
-        if held.family in known or torch.equal(seen, wanted):
+        wrong = judge.differs(held, rows, seen, wanted)
+        if held.family in known or wrong is None:
             continue
-        wrong = judge.compare(held, rows, seen, wanted)
-        assert wrong is not None
         is_finite = not held.dtype.is_floating_point or bool(seen.view(held.dtype).isfinite().all())
         holds = wrong.story if is_finite else "NaN or infinity"
         changed.setdefault(held.family, []).append(held)
-        story[held.family] = f"{held.unit} {rows[wrong.at]} is padding, and {writer} wrote {holds} to it"
+        story[held.family] = f"{held.unit} {rows[wrong.at]} is padding, and {writer} changed it: it holds {holds}"
         is_read = any(bytes(row.tolist()) in bytes(bits.tolist()) for row in wanted for _, bits in saved)
         if not is_finite and is_read:
-            why = f"{story[held.family]}, in {held.where}; save reads it, so padded reads get that"
+            why = f"{story[held.family]} in {held.where}, and save reads it, so that padded reads get it"
             judge.find("KV403", "lifetime", why, held, wrong, row=rows[wrong.at], request=SAVED)
     told = {
-        family: f"{', '.join(held.path for held in some)}: {story[family]}; nobody's row, so it is not judged. "
+        family: f"{', '.join(held.path for held in some)}: {story[family]}. It is nobody's, so it is not judged; "
         "padding=() with ids= and into= judges it"
         for family, some in changed.items()
     }
