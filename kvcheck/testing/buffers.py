@@ -4,7 +4,8 @@ Invariants:
 - There is no list of buffers: it would omit what the code under test omits. A buffer that is added later is found.
 - A tensor with a dimension of slots or pages is judged, unless it is excluded by name or holds an id a slot. One of two
   or more dimensions without any is NotJudged, unless its memory belongs to tensors that are judged.
-- Memory that several names lead to is one buffer.
+- Memory that several names lead to is one buffer. Where that hides one of them, `not_tried` names it.
+- A name that is printed as advice, such as "arena[1, 0]", is taken by `exclude` and `unused`.
 - Rows are read and written as integers of the element's size, wherever they lie and whatever their strides are.
 """
 
@@ -12,15 +13,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from kvcheck.testing.failures import NotJudged
+from kvcheck.testing.memory import BITS, ByteMap, is_readable, rows_touched
 from kvcheck.testing.reached import Held, Passed, is_named, reached
 
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
 """Types of which one element a slot is an id, a length or a flag, and no content."""
 LISTED = 6
@@ -55,12 +56,17 @@ class Units:
 class Buffer:
     """One layer of a buffer. unit: what a row holds. rows: bits of the tensor, [rows, ...] or [pages, tokens, ...].
 
-    split: tokens of a page where rows has both dimensions, else 0. used: the elements of a row that hold KV, or None
-    for all. Others are neither written nor read.
+    paths: how it may be named. family: the name that its layers have in common. numbers: its indices, the last `own` of
+    which are the tensor's own. split: tokens of a page where rows has both dimensions, else 0. used: the
+    elements of a row that hold KV, or None for all. Others are written, but not read.
     """
 
     name: str
     layer: int | None
+    paths: tuple[str, ...]
+    family: str
+    numbers: tuple[int, ...]
+    own: int
     unit: str
     rows: torch.Tensor
     dtype: torch.dtype
@@ -78,9 +84,30 @@ class Buffer:
         return self.name, self.layer
 
     @property
+    def path(self) -> str:
+        """Its name for exclude= and unused=."""
+        return self.paths[0]
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.dims) * self.rows.element_size()
+
+    @property
     def size(self) -> int:
         """Bytes of a row that hold KV."""
-        return (math.prod(self.dims) if self.used is None else len(self.used)) * self.rows.element_size()
+        return self.width if self.used is None else len(self.used) * self.rows.element_size()
+
+    @property
+    def whole(self) -> Buffer:
+        """The same with rows that hold KV everywhere."""
+        return replace(self, used=None)
+
+    def kept(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of the bytes of whole rows those that hold KV."""
+        if self.used is None:
+            return rows
+        return rows.view(len(rows), -1, self.rows.element_size())[:, self.used.cpu()].reshape(len(rows), self.size)
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
         """Copies of these rows on the host: [ids, bytes] uint8."""
@@ -96,14 +123,14 @@ class Buffer:
         return kept.contiguous().view(-1).view(torch.uint8).reshape(count, self.size)
 
     def write(self, ids: Sequence[int], rows: torch.Tensor) -> None:
-        """Put these bytes there: [ids, bytes] uint8."""
+        """Put these bytes of whole rows there: [ids, bytes] uint8."""
         if len(ids):
-            bits = rows.contiguous().view(-1).view(self.rows.dtype).reshape(len(ids), -1).to(self.rows.device)
-            if self.used is not None:
-                whole = self.rows[self.index(ids)].reshape(len(ids), math.prod(self.dims))
-                whole[:, self.used] = bits
-                bits = whole
+            bits = rows.contiguous().view(-1).view(self.rows.dtype).to(self.rows.device)
             self.rows[self.index(ids)] = bits.reshape(len(ids), *self.dims)
+
+    def rows_in(self, tensor: torch.Tensor) -> frozenset[int]:
+        """Its rows that a tensor has a byte of."""
+        return rows_touched(tensor, self.rows, 2 if self.split else 1)
 
     def row(self, number: int) -> torch.Tensor:
         """A view of one row."""
@@ -122,10 +149,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The buffers of an object. not_tried: tensors that are left out, each with the reason."""
+    """The buffers of an object. not_tried: tensors that are left out, each with the reason. threads: where it keeps
+    what runs code in other threads."""
 
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]
+    threads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +179,9 @@ def find_buffers(
     passed = Passed(() if isinstance(exclude, str) else exclude)
     every = reached(thing, passed=passed)
     unused = unused or {}
-    _check_names(every, exclude, "exclude", passed.paths)
-    _check_names(every, include, "include")
-    _check_names(every, tuple(unused), "unused")
+    _check_names(every, units, exclude, "exclude", passed.paths)
+    _check_names(every, units, include, "include")
+    _check_names(every, units, tuple(unused), "unused")
     left = [f"{path}: excluded by name" for path in passed.paths]
     matched: list[_Match] = []
     odd: list[Held] = []
@@ -173,8 +202,11 @@ def find_buffers(
             left.append(f"{held.path}: no dimension of {units}")
         else:
             odd.append(held)
-    kept = _each_byte_once(matched, odd, units)
-    if not kept:
+    kept, shared = _each_byte_once(matched, odd, units)
+    parts = [part for each in kept for part in _parts(each, units, unused)]
+    left += [f"{each.path}: excluded by name" for each in parts if _is_any(each.paths, exclude)]
+    parts = [each for each in parts if not _is_any(each.paths, exclude)]
+    if not parts:
         shapes = ", ".join(f"{each.path} {list(each.tensor.shape)}" for each in every[:LISTED]) or (
             "nothing but what is excluded" if passed.paths else "no tensor at all"
         )
@@ -182,9 +214,8 @@ def find_buffers(
             f"no tensor below {type(thing).__name__} has a dimension of {units}; found {shapes}. Pass the number of "
             "rows of the pool's tensors as slots="
         )
-    parts = tuple(part for each in kept for part in _parts(each, units, unused))
     left += [f"{name}: {index_text(index)} of its rows, named in unused=" for name, index in unused.items()]
-    return Pool(parts, tuple(left))
+    return Pool(tuple(parts), (*left, *shared, *_reached_again(kept, passed.again)), tuple(passed.threads))
 
 
 def index_text(index: object) -> str:
@@ -196,56 +227,30 @@ def index_text(index: object) -> str:
     return "..." if index is Ellipsis else repr(index)
 
 
-def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie in memory as its shape and strides say."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    return is_plain and (tensor.element_size() in BITS or tensor.is_complex())
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor's bytes on the host."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    bits = torch.view_as_real(plain).reshape(-1) if plain.is_complex() else plain
-    return bits.view(torch.uint8).cpu().clone()
-
-
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have a byte in common."""
-    if not (is_readable(one) and is_readable(other) and one.numel() and other.numel()) or one.device != other.device:
-        return False
-    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    taken: dict[int, torch.Tensor] = {}
-    _map_of(taken, one).fill_(True)
-    return bool(_map_of(taken, other).any())
-
-
-def rows_in(tensor: torch.Tensor, held: Buffer) -> frozenset[int]:
-    """The rows of a buffer that a tensor has a byte of."""
-    if not overlap(tensor, held.rows):
-        return frozenset()
-    taken: dict[int, torch.Tensor] = {}
-    _map_of(taken, tensor).fill_(True)
-    count = held.rows.shape[0] * max(1, held.split)
-    return frozenset(torch.nonzero(_map_of(taken, held.rows).reshape(count, -1).any(1)).view(-1).tolist())
-
-
-def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """One bool for each byte of the tensor, as a view of the map of its storage."""
-    storage, size = tensor.untyped_storage(), tensor.element_size()
-    if storage.data_ptr() not in maps:
-        maps[storage.data_ptr()] = torch.zeros(storage.nbytes(), dtype=torch.bool)
-    strides = (*(stride * size for stride in tensor.stride()), 1)
-    return maps[storage.data_ptr()].as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size)
-
-
-def _check_names(every: Sequence[Held], names: Collection[str], option: str, paths: Sequence[str] = ()) -> None:
+def _check_names(
+    every: Sequence[Held], units: Units, names: Collection[str], option: str, paths: Sequence[str] = ()
+) -> None:
+    layers = [path for held in every for index in _indices(held, units) for path in _layer_paths(held.path, index)]
     for name in [names] if isinstance(names, str) else names:
-        is_met = any(held.is_named((name,)) for held in every) or any(is_named(path, path, (name,)) for path in paths)
+        is_met = any(held.is_named((name,)) for held in every) or _is_any((*paths, *layers), (name,))
         if isinstance(names, str) or not is_met:
             known = ", ".join(dict.fromkeys(held.stem for held in every)) or "none"
             what = "a tuple of names" if isinstance(names, str) else "names of tensors"
             raise NotJudged(f"{option}={names!r}: expected {what}; the pool has {known}")
+
+
+def _indices(held: Held, units: Units) -> list[tuple[int, ...]]:
+    """The indices of a tensor's layers: of the dimensions before that of the rows, if it has any."""
+    sizes = held.tensor.shape
+    at = next((at for at, size in enumerate(sizes) if size in (units.slots, units.pages)), 0)
+    return [*itertools.product(*(range(size) for size in sizes[:at]))] if at else []
+
+
+def _layer_paths(path: str, index: Sequence[int]) -> tuple[str, ...]:
+    """How a layer of a tensor may be named: "arena[1, 0]" or "arena[1][0]", so that "arena[1]" names both of it."""
+    if not index:
+        return (path,)
+    return f"{path}[{', '.join(map(str, index))}]", path + "".join(f"[{number}]" for number in index)
 
 
 def _check_kind(held: Held) -> None:
@@ -293,33 +298,88 @@ def _match(held: Held, units: Units) -> _Match | None:
     return _Match(held, by_page[0], tokens, tokens is None)
 
 
-def _each_byte_once(matched: Sequence[_Match], odd: Sequence[Held], units: Units) -> list[_Match]:
-    """The tensors that cover all memory of buffers, in the order in which they were reached."""
-    maps: dict[int, torch.Tensor] = {}
+def _each_byte_once(
+    matched: Sequence[_Match], odd: Sequence[Held], units: Units
+) -> tuple[list[_Match], tuple[str, ...]]:
+    """The tensors that cover all memory of buffers, in the order in which they were reached; and which are hidden.
+
+    Tensors that lie apart in a larger one hide nothing: layers of an arena, keys and values, scales in rows of bytes.
+    Named are tensors that are all of another one, that cross several, or that are the only part of another.
+    """
+    taken = ByteMap([each.held.tensor for each in matched] + [held.tensor for held in odd])
     kept: list[int] = []
+    shared: dict[tuple[str, str], list[Held]] = {}
+    parts: dict[int, list[Held]] = {}
     sizes = [each.held.tensor.numel() * each.held.tensor.element_size() for each in matched]
     for at in sorted(range(len(matched)), key=lambda at: -sizes[at]):
-        covered = _map_of(maps, matched[at].held.tensor)
-        if bool(covered.all()):
+        held = matched[at].held
+        numbers = taken.of(held.tensor)
+        found = torch.unique(numbers).tolist()
+        others = [matched[number - 1].held for number in sorted(found, key=lambda number: sizes[number - 1]) if number]
+        if others and 0 in found:
+            raise NotJudged(
+                f"{held.path} shares a part of its memory with {others[0].path}, so a row of one is written where "
+                f"somebody's row of the other lies. If one of them holds no KV, leave it out: exclude=({held.path!r},)"
+            )
+        if not others:
+            kept.append(at)
+        elif len(others) > 1 or sizes[found[0] - 1] == sizes[at]:
+            shared.setdefault((held.stem, others[0].stem), []).extend((held, others[0]))
+            if len(others) > 1:
+                parts.setdefault(max(found, key=lambda number: sizes[number - 1]) - 1, []).append(held)
             continue
-        if bool(covered.any()):
-            path = matched[at].held.path
-            raise NotJudged(f"{path} shares a part of its memory with another buffer. Pass exclude=({path!r},)")
-        covered.fill_(True)
-        kept.append(at)
+        else:
+            parts.setdefault(found[0] - 1, []).append(held)
+        numbers.fill_(at + 1)
     for held in odd:
-        if not bool(_map_of(maps, held.tensor).all()):
+        if not bool(taken.of(held.tensor).all()):
             raise NotJudged(
                 f"{held.path} {list(held.tensor.shape)} has no dimension of {units}, so nothing says which of its rows "
                 f"are a request's. If it holds no KV, pass exclude=({held.path!r},); if it has a row a page, pass "
                 "page_size="
             )
-    return [matched[at] for at in sorted(kept)]
+    for at, (part, *rest) in parts.items():
+        whole = matched[at].held
+        is_typed = part.tensor.dtype != whole.tensor.dtype and whole.tensor.element_size() == 1
+        if not rest and not is_typed:
+            shared.setdefault((part.stem, whole.stem), []).extend((part, whole))
+    return [matched[at] for at in sorted(kept)], tuple(map(_shared_text, shared.values()))
 
 
-def _used(held: Held, dims: Sequence[int], unused: Mapping[str, object]) -> torch.Tensor | None:
-    """The numbers of the elements of a row that hold KV: none of those that `unused` names for this tensor."""
-    named = [index for name, index in unused.items() if held.is_named((name,))]
+def _reached_again(kept: Sequence[_Match], again: Sequence[Held]) -> tuple[str, ...]:
+    """Buffers that stand twice in one list, or under two names of one object: that is meant, or a list multiplied."""
+    shared: dict[tuple[str, str], list[Held]] = {}
+    for held in again:
+        first = next((each.held for each in kept if each.held.tensor is held.tensor), None)
+        if first is None:
+            continue
+        is_beside = held.path.rpartition(".")[0] == first.path.rpartition(".")[0]
+        if is_beside or held.stem == first.stem:
+            shared.setdefault((held.stem, first.stem), []).extend((held, first))
+    return tuple(map(_shared_text, shared.values()))
+
+
+def _shared_text(pairs: Sequence[Held]) -> str:
+    """pairs: the hidden tensor and the one that is judged, in turns."""
+    hidden, first = pairs[::2], pairs[1]
+    names = ", ".join(held.path for held in hidden[:LISTED]) + (", ..." if len(hidden) > LISTED else "")
+    other = hidden[0].tensor.dtype
+    kind = (
+        "" if other == first.tensor.dtype else f" as {other} where that is {first.tensor.dtype}".replace("torch.", "")
+    )
+    return (
+        f"{names}: shares memory with {first.path}{kind}, and was written and compared as that alone; if both hold KV, "
+        "each overwrites the other: watch() a value of one while the other is written"
+    )
+
+
+def _is_any(paths: Iterable[str], names: Collection[str]) -> bool:
+    return any(is_named(path, path, names) for path in paths)
+
+
+def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping[str, object]) -> torch.Tensor | None:
+    """The numbers of the elements of a row that hold KV: none of those that `unused` names for this layer."""
+    named = [index for name, index in unused.items() if held.is_named((name,)) or _is_any(paths, (name,))]
     if not named:
         return None
     mask = torch.ones(*dims, dtype=torch.bool)
@@ -341,8 +401,7 @@ def _used(held: Held, dims: Sequence[int], unused: Mapping[str, object]) -> torc
 def _parts(match: _Match, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
     """The layers of a tensor: one for each index of the dimensions before that of the rows."""
     held, tensor = match.held, match.held.tensor.detach()
-    shape = enumerate(tensor.shape)
-    used = _used(held, [size for at, size in shape if at > match.at and at != match.tokens], unused)
+    dims = [size for at, size in enumerate(tensor.shape) if at > match.at and at != match.tokens]
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     bits = tensor.view(BITS[tensor.element_size()])
@@ -352,13 +411,17 @@ def _parts(match: _Match, units: Units, unused: Mapping[str, object]) -> Iterato
             part = part.movedim(match.tokens - match.at, 1)
         numbers = (*held.keys, *index)
         is_lone = len(numbers) == 1
-        inner = f"[{', '.join(map(str, index))}]" if index else ""
+        paths = _layer_paths(held.path, index)
         yield Buffer(
-            name=held.stem if is_lone else f"{held.path}{inner}",
+            name=held.stem if is_lone else paths[0],
             layer=numbers[0] if is_lone else None,
+            paths=paths,
+            family=held.stem,
+            numbers=numbers,
+            own=len(index),
             unit="page" if match.is_page else units.name,
             rows=part,
             dtype=held.tensor.dtype,
             split=0 if match.tokens is None else units.page_size,
-            used=used,
+            used=_used(held, paths, dims, unused),
         )

@@ -7,14 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from kvcheck.core.base.record import Finding
 from kvcheck.testing.buffers import Buffer
-from kvcheck.testing.ownership import Owner, Ownership, dump
+from kvcheck.testing.ownership import PADDING, Owner, Ownership, dump
 
 TELLING = 8
 """Bytes of a row that are enough to name the place that it was written for."""
@@ -45,6 +45,10 @@ class RowJudge:
     def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
         """Compare rows: [ids, bytes] each. Returns what is wrong with the first one that differs."""
         self.count(held.name, seen.numel(), len(ids))
+        return self.differs(held, ids, seen, wanted)
+
+    def differs(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
+        """What is wrong with the first row that differs, without a count."""
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
         if not len(wrong):
             return None
@@ -99,19 +103,20 @@ class RowJudge:
         if holders:
             requests = dict.fromkeys(holder.request for holder in holders)
             if len(requests) > 1:
-                named = " or ".join(f"request {request}" for request in requests)
-                return "KV102", f"bytes of {named}, which its few bytes cannot tell apart", None
-            return "KV102", f"request {holders[0].request}'s bytes (its position {_some(holders)})", holders[0].request
+                return "KV102", f"bytes of {_named(requests, 'or')}, which its few bytes cannot tell apart", None
+            number = holders[0].request
+            if number == PADDING:
+                return "KV102", f"the bytes of padding, its row {_some(holders)}", None
+            return "KV102", f"request {number}'s bytes (its position {_some(holders)})", number
         place = self.ownership.buffer_of(held, row, self.buffers) if len(row) >= TELLING else None
         if place is not None:
             other, holder = place
-            story = f"the row of request {holder.request}, position {holder.position}, of {other.where}"
+            story = f"the row of {_named([holder.request], '')}, position {holder.position}, of {other.where}"
             return "KV106", story, holder.request
         among = self.ownership.owners_in(held, row)
         foreign = [request for request in among if request != owner.request]
         if foreign:
-            named = " and ".join(f"request {request}" for request in among)
-            return "KV103", f"a torn row with words of {named}", foreign[0]
+            return "KV103", f"a torn row with words of {_named(among, 'and')}", foreign[0]
         if among:
             return "KV103", "its own row in part, and bytes that nobody wrote", owner.request
         if not bool(row.any()):
@@ -121,3 +126,7 @@ class RowJudge:
 
 def _some(holders: Sequence[Owner]) -> str:
     return " or ".join(str(holder.position) for holder in holders)
+
+
+def _named(requests: Iterable[int], word: str) -> str:
+    return f" {word} ".join("padding" if request == PADDING else f"request {request}" for request in requests)

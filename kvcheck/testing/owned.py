@@ -12,8 +12,8 @@ from types import TracebackType
 import torch
 
 from kvcheck.core.base.record import Finding
-from kvcheck.testing.buffers import bytes_of, is_readable, overlap
 from kvcheck.testing.failures import Judged, NotJudged, settled
+from kvcheck.testing.memory import bytes_of, is_readable, overlap
 from kvcheck.testing.ownership import dump
 from kvcheck.testing.reached import Held, reached
 from kvcheck.testing.trial import conclude

@@ -20,6 +20,8 @@ from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.content import content
 from kvcheck.testing.buffers import Buffer
 
+PADDING = 0
+"""The owner of rows of padding: nobody's request."""
 DUMPED = 16
 """Bytes of a row that a finding shows."""
 
@@ -82,13 +84,13 @@ class Ownership:
 
 
 def rows_of(held: Buffer, request: int, positions: Sequence[int]) -> torch.Tensor:
-    """The content of a request in a buffer: [positions, bytes] uint8."""
+    """The content of a request in whole rows of a buffer: [positions, bytes] uint8."""
     site = Site(held.unit, held.name, "", -1 if held.layer is None else held.layer)
-    rows = content(site, request, positions, held.size)
+    rows = content(site, request, positions, held.width)
     if held.dtype is torch.bool:
         return rows & 1
     is_float = held.dtype.is_floating_point or held.dtype.is_complex
-    if not is_float and held.size == 1:
+    if not is_float and held.width == 1:
         return rows  # all eight bits, since they are all that tells owners apart
     width = held.rows.element_size() if is_float else 1
     top = rows[:, width - 1 :: width]  # sign and the upper bits of the exponent; any byte can be one of those
@@ -108,5 +110,5 @@ def _rows(held: Buffer, owners: Sequence[Owner]) -> torch.Tensor:
     found = torch.empty(len(owners), held.size, dtype=torch.uint8)
     for request in dict.fromkeys(owner.request for owner in owners):
         at = [place for place, owner in enumerate(owners) if owner.request == request]
-        found[at] = rows_of(held, request, [owners[place].position for place in at])
+        found[at] = held.kept(rows_of(held, request, [owners[place].position for place in at]))
     return found

@@ -1,21 +1,53 @@
-"""Padding: parts of rows that neither save nor load touches, which are no finding and not judged either.
+"""Padding: parts of rows that neither save nor load moves. They align rows, or somebody forgot them.
 
 Invariants:
-- A part is untouched only if load left it in every row of the request, and the saved value does not have it.
+- A part is left out only if load left it in every row of the request, and the saved value does not have it.
 - A part that the saved value has, and that load leaves out, stays a finding.
+- A part that came back in another layer of the same buffer is KV. No advice that hides it is printed or taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from kvcheck.testing.buffers import Buffer
+from kvcheck.testing.buffers import Buffer, index_text
+from kvcheck.testing.failures import NotJudged
+from kvcheck.testing.judge import RowJudge, Wrong
 
 TELLING = 4
 """Bytes that are enough to be known again among others: shorter runs are looked for as a part of the whole row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Whole rows of a request in one layer: before load, after it, and as they were saved. [rows, bytes] each."""
+
+    before: torch.Tensor
+    seen: torch.Tensor
+    wanted: torch.Tensor
+
+    def came_back(self, columns: torch.Tensor) -> bool:
+        """Whether load has moved these bytes."""
+        seen, wanted = self.seen[:, columns], self.wanted[:, columns]
+        return torch.equal(seen, wanted) and not torch.equal(seen, self.before[:, columns])
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A part of the rows of a layer that load left as it was. columns: [elements of a row] bool."""
+
+    held: Buffer
+    columns: torch.Tensor
+    wrong: Wrong | None
+    """How the first row differs; None for a part that unused= names."""
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        return self.columns.repeat_interleave(self.held.rows.element_size())
 
 
 def untouched(
@@ -24,7 +56,7 @@ def untouched(
     """The elements of a row that nobody moved, if all that is wrong lies in them; None if anything else is wrong.
 
     before, seen, wanted: [rows, bytes] before load, after it, and as saved. saved: the bytes of the saved tensors.
-    Returns [elements] bool.
+    Returns [elements] bool, of whole rows.
     """
     wrong = seen != wanted
     columns = wrong.any(0)
@@ -38,13 +70,135 @@ def untouched(
     runs = [(start, end) for start, end in _runs(bits.tolist()) if end - start >= TELLING] or [(0, len(bits))]
     for row in wanted:
         if not any(bytes(row[start:end].tolist()) in each for start, end in runs for each in kept):
-            return columns
+            return _of_whole_row(held, columns)
     return None
 
 
+def named_and_left(held: Buffer, rows: Rows) -> Left | None:
+    """The part of a layer that unused= names, if load has left it as it was."""
+    if held.used is None:
+        return None
+    columns = torch.ones(held.width // held.rows.element_size(), dtype=torch.bool)
+    columns[held.used.cpu()] = False
+    left = Left(held, columns, None)
+    return left if torch.equal(rows.seen[:, left.bytes], rows.before[:, left.bytes]) else None
+
+
+def judge_left(
+    judge: RowJudge,
+    found: Sequence[Left],
+    layers: Mapping[tuple[str, int | None], tuple[Buffer, Rows]],
+    saved: Sequence[torch.Tensor],
+    request: int,
+) -> list[str]:
+    """Find parts that came back in another layer of the same buffer. Returns what is to be said of the others.
+
+    Raises NotJudged where unused= names a part that came back in another layer.
+    """
+    told: list[str] = []
+    families: dict[tuple[object, ...], list[Left]] = {}
+    for left in found:
+        families.setdefault((left.held.family, left.held.width, bytes(left.columns.tolist())), []).append(left)
+    for parts in families.values():
+        first = parts[0].held
+        keys = {each.held.key for each in parts}
+        moved = [
+            (held, rows)
+            for held, rows in layers.values()
+            if (held.family, held.width) == (first.family, first.width)
+            and held.key not in keys
+            and rows.came_back(parts[0].bytes)
+        ]
+        if not moved:
+            if parts[0].wrong is not None:
+                is_all = all(held.key in keys for held, _ in layers.values() if held.family == first.family)
+                told.append(_text(parts, None, is_all=is_all))
+            continue
+        is_named = all(each.wrong is None for each in parts)
+        is_read_twice = any(_is_read_twice(rows.wanted, parts[0].bytes, saved) for _, rows in moved)
+        is_one_side = _is_one_side([each.held for each in parts], [held for held, _ in moved])
+        if is_read_twice or not (is_named or is_one_side):
+            _find(judge, parts, moved[0][0], request, is_read_twice)
+        elif not is_named:
+            told.append(_text(parts, moved[0][0]))
+        elif not is_one_side or any(held.used is not None for held, _ in moved):
+            raise NotJudged(
+                f"unused= names {_index(parts[0])} of {_names(parts)}, and the same part of {moved[0][0].path} came "
+                "back: load moves it there, so it is KV. Name the side of keys or values that has none, such as "
+                "'kv[*, 1]'; where layers differ, pass views of what each of them holds as the pool"
+            )
+    return told
+
+
+def _find(judge: RowJudge, parts: Sequence[Left], other: Buffer, request: int, is_read_twice: bool) -> None:
+    held, wrong = parts[0].held, parts[0].wrong
+    why = f"; the saved value has that of {other.path} more than once" if is_read_twice else ""
+    judge.find(
+        "KV304",
+        "contract",
+        f"request {request} came back without {_index(parts[0])} of each row of {_names(parts)}: save left it out and "
+        f"load left it as it was, and the same part of {other.path} came back{why}. A layer that has no such part is "
+        "passed as a view of what it holds",
+        held,
+        wrong,
+        request=request,
+    )
+
+
+def _text(parts: Sequence[Left], other: Buffer | None, *, is_all: bool = False) -> str:
+    """is_all: the parts are those of all layers of the buffer."""
+    held = parts[0].held
+    index = index_of(held, parts[0].columns)
+    if other is not None:
+        way = f"The same part of {other.path} came back. If only that one holds KV there, pass views of what each holds"
+    elif index is None:
+        way = f"If it holds no KV, pass exclude=({held.path!r},); if it does, save and load have to move it"
+    else:
+        names = [held.family] if is_all and held.family else [each.held.path for each in parts]
+        unused = ", ".join(f"{name!r}: {index_text(index)}" for name in names)
+        way = f"If it holds no KV, pass unused={{{unused}}}; if it does, save and load have to move it"
+    return (
+        f"{_names(parts)}: save left out {_index(parts[0])} of each row, and load left it as it was, so it is padding "
+        f"or a forgotten part of the row. {way}"
+    )
+
+
+def _names(parts: Sequence[Left]) -> str:
+    return ", ".join(each.held.path for each in parts)
+
+
+def _index(left: Left) -> str:
+    index = index_of(left.held, left.columns)
+    return "a part" if index is None else index_text(index)
+
+
+def _is_one_side(left: Sequence[Buffer], moved: Sequence[Buffer]) -> bool:
+    """Whether what was left out is one of two halves of a tensor, as keys and values may differ in width."""
+    own = min(each.own for each in (*left, *moved))
+    for axis in range(-own, 0):
+        sides = [{each.numbers[axis] for each in some} for some in (left, moved)]
+        if all(len(side) == 1 for side in sides) and sides[0] | sides[1] == {0, 1}:
+            return True
+    return False
+
+
+def _is_read_twice(wanted: torch.Tensor, part: torch.Tensor, saved: Sequence[torch.Tensor]) -> bool:
+    """Whether the saved value has this part of a layer's rows more often than the rest of them."""
+    kept = [bytes(each.tolist()) for each in saved]
+    return _times(wanted, part, kept) > _times(wanted, ~part, kept) > 0
+
+
+def _times(wanted: torch.Tensor, part: torch.Tensor, kept: Sequence[bytes]) -> int:
+    """How often the saved value has this part: that of all rows, of one row, or the longest run of it."""
+    start, end = max(_runs(part.tolist()), key=lambda run: run[1] - run[0])
+    needles = [wanted[:, part], wanted[0, part], wanted[0, start:end]]
+    counts = [sum(each.count(bytes(needle.reshape(-1).tolist())) for each in kept) for needle in needles]
+    return next((n for n, needle in zip(counts, needles, strict=True) if n and needle.numel() >= TELLING), 0)
+
+
 def index_of(held: Buffer, columns: torch.Tensor) -> tuple[slice, ...] | slice | None:
-    """These elements as an index of a row; None if they are no box, or if not all elements of a row are judged."""
-    if held.used is not None or held.dtype.is_complex or len(columns) != math.prod(held.dims):
+    """These elements as an index of a row; None if they are no box."""
+    if held.dtype.is_complex or len(columns) != math.prod(held.dims):
         return None
     box = columns.reshape(held.dims)
     sides = []
@@ -54,6 +208,14 @@ def index_of(held: Buffer, columns: torch.Tensor) -> tuple[slice, ...] | slice |
     if not bool(box[tuple(sides)].all()):
         return None
     return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def _of_whole_row(held: Buffer, columns: torch.Tensor) -> torch.Tensor:
+    if held.used is None:
+        return columns
+    whole = torch.zeros(held.width // held.rows.element_size(), dtype=torch.bool)
+    whole[held.used.cpu()] = columns
+    return whole
 
 
 def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from threading import Thread
 
 import numpy as np
 import torch
@@ -53,10 +55,15 @@ def is_named(path: str, stem: str, names: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Passed:
-    """What is not entered. names: of it. paths: those of objects without a tensor's bytes that have such a name."""
+    """What is not entered. names: of it. paths: those of objects without a tensor's bytes that have such a name.
+
+    again: tensors that were reached before. threads: paths of what runs code in other threads.
+    """
 
     names: Collection[str]
     paths: list[str] = field(default_factory=list)
+    again: list[Held] = field(default_factory=list)
+    threads: list[str] = field(default_factory=list)
 
 
 def reached(
@@ -75,9 +82,13 @@ def _walk(
     if path and not isinstance(thing, (torch.Tensor, np.ndarray)) and is_named(path, stem, passed.names):
         passed.paths.append(path)
         return
+    if isinstance(thing, torch.Tensor) and id(thing) in seen:
+        passed.again.append(Held(path or "pool", thing, stem or "pool", keys))
     if isinstance(thing, (*_PLAIN, *_CODE)) or id(thing) in seen:
         return
     seen.add(id(thing))
+    if isinstance(thing, (Thread, Executor)):
+        passed.threads.append(path)
     if isinstance(thing, np.ndarray):
         try:
             thing = torch.from_numpy(thing)

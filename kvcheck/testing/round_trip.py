@@ -6,32 +6,44 @@
 
 Invariants:
 - The saved value is not looked into for the verdict on buffers: only what `load` puts back counts.
-- Rows of padding are neither written nor judged. Rows of request 1 are free once it is saved.
+- Rows of padding are nobody's. What changes them is named. It is a finding only if it puts NaN where save reads.
+- Rows of request 1 are free once it is saved.
 - In save, `.to(device)` and `.cpu()` make copies, as they do for a pool on a device. On a CPU they would not.
-- save is called once. load is called once, unless what was saved is no copy.
+- save and load are called once. Inside streams(), again with a save whose streams run when they are waited for.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
-from kvcheck.testing.buffers import Buffer, Pool, Units, bytes_of, find_buffers, index_text, is_readable, rows_in
+from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
+from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import Ownership, dump
-from kvcheck.testing.padding import index_of, untouched
+from kvcheck.testing.padding import Left, Rows, judge_left, named_and_left, untouched
+from kvcheck.testing.plan import (
+    NEXT,
+    SAVED,
+    SAVED_LATE,
+    Plan,
+    give,
+    mark,
+    mark_all,
+    plan_of,
+    rows_named,
+    tensors_on,
+    wait_for_device,
+)
 from kvcheck.testing.reached import Held, Passed, reached
+from kvcheck.testing.streams import Streams, active_streams
 from kvcheck.testing.trial import conclude, seed_of
-
-SAVED, BYSTANDER, NEXT = 1, 2, 3
-MOST_PAGES = 4
-"""Pages of a request, if the caller names no ids: two to so many."""
 
 Saved = TypeVar("Saved")
 
@@ -68,126 +80,141 @@ def check_round_trip(
 
     Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
     KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
-    load changed is KV403. Raises NotJudged if a tensor cannot be judged and is not excluded.
+    load changed is KV403. Inside a block of `streams()` save and load are called a second time: what save does on a
+    stream then runs when somebody waits for it, and a copy that was taken too early is KV203. Raises NotJudged if a
+    tensor cannot be judged and is not excluded.
 
-    A pass says that this save and this load moved these rows bit for bit on this device, one after the other. It says
-    nothing of copies that run later than save returns, unless CUDA's synchronisation covers them (see `waits`), of
-    lossy copies, of memory that no attribute of the pool leads to, or of other sizes.
+    A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of copies that
+    run later than save returns, unless CUDA's synchronisation covers them, of lossy copies, of memory that no attribute
+    of the pool leads to, or of other sizes.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
-    found = find_buffers(pool, units, exclude=exclude, include=include, unused=unused)
+    look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
+    found = look()
     plan = plan_of(units, ids, into, padding, seed_of(seed))
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
     judge = RowJudge(Ownership(), found.buffers)
-    for request, owned in ((SAVED, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free)):
-        mark(judge.ownership, found, units, request, owned)
+    streams = active_streams()
+    if streams is not None:
+        streams.release()
+        streams.report()
+    mark_all(judge.ownership, found, units, plan)
+    _check_kept(judge, found, units, plan)
+    before = {*threading.enumerate()}
     with CopiesToHost():
         copy = save(make(list(plan.ids)))
+    threaded = threads_of(found, before)
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     _check_keeps_no_copies(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
+    padded = judge_padding(judge, found, units, plan, "save", saved, {})
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
     ways_back = _judge_saved(judge, found, units, plan, saved)
     left = (*found.not_tried, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
-        return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, "load")))
+        return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     load(copy, make(list(plan.into)))
-    again = find_buffers(pool, units, exclude=exclude, include=include, unused=unused)
+    again = look()
+    _check_same(found, again)
+    wait_for_device(again)
+    judge.buffers = again.buffers
+    still = _judge_loaded(judge, again, units, plan, saved)
+    padded = judge_padding(judge, again, units, plan, "load", saved, padded)
+    late: tuple[str, ...] = ()
+    if streams is None:
+        is_on_device = any(each.rows.is_cuda for each in found.buffers)
+        late = ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
+    elif not judge.findings:
+        late = judge_late_save(judge, look, units, plan, streams, save, load, lambda ids: make(list(ids)))
+        late = (*late, *streams.report().limits)
+    left = (*left, *still, *padded.values(), *late, *threaded)
+    return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
+
+
+def judge_late_save(
+    judge: RowJudge,
+    look: Callable[[], Pool],
+    units: Units,
+    plan: Plan,
+    streams: Streams,
+    save: Callable[[Any], Saved],
+    load: Callable[[Saved, Any], object],
+    make: Callable[[Sequence[int]], object],
+    *,
+    keys: Collection[object] | None = None,
+) -> tuple[str, ...]:
+    """Find copies that save takes before its streams have made them: what they do runs when somebody waits for it.
+
+    keys: the buffers that are right where streams run at once; None for all. Returns what was not tried.
+    """
+    found = look()
+    streams.release()
+    mark_all(judge.ownership, found, units, plan, SAVED_LATE)
+    given = make(plan.ids)
+    fired = streams.fired
+    streams.hold(0, is_lazy=True)
+    with CopiesToHost(), streams.host_memory():
+        copy = save(given)
+    queued = streams.queued
+    streams.release()
+    if not queued:
+        return ("save: it put nothing on a stream of its own, so no copy of it was late",)
+    mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
+    load(copy, make(plan.into))
+    streams.release()
+    again = look()
+    _check_same(found, again)
+    wait_for_device(again)
+    give(judge.ownership, again, units, SAVED_LATE, plan.into)
+    for held in again.buffers:
+        if keys is not None and held.key not in keys:
+            continue
+        rows = rows_named(plan.into, held.unit, units)
+        wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
+        if wrong is not None:
+            judge.find(
+                "KV203",
+                "content",
+                f"save took a copy before its stream had made it: {held.unit} {rows[wrong.at]} of {held.where}, came "
+                f"back with {wrong.story}; expected request {SAVED_LATE}, position {wrong.at}; {wrong.rows} of "
+                f"{len(rows)} rows are wrong, and right where the stream runs at once. Let save wait before the host "
+                "reads",
+                held,
+                wrong,
+                row=rows[wrong.at],
+                request=SAVED_LATE,
+                lane="save",
+            )
+    return ("save with late copies: the watchdog of the device ended a hold",) if streams.fired > fired else ()
+
+
+def threads_of(found: Pool, before: Collection[threading.Thread]) -> tuple[str, ...]:
+    """That copies of save in other threads were not late on purpose, if there are any since then or in the pool."""
+    names = (*found.threads, *(each.name for each in threading.enumerate() if each not in before))
+    return (f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose",) if names else ()
+
+
+def _check_same(found: Pool, again: Pool) -> None:
     if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
         raise NotJudged(
             "load replaced tensors of the pool by others of another shape or name, which have no known content"
         )
-    wait_for_device(again)
-    judge.buffers = again.buffers
-    still = _judge_loaded(judge, again, units, plan, saved)
-    return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *still)))
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The slots of the requests. held: the bystander's. free: all others but padding."""
-
-    ids: tuple[int, ...]
-    into: tuple[int, ...]
-    held: tuple[int, ...]
-    free: tuple[int, ...]
-
-
-def plan_of(
-    units: Units, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
-) -> Plan:
-    """Whole pages for everybody. Drawn pages of before and after have one in common every other time."""
-    mix = Rng(seed)
-    padded = {number // units.page_size for number in padding}
-    order: list[int] = []
-    for page in range(units.pages):
-        if page not in padded:
-            order.insert(mix.below(len(order) + 1), page)
-    count = min(2 + mix.below(MOST_PAGES - 1), max(1, len(order) // 4))
-    first = _pages_of("ids", ids, units, padded) if ids is not None else None
-    second = _pages_of("into", into, units, padded) if into is not None else None
-    if first is None:
-        first = order[: count if second is None else len(second)]
-    if second is None:
-        common = first[-1:] if mix.chance(1, 2) else []
-        second = [*common, *[page for page in order if page not in first][: len(first) - len(common)]]
-    rest = [page for page in order if page not in first and page not in second]
-    if len(first) != len(second):
-        raise NotJudged(f"expected as many slots in into= as in ids=, got {len(second)} and {len(first)} pages of them")
-    if not rest:
-        raise NotJudged(
-            f"{units} with {len(padded)} of padding are too few for a request of {len(first)}, the slots that it comes "
-            "back to, and somebody else beside them; give the pool more"
-        )
-    held = rest[: -(-len(rest) // 2)]
-    free = [page for page in order if page not in first and page not in held]
-    return Plan(*(_tokens(pages, units) for pages in (first, second, held, free)))
-
-
-def _pages_of(name: str, ids: Sequence[int], units: Units, padded: Collection[int]) -> list[int]:
-    """The pages of slots that a caller names. Raises NotJudged unless they are whole pages, each once."""
-    given = [int(number) for number in ids]
-    pages = [number // units.page_size for number in given[:: units.page_size]]
-    if not given or list(_tokens(pages, units)) != given or len(set(pages)) != len(pages):
-        raise NotJudged(f"{name}={given}: expected slots that are whole pages of {units.page_size} in order, each once")
-    if odd := [page for page in pages if page in padded or not 0 <= page < units.pages]:
-        raise NotJudged(f"{name}={given}: page or slot {odd[0]} is padding, or none of {units}; see padding=")
-    return pages
-
-
-def _tokens(pages: Sequence[int], units: Units) -> tuple[int, ...]:
-    size = units.page_size
-    return tuple(page * size + offset for page in pages for offset in range(size))
-
-
-def rows_named(ids: Sequence[int], unit: str, units: Units) -> list[int]:
-    """The rows of a buffer that slots take: themselves, or their pages."""
-    is_by_page = unit == "page" and units.page_size > 1
-    return [number // units.page_size for number in ids[:: units.page_size]] if is_by_page else list(ids)
-
-
-def mark(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
-    """Make the request the owner of these slots and write its content to them, in every buffer."""
-    for unit in dict.fromkeys(each.unit for each in found.buffers):
-        ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
-
-
-def give(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
-    """Make the request the owner of these slots, and write nothing."""
-    for unit in dict.fromkeys(each.unit for each in found.buffers):
-        ownership.give(unit, request, rows_named(ids, unit, units))
-
-
-def tensors_on(device: torch.device) -> Callable[[list[int]], object]:
-    """What save and load get unless the caller says otherwise."""
-    return lambda ids: torch.tensor(ids, dtype=torch.int64, device=device)
-
-
-def wait_for_device(found: Pool) -> None:
-    """Wait until copies that were queued on a real device have run."""
-    if any(each.rows.is_cuda for each in found.buffers):
-        torch.cuda.synchronize()
+def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+    """Raise NotJudged if a buffer does not hold what was written to it: other rows or buffers share its memory."""
+    for held in found.buffers:
+        rows = rows_named([*plan.ids, *plan.held, *plan.free], held.unit, units)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+        wrong = torch.nonzero((seen != wanted).any(1)).view(-1).tolist()
+        if wrong:
+            other = judge.ownership.buffer_of(held, seen[wrong[0]], found.buffers)
+            whose = f"another buffer ({other[0].where})" if other is not None else "other rows, or another buffer,"
+            raise NotJudged(
+                f"{held.where}, does not keep what is written to {held.unit} {rows[wrong[0]]}: {whose} shares its "
+                f"memory. Give each its own, or leave out one that holds no KV, as with exclude=({held.path!r},)"
+            )
 
 
 def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
@@ -200,7 +227,7 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
             owner = judge.ownership.owners[held.unit, rows[at]].request
             raise NotJudged(
                 f"save changed {held.unit} {rows[at]} of {held.where}, which request {owner} owns. "
-                f"If save keeps values there, or it is scratch memory, pass exclude=({held.name!r},); if it holds KV, "
+                f"If save keeps values there, or it is scratch memory, pass exclude=({held.path!r},); if it holds KV, "
                 "save must not write it"
             )
 
@@ -219,7 +246,7 @@ def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Pla
             at = int(torch.nonzero(changed.any(1))[0])
             raise NotJudged(
                 f"save wrote values to {held.unit} {rows[at]} of {held.where}, which request {SAVED} owns. "
-                f"If save keeps copies in {held.name}, as in a mirror on the host, pass exclude=({held.name!r},); "
+                f"If save keeps copies in {held.path}, as in a mirror on the host, pass exclude=({held.path!r},); "
                 "kvcheck gives these rows to the next request, and the copies would be lost"
             )
 
@@ -247,7 +274,7 @@ def _judge_saved(
         judge.count("saved", len(before), 1)
         now = bytes_of(each.tensor)
         wrong = torch.nonzero(now != before).view(-1)
-        shared = {held.key: (held, taken) for held in found.buffers if (taken := rows_in(each.tensor, held))}
+        shared = {held.key: (held, taken) for held in found.buffers if (taken := held.rows_in(each.tensor))}
         if not shared and not len(wrong):
             continue
         if any(taken & {*rows_named((*plan.held, *plan.free), held.unit, units)} for held, taken in shared.values()):
@@ -282,10 +309,12 @@ def _judge_loaded(
 
     Raises NotJudged if there are no findings, and all rows of a buffer are nobody's, or parts of rows were not touched.
     """
-    still: dict[str, str] = {}
+    parts: list[Left] = []
     unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
     lossy: list[str] = []
-    before = {held.key: judge.ownership.wanted(held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
+    before = {held.key: _wanted_whole(judge, held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
+    layers: dict[tuple[str, int | None], tuple[Buffer, Rows]] = {}
+    bits = [each for _, each in saved]
     everybody = [*plan.ids, *plan.held, *plan.free]
     others = [number for number in everybody if number not in set(plan.into)]
     for held in found.buffers:
@@ -293,17 +322,21 @@ def _judge_loaded(
     give(judge.ownership, found, units, SAVED, plan.into)
     for held in found.buffers:
         rows = rows_named(plan.into, held.unit, units)
-        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+        whole = Rows(before[held.key], held.whole.read(rows), _wanted_whole(judge, held, rows))
+        layers[held.key] = held, whole
+        if (named := named_and_left(held, whole)) is not None:
+            parts.append(named)
+        former, seen, wanted = map(held.kept, (whole.before, whole.seen, whole.wanted))
         wrong = judge.compare(held, rows, seen, wanted)
         if wrong is None:
             continue
-        if torch.equal(seen, before[held.key]):
+        if torch.equal(seen, former):
             unmoved.setdefault(held.name, []).append((held, wrong))
         elif wrong.code == "KV105" and wrong.rows == len(rows) and held.dtype.is_floating_point:
             lossy.append(held.where)
             continue
-        elif (columns := untouched(held, before[held.key], seen, wanted, [bits for _, bits in saved])) is not None:
-            still.setdefault(held.name, _untouched_text(held, columns))
+        elif (columns := untouched(held, former, seen, wanted, bits)) is not None:
+            parts.append(Left(held, columns, wrong))
             continue
         judge.find(
             wrong.code,
@@ -315,37 +348,39 @@ def _judge_loaded(
             row=rows[wrong.at],
             request=SAVED,
         )
-    for parts in unmoved.values():
-        _find_unmoved(judge, parts, rows_named(plan.into, parts[0][0].unit, units))
+    gone = {held.key for some in unmoved.values() for held, _ in some}
+    for some in unmoved.values():
+        first = some[0][0]
+        moved = [held for held in found.buffers if held.family == first.family and held.key not in gone]
+        _find_unmoved(judge, some, rows_named(plan.into, first.unit, units), moved)
+    still = judge_left(judge, parts, layers, bits, SAVED)
     if lossy and not judge.findings:
         raise NotJudged(
             f"{lossy[0]}: every restored row holds bytes that nobody wrote, as after a copy to a narrower type. "
             "kvcheck judges copies that keep every bit; exclude the buffer, or compare its values in a test of your own"
         )
     if still and not judge.findings:
-        raise NotJudged("; ".join(still.values()))
-    return tuple(still.values())
+        raise NotJudged("; ".join(still))
+    return tuple(still)
 
 
-def _untouched_text(held: Buffer, columns: torch.Tensor) -> str:
-    index = index_of(held, columns)
-    shown = "a part of each row" if index is None else f"{index_text(index)} of each row"
-    way = f"exclude=({held.name!r},)" if index is None else f"unused={{{held.name!r}: {index_text(index)}}}"
-    return (
-        f"{held.where}: save left out {shown}, and load left it as it was, so it is padding or a forgotten part of the "
-        f"row. If it holds no KV, pass {way}; if it does, save and load have to move it"
-    )
+def _wanted_whole(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> torch.Tensor:
+    return judge.ownership.wanted(held.whole, rows)
 
 
-def _find_unmoved(judge: RowJudge, parts: Sequence[tuple[Buffer, Wrong]], rows: Sequence[int]) -> None:
+def _find_unmoved(
+    judge: RowJudge, parts: Sequence[tuple[Buffer, Wrong]], rows: Sequence[int], others: Sequence[Buffer]
+) -> None:
+    """others: layers of the same buffer that load has written. They show that it holds KV."""
     held, wrong = parts[0]
+    way = f"load wrote {others[0].path}" if others else f"if it holds no KV, pass exclude=({held.name!r},)"
     layers = [str(each.layer) for each, _ in parts if each.layer is not None]
     where = f"{held.name}, layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else held.name
     judge.find(
         "KV304",
         "contract",
         f"request {SAVED} came back without {where}: load left all {len(rows)} rows as they were, {held.unit} "
-        f"{rows[wrong.at]} with {wrong.story}; if it holds no KV, pass exclude=({held.name!r},)",
+        f"{rows[wrong.at]} with {wrong.story}; {way}",
         held,
         wrong,
         row=rows[wrong.at],
@@ -369,3 +404,40 @@ def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
             request=SAVED,
             seen_request=owner,
         )
+
+
+def judge_padding(
+    judge: RowJudge,
+    found: Pool,
+    units: Units,
+    plan: Plan,
+    writer: str,
+    saved: Sequence[tuple[Held, torch.Tensor]],
+    known: Mapping[str, str],
+) -> dict[str, str]:
+    """Name rows of padding that changed, by buffer, beside those that are known.
+
+    It is a finding if they hold NaN or infinity now and save reads them: that is what padded reads get.
+    """
+    changed: dict[str, list[Buffer]] = {}
+    story: dict[str, str] = {}
+    for held in found.buffers:
+        rows = rows_named(plan.padding, held.unit, units)
+        seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
+        wrong = judge.differs(held, rows, seen, wanted)
+        if held.family in known or wrong is None:
+            continue
+        is_finite = not held.dtype.is_floating_point or bool(seen.view(held.dtype).isfinite().all())
+        holds = wrong.story if is_finite else "NaN or infinity"
+        changed.setdefault(held.family, []).append(held)
+        story[held.family] = f"{held.unit} {rows[wrong.at]} is padding, and {writer} changed it: it holds {holds}"
+        is_read = any(bytes(row.tolist()) in bytes(bits.tolist()) for row in wanted for _, bits in saved)
+        if not is_finite and is_read:
+            why = f"{story[held.family]} in {held.where}, and save reads it, so that padded reads get it"
+            judge.find("KV403", "lifetime", why, held, wrong, row=rows[wrong.at], request=SAVED)
+    told = {
+        family: f"{', '.join(held.path for held in some)}: {story[family]}. It is nobody's, so it is not judged; "
+        "padding=() with ids= and into= judges it"
+        for family, some in changed.items()
+    }
+    return {**known, **told}

@@ -5,8 +5,9 @@ runs at once. Who reads without the wait therefore reads what was there before t
 
 Invariants:
 - On a side stream every operation runs when the stream gets to it, with what its arguments hold then. The shape of a
-  result is known at once, and its values only then.
-- Reading a value on the host (item, tolist of a result, nonzero) waits for the stream, as on a device.
+  result is known at once, and its values only then: until then, numbers of a floating type are NaN.
+- What makes the process wait on a device (item, tolist, nonzero, a blocking copy by cpu or to) waits for the stream.
+- `copy_` waits only into memory that `save` makes without a device: nothing else tells the host's from the device's.
 - What was replaced in torch.cuda is put back at the end. Equal seeds and equal calls give equal orders.
 - Streams belong to one thread: other threads run everything at once.
 """
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,6 +55,10 @@ class Streams:
     def hold(self, seed: int, *, is_lazy: bool) -> None:
         """From now on side streams run when they are waited for; or, unless is_lazy, also whenever the seed says so."""
         self._machine.follow(LAZY if is_lazy else RANDOM, seed)
+
+    def host_memory(self) -> AbstractContextManager[object]:
+        """In here memory that is made without a device is the host's."""
+        return _HostMemory(self._machine)
 
     def hold_no_more(self) -> None:
         """What is late stays late. On a device, what side streams are given from now on is not held."""
@@ -101,6 +108,9 @@ class _RealStreams(Streams):
     def hold(self, seed: int, *, is_lazy: bool) -> None:
         self.cuda.reset(LAZY if is_lazy else RANDOM, seed)
 
+    def host_memory(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def hold_no_more(self) -> None:
         self.cuda.hold_no_more()
 
@@ -138,6 +148,24 @@ class _RealStreams(Streams):
             yield made
 
 
+_ACTIVE: ContextVar[Streams | None] = ContextVar("kvcheck streams", default=None)
+
+
+def active_streams() -> Streams | None:
+    """Those of the block of `streams()` that this call stands in, or None."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def _active(made: Streams) -> Iterator[Streams]:
+    before = _ACTIVE.get()
+    _ACTIVE.set(made)
+    try:
+        yield made
+    finally:
+        _ACTIVE.set(before)  # no token: a fixture may end in another context
+
+
 @contextmanager
 def streams(*, device: str | None = None) -> Iterator[Streams]:
     """In here torch.cuda's Stream, Event, stream(), current_stream() and synchronize() belong to kvcheck.
@@ -172,8 +200,9 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
         "set_stream": lambda chosen: setattr(machine, "current", chosen),
         "synchronize": machine.synchronize,
     }
-    with _replaced(torch.cuda, names), _replaced(torch.Tensor, _methods(machine)), _Late(machine):
-        yield Streams(machine)
+    made = Streams(machine)
+    with _replaced(torch.cuda, names), _replaced(torch.Tensor, _methods(machine)), _Late(machine), _active(made):
+        yield made
 
 
 def _on_device(kind: str) -> Iterator[Streams]:
@@ -189,6 +218,7 @@ def _on_device(kind: str) -> Iterator[Streams]:
         replaced.enter_context(_replaced(torch.cuda, own))
         for waited in (torch.cuda.Event, torch.cuda.Stream):
             replaced.enter_context(_replaced(waited, _giving_way(made.cuda, waited)))
+        replaced.enter_context(_active(made))
         try:
             yield made
         finally:
@@ -302,7 +332,7 @@ class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stream = self._machine.current
         if stream.is_main or _is_view(func):
             return func(*args, **named)
-        if any(tag.name in SLOW_TAGS for tag in func.tags):
+        if any(tag.name in SLOW_TAGS for tag in func.tags) and not _takes_rows(func, args):
             stream.synchronize()
             return func(*args, **named)
         if func._schema.is_mutable:
@@ -311,8 +341,43 @@ class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [each for each in tree_leaves((args, named)) if isinstance(each, torch.Tensor)]
         made = func(*args, **named)
         if given:
+            _spoil(made, given)
             self._machine.late(lambda: _refill(made, func(*args, **named)))
         return made
+
+
+class _HostMemory(TorchFunctionMode):
+    """In here a copy into memory that was made without a device waits for the stream, unless it says otherwise."""
+
+    def __init__(self, machine: _LateMachine) -> None:
+        super().__init__()
+        self._machine = machine
+        self._made: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        is_blocking = func in WRITES and not (named.get("non_blocking") or True in args[2:])
+        if is_blocking and args[0].untyped_storage().data_ptr() in self._made:
+            self._machine.current.synchronize()
+            with self._machine.on(self._machine.main):
+                return func(*args, **named)
+        made = func(*args, **named)
+        if func in MAKES and named.get("device") is None:
+            self._made[made.untyped_storage().data_ptr()] = made
+        return made
+
+
+MAKES = (torch.empty, torch.zeros, torch.ones, torch.full)
+WRITES = (torch.Tensor.copy_, torch.Tensor.__setitem__)
+
+
+def _takes_rows(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it takes rows by their numbers: that looks at no value on the host, as a mask would."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in args[1])
 
 
 def _is_view(func: Any) -> bool:
@@ -332,6 +397,15 @@ def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     return None if not count else found[0] if count == 1 else tuple(found[:count])
 
 
+def _spoil(made: Any, given: Sequence[torch.Tensor]) -> None:
+    """Take away values that an operation has not computed yet. Integers stay: they may be numbers of rows."""
+    own = {each.untyped_storage().data_ptr() for each in given}
+    for each in tree_leaves(made):
+        is_number = isinstance(each, torch.Tensor) and each.is_floating_point()
+        if is_number and each.untyped_storage().data_ptr() not in own:
+            each.fill_(float("nan"))
+
+
 def _refill(made: Any, now: Any) -> None:
     """Put the values that an operation gives now into the tensors that it returned earlier."""
     for before, after in zip(tree_leaves(made), tree_leaves(now), strict=True):
@@ -340,18 +414,28 @@ def _refill(made: Any, now: Any) -> None:
 
 
 def _methods(machine: _LateMachine) -> dict[str, Any]:
-    """Methods of tensors that read values without an operation: on a side stream they wait for it, as on a device."""
+    """Methods of tensors that make the process wait on a side stream, as on a device: a list of values, and copies to
+    the host that block. `numpy` is none: there it takes memory of the host alone, and waits for nothing."""
 
-    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_and_read(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
-            if not machine.current.is_main:
-                machine.current.synchronize()
-            return read(tensor, *args, **named)
+    def waiting(method: Callable[..., Any], does_wait: Callable[..., bool]) -> Callable[..., Any]:
+        def wait_and_call(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
+            if machine.current.is_main or not does_wait(*args, **named):
+                return method(tensor, *args, **named)
+            machine.current.synchronize()
+            with machine.on(machine.main):
+                return method(tensor, *args, **named)
 
-        return wait_and_read
+        return wait_and_call
 
-    reads = {name: reading(getattr(torch.Tensor, name)) for name in ("tolist", "numpy")}
-    return {**reads, "record_stream": lambda *_: None}
+    waits: dict[str, Callable[..., bool]] = {"tolist": lambda: True, "cpu": lambda **_: True, "to": _is_blocking}
+    waiters = {name: waiting(getattr(torch.Tensor, name), does_wait) for name, does_wait in waits.items()}
+    return {**waiters, "record_stream": lambda *_: None}
+
+
+def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> bool:
+    """Whether these arguments of Tensor.to name the host, and no copy in the background."""
+    places = [each for each in (*args, device) if isinstance(each, (str, torch.device))]
+    return any(torch.device(each).type == "cpu" for each in places) and not (non_blocking or True in args)
 
 
 @contextmanager

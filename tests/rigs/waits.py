@@ -33,3 +33,9 @@ WAITS: dict[str, Callable[[Any, int], object]] = {
     "asks the event again and again": poll,
     "asks the stream again and again": poll_stream,
 }
+
+
+def beside_save(not_tried: tuple[str, ...]) -> tuple[str, ...]:
+    """What was not tried, but for a late copy of a save that puts nothing on a stream."""
+    assert any(text.startswith("save:") for text in not_tried)
+    return tuple(text for text in not_tried if not text.startswith("save:"))

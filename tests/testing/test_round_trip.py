@@ -102,16 +102,16 @@ def test_a_view_of_the_pool_that_is_read_as_the_copy_is_found(seed: int) -> None
 
 
 class KeepsNumpy(Pool):
-    """The saved value is numpy's view of the pool: torch does not see that it is one storage."""
+    """The saved value is numpy's view of the pool, which torch takes for another storage."""
 
     def save(self, ids: Any) -> Any:
         rows = [each[ids] for each in self.buffers()]
         return [self.k_scale[0].numpy()[int(ids[0]) : int(ids[-1]) + 1], rows]
 
 
-def test_memory_that_torch_sees_as_another_storage_is_found_by_its_change() -> None:
+def test_memory_that_torch_sees_as_another_storage_is_found_with_its_row() -> None:
     (finding,) = found(KeepsNumpy(), ids=[5, 6], into=[8, 9]).findings
-    assert finding.code == "KV305" and "copy[0]" in finding.message
+    assert (finding.code, finding.buffer, finding.row) == ("KV305", "k_scale", 5) and "copy[0]" in finding.message
 
 
 class WritesBesides(Pool):

@@ -1,0 +1,117 @@
+"""Plan: the requests of a trial, the slots that each of them owns, and what is written there.
+
+Invariants:
+- Slots are given away as whole pages. Each slot has one owner; those of padding are nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.testing.buffers import Pool, Units
+from kvcheck.testing.failures import NotJudged
+from kvcheck.testing.ownership import PADDING, Ownership
+
+SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
+"""The requests. What an earlier copy has left in a staging buffer must not pass for the late one's: it is another."""
+MOST_PAGES = 4
+"""Pages of a request, if the caller names no ids: two to so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The slots of the requests. held: the bystander's. free: all others but padding. padding: nobody's."""
+
+    ids: tuple[int, ...]
+    into: tuple[int, ...]
+    held: tuple[int, ...]
+    free: tuple[int, ...]
+    padding: tuple[int, ...]
+
+
+def plan_of(
+    units: Units, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
+) -> Plan:
+    """Whole pages for everybody. Drawn pages of before and after have one in common every other time."""
+    mix = Rng(seed)
+    padded = {(number + units.slots if number < 0 else number) // units.page_size for number in padding}
+    order: list[int] = []
+    for page in range(units.pages):
+        if page not in padded:
+            order.insert(mix.below(len(order) + 1), page)
+    count = min(2 + mix.below(MOST_PAGES - 1), max(1, len(order) // 4))
+    first = _pages_of("ids", ids, units, padded) if ids is not None else None
+    second = _pages_of("into", into, units, padded) if into is not None else None
+    if first is None:
+        first = order[: count if second is None else len(second)]
+    if second is None:
+        common = first[-1:] if mix.chance(1, 2) else []
+        second = [*common, *[page for page in order if page not in first][: len(first) - len(common)]]
+    rest = [page for page in order if page not in first and page not in second]
+    if len(first) != len(second):
+        raise NotJudged(f"expected as many slots in into= as in ids=, got {len(second)} and {len(first)} pages of them")
+    if not rest:
+        raise NotJudged(
+            f"{units} with {len(padded)} of padding are too few for a request of {len(first)}, the slots that it comes "
+            "back to, and somebody else beside them; give the pool more"
+        )
+    held = rest[: -(-len(rest) // 2)]
+    free = [page for page in order if page not in first and page not in held]
+    padding = sorted(page for page in padded if 0 <= page < units.pages)
+    return Plan(*(_tokens(pages, units) for pages in (first, second, held, free, padding)))
+
+
+def _pages_of(name: str, ids: Sequence[int], units: Units, padded: Collection[int]) -> list[int]:
+    """The pages of slots that a caller names. Raises NotJudged unless they are whole pages, each once."""
+    given = [int(number) for number in ids]
+    pages = [number // units.page_size for number in given[:: units.page_size]]
+    if not given or list(_tokens(pages, units)) != given or len(set(pages)) != len(pages):
+        raise NotJudged(f"{name}={given}: expected slots that are whole pages of {units.page_size} in order, each once")
+    if odd := [page for page in pages if page in padded or not 0 <= page < units.pages]:
+        raise NotJudged(f"{name}={given}: page or slot {odd[0]} is padding, or none of {units}; see padding=")
+    return pages
+
+
+def _tokens(pages: Sequence[int], units: Units) -> tuple[int, ...]:
+    size = units.page_size
+    return tuple(page * size + offset for page in pages for offset in range(size))
+
+
+def rows_named(ids: Sequence[int], unit: str, units: Units) -> list[int]:
+    """The rows of a buffer that slots take: themselves, or their pages."""
+    is_by_page = unit == "page" and units.page_size > 1
+    return [number // units.page_size for number in ids[:: units.page_size]] if is_by_page else list(ids)
+
+
+def mark(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
+    """Make the request the owner of these slots and write its content to them, in every buffer."""
+    for unit in dict.fromkeys(each.unit for each in found.buffers):
+        ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
+
+
+def mark_all(ownership: Ownership, found: Pool, units: Units, plan: Plan, saved: int = SAVED) -> None:
+    """Write everybody's content, and that of padding, to every buffer. saved: the request that will be saved."""
+    owners = ((PADDING, plan.padding), (saved, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free))
+    for request, owned in owners:
+        mark(ownership, found, units, request, owned)
+
+
+def give(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
+    """Make the request the owner of these slots, and write nothing."""
+    for unit in dict.fromkeys(each.unit for each in found.buffers):
+        ownership.give(unit, request, rows_named(ids, unit, units))
+
+
+def tensors_on(device: torch.device) -> Callable[[list[int]], object]:
+    """What save and load get unless the caller says otherwise."""
+    return lambda ids: torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+def wait_for_device(found: Pool) -> None:
+    """Wait until copies that were queued on a real device have run."""
+    if any(each.rows.is_cuda for each in found.buffers):
+        torch.cuda.synchronize()
