@@ -58,10 +58,10 @@ class Cell:
     """One scenario with one shape, while it runs.
 
     plan: its first plan. wanted: schedules planned. floor: how many a pass needs. ran: numbers of the schedules that
-    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it. is_enough: a pass
-    takes no more than has run. told: how many of its findings its printed line covers; None: no line is printed yet.
-    notes: what is printed before that. within: run all schedules within so many answers, of `wanted` workloads. scope:
-    of which schedules none was left out.
+    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it. is_exercised: all
+    that a pass needs has happened. told: how many of its findings its printed line covers; None: there is none yet.
+    notes: what is printed before that line. within: run all schedules within so many answers, of `wanted` workloads.
+    scope: of which schedules none was left out.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class Cell:
     duration_s: float = 0.0
     reason: str | None = None
     is_done: bool = False
-    is_enough: bool = False
+    is_exercised: bool = False
     told: int | None = None
     notes: list[str] = field(default_factory=list)
     within: int | None = None
@@ -86,6 +86,11 @@ class Cell:
     def id(self) -> str:
         """The id of its row in the record."""
         return self.plan.cell
+
+    @property
+    def is_enough(self) -> bool:
+        """A pass takes no more than has run."""
+        return self.is_exercised and self.shortfall(None) is None
 
     def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
         """One judged schedule."""
@@ -102,7 +107,7 @@ class Cell:
         if row.coverage is not None:
             self.earlier, self.scope = row.coverage.tried, row.coverage.scope
         self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
-        self.is_enough = row.verdict is Verdict.PASS and self.shortfall(None) is None
+        self.is_exercised = row.verdict is Verdict.PASS
         is_whole = self.within is not None or row.schedules >= self.wanted
         self.is_done = row.verdict is Verdict.FAIL or (self.is_enough and is_whole)
 

@@ -387,12 +387,12 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
 
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
     others = [number for number in range(len(tasks)) if number not in alone]
-    shares = [others[first::workers] for first in range(min(workers, len(others)))] + [alone] * bool(alone)
+    shares = [others[first::workers] for first in range(min(workers, len(others)))]
     is_apart = any(task.plan.backend == "cuda" for task in tasks)
-    if shared is not None or (len(shares) == 1 and not is_apart):
+    if shared is not None or (len(shares) + bool(alone) == 1 and not is_apart):
         reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
     else:
-        reports = run_in_workers(tasks, shares, limit, worker.__name__)
+        reports = run_in_workers(tasks, shares, limit, worker.__name__, beside=alone)
     for report in reports:
         yield tasks[report.cell].plan.cell, report
 
@@ -410,7 +410,7 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
         cell.reason = cell.reason or report.reason
         if report.schedule not in cell.ran:
             cell.ran.append(report.schedule)
-        cell.is_enough = report.gap is None and cell.shortfall(None) is None
+        cell.is_exercised = report.gap is None
         session.add(cell, report.findings, report.evidence, report.duration_s)
         if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
             _tell_cell(session, cell)

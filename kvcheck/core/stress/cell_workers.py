@@ -35,10 +35,13 @@ BEGINS = {"cell", "begins"}
 
 
 def run_in_workers(
-    tasks: Sequence[CellTask], shares: Iterable[Iterable[int]], limit: Limit, worker: str
+    tasks: Sequence[CellTask], shares: Iterable[Iterable[int]], limit: Limit, worker: str, beside: Sequence[int] = ()
 ) -> Iterator[Report]:
-    """Run all cells, each share of them in a process. shares: numbers of tasks. worker: the module that each process
-    runs; it calls work()."""
+    """Run all cells, each share of them in a process.
+
+    shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
+    process, which begins once a cell of the others has run up to its floor: it would hold their first verdict up.
+    """
     messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
     children: list[_Child] = []
 
@@ -49,11 +52,14 @@ def run_in_workers(
     try:
         for share in shares:
             begin({number: tasks[number] for number in share}, limit)
-        while any(child.is_running for child in children):
+        while beside or any(child.is_running for child in children):
+            if beside and (any(map(_Child.has_come_far, children)) or not any(each.is_running for each in children)):
+                begin({number: tasks[number] for number in beside}, limit)
+                beside = ()
             try:
                 index, line = messages.get(timeout=_patience_s(limit))
             except queue.Empty:
-                for cell in sorted(cell for child in children for cell in child.cells):
+                for cell in sorted([*beside, *(cell for child in children for cell in child.cells)]):
                     yield Report(cell=cell, cut="--max-time ended the process that ran it")
                 return
             child = children[index]
@@ -78,9 +84,13 @@ class _Child:
         self.cells = dict(cells)
         self.is_running = True
         self.left = limit
-        self._has_begun = self._has_failed = False
+        self._has_begun = self._has_failed = self._has_ended_one = False
         self._lost_in: int | None = None
         self._now: tuple[int, str] | None = None
+
+    def has_come_far(self) -> bool:
+        """One of its cells has run up to its floor, or has ended."""
+        return self._has_ended_one or any(task.before.schedules >= task.floor for task in self.cells.values())
 
     def takes(self, line: str) -> Iterator[Report]:
         """A line of its output: the reports that it means."""
@@ -104,6 +114,7 @@ class _Child:
             self.cells[report.cell] = replace(task, is_exercised=report.reason is None)
         else:
             del self.cells[report.cell]
+            self._has_ended_one = True
         if report.is_device_lost:
             self._lost_in, self.left = report.cell, replace(self.left, cpu_s=report.left_cpu_s)
         yield report
