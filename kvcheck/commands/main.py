@@ -27,7 +27,7 @@ from kvcheck import __version__
 from kvcheck.commands.configured import META
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
-from kvcheck.core.base.errors import KvcheckError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.misspelt import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,6 +58,8 @@ WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config", "reference"})
 PIPE_CLOSED = 141
 """What a shell reports for a program whose reader, such as `head`, has gone."""
 
+COMPLETING = "_KVCHECK_COMPLETE"
+"""Set by a shell that completes a word."""
 INTERRUPTED = 130
 MAX_SIGNALS = 3
 """The first one stops the run, a second one while it is being closed is ignored, this one ends the process at once."""
@@ -192,8 +194,10 @@ def run(arguments: list[str]) -> int:
     try:
         code = get_command(app).main(args=[*arguments], prog_name="kvcheck", standalone_mode=False, obj=arguments)
         return code if isinstance(code, int) else 0
-    except SystemExit as error:  # the parser's answer to a shell that completes a word
-        return error.code if isinstance(error.code, int) else 0
+    except SystemExit as error:
+        if COMPLETING in os.environ and isinstance(error.code, int):  # the parser's answer to a shell
+            return error.code
+        return _crashed(error)
     except KvcheckError as error:
         complain(str(error))
         return error.exit_code
@@ -217,10 +221,15 @@ def run(arguments: list[str]) -> int:
         if trouble := machine_trouble(error):
             complain(trouble)
             return UnknownVerdict.exit_code
-        for line in traceback.format_exc().splitlines():
-            complain(line)
-        complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
-        return 70
+        return _crashed(error)
+
+
+def _crashed(error: BaseException) -> int:
+    """Print an error of kvcheck itself, which is being handled; its exit code."""
+    for line in traceback.format_exc().splitlines():
+        complain(line)
+    complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
+    return InternalError.exit_code
 
 
 def main() -> None:

@@ -173,7 +173,7 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None) -> list[list[Repor
     if plan.backend != "cuda" or engine is not None:
         return [list(run_cell(0, task, target_of, engine)) for _ in range(times)]
     runs: list[list[Report]] = [[] for _ in range(times)]
-    for report in run_in_workers([task] * times, 1, Limit(), worker.__name__):
+    for report in run_in_workers([task] * times, [range(times)], Limit(), worker.__name__):
         if not report.is_left:
             runs[report.cell].append(dataclasses.replace(report, reason=report.reason or report.error))
     return runs

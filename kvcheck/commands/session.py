@@ -3,7 +3,8 @@
 Invariants:
 - run.json is complete JSON after every schedule, with `complete` false until the end.
 - A save that fails does not end the run: findings stay, `is_saved` is false, and a warning says why.
-- A cell that judged nothing, or not enough, is UNKNOWN with the reason and what would change it.
+- A cell that judged nothing, or not enough, is UNKNOWN with the reason and what would change it. One that has run what
+  a pass takes is a PASS, whatever ends it.
 - Results go to stdout, progress to stderr; with --format json stdout is the record and nothing else.
 """
 
@@ -12,14 +13,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kvcheck.commands.options import environment, identity, new_run_id, tool
-from kvcheck.commands.terminal import clear_passing, complain, passing, say, warn
+from kvcheck.commands.terminal import WRITING, clear_passing, complain, is_live, passing, say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
@@ -46,6 +49,8 @@ STOPPED = "stopped before the cell was finished"
 
 HEARTBEAT_S = 30.0
 """Seconds between two lines of progress where no terminal is."""
+TICK_S = 1.0
+"""Seconds between two looks at the clock of the progress line."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,8 +58,10 @@ class Cell:
     """One scenario with one shape, while it runs.
 
     plan: its first plan. wanted: schedules planned. floor: how many a pass needs. ran: numbers of the schedules that
-    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it. within: run all
-    schedules within so many answers, of `wanted` workloads. scope: of which schedules none was left out.
+    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it. is_exercised: all
+    that a pass needs has happened. told: how many of its findings its printed line covers; None: there is none yet.
+    notes: what is printed before that line. within: run all schedules within so many answers, of `wanted` workloads.
+    scope: of which schedules none was left out.
     """
 
     plan: Plan
@@ -68,6 +75,9 @@ class Cell:
     duration_s: float = 0.0
     reason: str | None = None
     is_done: bool = False
+    is_exercised: bool = False
+    told: int | None = None
+    notes: list[str] = field(default_factory=list)
     within: int | None = None
     scope: str | None = None
     _coverage: tuple[int, Coverage] | None = None
@@ -77,6 +87,11 @@ class Cell:
         """The id of its row in the record."""
         return self.plan.cell
 
+    @property
+    def is_enough(self) -> bool:
+        """A pass takes no more than has run."""
+        return self.is_exercised and self.shortfall(None) is None
+
     def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
         """One judged schedule."""
         self.evidence = self.evidence.plus(evidence)
@@ -84,14 +99,17 @@ class Cell:
         self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
 
     def take_over(self, row: ScenarioResult, findings: int) -> None:
-        """Continue an interrupted run: a cell that it could not judge starts anew, a pass below the floor continues."""
+        """Continue an interrupted run: a cell that it could not judge starts anew, and a pass that has schedules left
+        goes on."""
         if row.verdict is Verdict.UNKNOWN and (row.reason != STOPPED or self.within is not None):
             return
         self.evidence, self.duration_s = row.evidence, row.duration_s
         if row.coverage is not None:
             self.earlier, self.scope = row.coverage.tried, row.coverage.scope
         self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
-        self.is_done = row.verdict is not Verdict.UNKNOWN and self.shortfall(None) is None
+        self.is_exercised = row.verdict is Verdict.PASS
+        is_whole = self.within is not None or row.schedules >= self.wanted
+        self.is_done = row.verdict is Verdict.FAIL or (self.is_enough and is_whole)
 
     def coverage(self) -> Coverage:
         """How much of what was planned it has run."""
@@ -120,7 +138,7 @@ class Cell:
         verdict, code = Verdict.PASS, None
         if self.findings:
             verdict = Verdict.FAIL
-        elif not self.evidence.schedules or self.reason or not self.is_done:
+        elif not self.evidence.schedules or self.reason or not (self.is_done or self.is_enough):
             verdict, code = Verdict.UNKNOWN, "KV990"
         reason = self.reason or (None if self.is_done or self.findings else STOPPED)
         return ScenarioResult(
@@ -167,6 +185,7 @@ class Session:
         self.is_saved = False
         self._started = time.monotonic()
         self._tell_at = self._started + HEARTBEAT_S
+        self._text = ""
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
         self.resumes = resumes
@@ -283,12 +302,34 @@ class Session:
 
     def progress(self, text: str) -> None:
         """A line that overwrites itself on a terminal; elsewhere a line each HEARTBEAT_S, as for a log of CI."""
-        if self._quiet:
+        self._text = text
+        self._tell()
+
+    def _tell(self) -> None:
+        """The line of progress, with the time as of now."""
+        if self._quiet or not self._text:
             return
-        passing(f"{self.elapsed_s:6.1f}s  {text[:100]}")
-        if not sys.stderr.isatty() and time.monotonic() >= self._tell_at:
+        passing(f"{self.elapsed_s:6.1f}s  {self._text}")
+        if not is_live() and time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + HEARTBEAT_S
-            complain(f"{self.elapsed_s:.0f} s: {text}")
+            complain(f"{self.elapsed_s:.0f} s: {self._text}")
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """The clock of the progress line goes on inside the block, also while nothing is reported."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(TICK_S):
+                self._tell()
+
+        thread = threading.Thread(target=tick, name="kvcheck clock", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def clear_progress(self) -> None:
         """Remove the progress line."""
@@ -298,8 +339,9 @@ class Session:
     def say(self, text: str = "") -> None:
         """A line of results on stdout."""
         if not self._quiet:
-            self.clear_progress()
-            say(text)
+            with WRITING:
+                self.clear_progress()
+                say(text)
 
     def print_json(self, record: RunRecord) -> None:
         """The record on stdout, when that is the format asked for."""

@@ -68,7 +68,7 @@ from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.live.clients.connection import is_address
 from kvcheck.core.report.gate.builds import changes
@@ -77,7 +77,7 @@ from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
+from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, parse_line
 from kvcheck.core.workload import WORDS
 
 if TYPE_CHECKING:
@@ -155,9 +155,10 @@ def stress(
         tasks = _tasks(session, out if resume else None)
         session.warnings += [*(of_row := row.untried(base, plans)), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
-        interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
-        told = of_row if base.own_target or row.tells_notes or base.on_device else ()
-        _tell_end(session, mutant, [*told, *beside.untried], max_time, interrupted=interrupted)
+        told = [*(of_row if base.own_target or row.tells_notes or base.on_device else ()), *beside.untried]
+        with session.ticking():
+            interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
+            _tell_end(session, mutant, told, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
@@ -371,37 +372,35 @@ def _collect(
             raise
         complain(str(error))
         for cell in session.cells.values():
-            if not cell.is_done:
+            if not (cell.is_done or cell.is_enough):
                 cell.is_done, cell.reason = True, cell.reason or f"the run ended before it: {error}"
     return False
 
 
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
-    """The reports of all cells, each with its cell's id. A cell that does not run beside others comes before them.
-
-    A process that has lost its CUDA context may be ended by what it frees. Cells on such a device run in another one.
-    """
+    """The reports of all cells, each with its cell's id. Cells of real processes mostly wait: they share one process,
+    beside those of the others. A process that has lost its CUDA context may be ended by what it frees, so cells on such
+    a device run in another one."""
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.turns import take_turns
 
-    alone = [task for task in tasks if row_of(task.plan).is_alone]
-    others = [task for task in tasks if not row_of(task.plan).is_alone]
-    for group in (alone, others):
-        is_apart = any(task.plan.backend == "cuda" for task in group)
-        if shared is not None or (not is_apart and (workers <= 1 or len(group) <= 1)):
-            reports = take_turns([*enumerate(group)], limit, target_of, shared)
-        else:
-            reports = run_in_workers(group, workers, limit, worker.__name__)
-        for report in reports:
-            yield group[report.cell].plan.cell, report
+    alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
+    others = [number for number in range(len(tasks)) if number not in alone]
+    shares = [others[first::workers] for first in range(min(workers, len(others)))]
+    is_apart = any(task.plan.backend == "cuda" for task in tasks)
+    if shared is not None or (len(shares) + bool(alone) == 1 and not is_apart):
+        reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
+    else:
+        reports = run_in_workers(tasks, shares, limit, worker.__name__, beside=alone)
+    for report in reports:
+        yield tasks[report.cell].plan.cell, report
 
 
 def _take(session: Session, cell: Cell, report: Report) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
-        if report.is_note_told:
-            session.say(f"       {report.note}")
+        cell.notes += [report.note] * report.is_note_told
     if report.error is not None:
         _child_died(session, cell, report)
         return
@@ -411,28 +410,42 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
         cell.reason = cell.reason or report.reason
         if report.schedule not in cell.ran:
             cell.ran.append(report.schedule)
+        cell.is_exercised = report.gap is None
         session.add(cell, report.findings, report.evidence, report.duration_s)
+        if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
+            _tell_cell(session, cell)
         return
     cell.is_done, cell.scope = True, report.scope
     cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
     session.save(complete=False)
-    for line in cell_lines(cell.result()):
-        session.say(line)
+    _tell_cell(session, cell)
+
+
+def _tell_cell(session: Session, cell: Cell) -> None:
+    """The cell's line: once it has run what a pass takes, and again only if its end says something else."""
+    for note in cell.notes:
+        session.say(f"       {note}")
+    cell.notes.clear()
+    found = sum(each.cell == cell.id for each in session.findings)
+    row = cell.result()
+    if cell.told != found or row.verdict is not Verdict.PASS:
+        for line in cell_lines(row):
+            session.say(line)
+    cell.told = found
 
 
 def _child_died(session: Session, cell: Cell, report: Report) -> None:
+    """The end of a cell whose process has stopped: a finding, unless the process gave another reason."""
     cell.is_done = True
     if report.exit_code in (2, 4, 70):
         cell.reason = report.error
     else:
-        message = f"{cell.id}: {report.error}"
-        plan = cell.plan
-        finding = Finding(
-            code="KV902", oracle="liveness", scenario=plan.scenario, shape=plan.tried_with, message=message
-        )
-        session.add(cell, (finding,), Evidence(schedules=1), 0.0)
-    for line in cell_lines(cell.result()):
-        session.say(line)
+        from kvcheck.core.stress.runner import complete
+
+        plan = cell.plan if report.ran is None else parse_line(report.ran)
+        finding = Finding(code="KV902", oracle="liveness", message=f"{cell.id}: {report.error}")
+        session.add(cell, (complete(finding, plan),), Evidence(schedules=1), 0.0)
+    _tell_cell(session, cell)
 
 
 def _resume(session: Session, out: Path) -> None:

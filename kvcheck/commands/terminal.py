@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from typing import TextIO
 
 import typer
@@ -38,17 +39,18 @@ _VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
 """The word with which a line of results begins."""
 _CLEAR = "\r\x1b[K"
 """Back to the beginning of a terminal's line, which is emptied."""
+WRITING = threading.RLock()
+"""Held while a line is written: the clock of the progress line has a thread of its own."""
+USUAL_COLUMNS = 80
 
 
 def say(line: str = "") -> None:
     """A line on stdout, its verdict coloured on a terminal. Raises OSError if it cannot be written."""
     text = _shown(line, getattr(sys.stdout, "encoding", None))
-    if has_colours(sys.stdout):
-        typer.echo(
-            _VERDICT.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[1]], bold=True), text), color=True
-        )
-    else:
-        typer.echo(text)
+    is_coloured = has_colours(sys.stdout)
+    if is_coloured:
+        text = _VERDICT.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[1]], bold=True), text)
+    typer.echo(text, color=is_coloured or None)
 
 
 def has_colours(stream: TextIO) -> bool:
@@ -58,11 +60,25 @@ def has_colours(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
+def is_live() -> bool:
+    """Whether stderr is a terminal that can overwrite a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def passing(text: str) -> None:
-    """A line on stderr that the next one overwrites; nothing where no terminal is."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"{_CLEAR}{printable(text)}")
-        sys.stderr.flush()
+    """A line on stderr that the next one overwrites, as wide as the terminal at most; nothing where there is none."""
+    if is_live():
+        with WRITING:
+            sys.stderr.write(f"{_CLEAR}{printable(text)[: _columns() - 1]}")
+            sys.stderr.flush()
+
+
+def _columns() -> int:
+    """Columns of the terminal that stderr is."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+    except (OSError, ValueError, AttributeError):
+        return USUAL_COLUMNS
 
 
 def clear_passing() -> None:
@@ -73,8 +89,9 @@ def clear_passing() -> None:
 def complain(message: str) -> None:
     """A line on stderr. An error of writing it is ignored: there is no other place to report it."""
     try:
-        clear_passing()
-        typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
+        with WRITING:
+            clear_passing()
+            typer.echo(_shown(f"kvcheck: {message}", getattr(sys.stderr, "encoding", None)), err=True)
     except OSError:
         return
 

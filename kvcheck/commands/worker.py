@@ -1,4 +1,4 @@
-"""Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes one JSON line a schedule.
+"""Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes JSON lines before and after each schedule.
 
 With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck campaign
 --jobs`, mutants of `kvcheck selftest` on CUDA, or lines of a CPU that `kvcheck replay` runs on CUDA.
@@ -33,11 +33,11 @@ def main() -> int:
         asked = sys.stdin.read() if kind is None else ""
         from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
 
-        for line in chain((BEGUN,), work(asked, target_of) if kind is None else _answers(kind)):
+        for line in chain((BEGUN,), work(asked, target_of, _say) if kind is None else _answers(kind)):
             _say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
-    except Exception as error:  # the target's own exceptions are findings already
+    except (Exception, SystemExit) as error:  # the target's own exceptions are findings already
         return _last_line(error)
     return 0
 
@@ -75,14 +75,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _last_line(error: Exception) -> int:
+def _last_line(error: BaseException) -> int:
     report = _failure(error)
     _say(report.line())
     assert report.exit_code is not None
     return report.exit_code
 
 
-def _failure(error: Exception) -> Report:
+def _failure(error: BaseException) -> Report:
     """What a child says of an error that ends it."""
     trouble = machine_trouble(error)
     if trouble is not None:

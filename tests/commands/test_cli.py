@@ -27,6 +27,8 @@ from kvcheck.commands import main as module
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
+from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.workload.shapes import TINY_SHAPES
 from kvcheck.core.workload.shapes import shape as shape_named
 
@@ -361,6 +363,34 @@ def test_a_begun_cell_is_resumed_where_it_was(tmp_path: Path, capsys: pytest.Cap
     told = capsys.readouterr().out
     assert f"resuming {whole['run_id']}: done 0 of 1 cell, 1 begun" in told
     assert "3/3 schedules" in told and "tried eager, lazy, random, audit of footprints, 1 of 4 prefill chunks" in told
+
+
+@pytest.mark.schedules
+def test_an_interrupt_judges_by_the_floor_and_resume_goes_on_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["stress", "retract-resume", "--shape", "llama-3-micro", "--shape", "qwen3-next-micro", "--seed", "1"]
+    command += ["--schedules", "5", "--jobs", "1", "--no-reports", "--out", str(tmp_path)]
+    ran: list[str] = []
+    schedule = ScheduleRunner.run
+
+    def interrupted(self: ScheduleRunner, plan: Plan, **given: Any) -> Outcome:
+        if len(ran) == 5:  # three of the first cell, and two of the other
+            raise KeyboardInterrupt
+        ran.append(plan.cell)
+        return schedule(self, plan, **given)
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(ScheduleRunner, "run", interrupted)
+        assert run(command) == 130
+    told = capsys.readouterr().out
+    rows = {row["shape"]: row["verdict"] for row in only_record(tmp_path)["scenarios"]}
+    enough, short = ran[0].partition("/")[2], ran[-1].partition("/")[2]
+    assert rows == {enough: "pass", short: "unknown"} and f" PASS  {ran[0]}" in told and f"  {ran[-1]}" not in told
+    assert run([*command, "--resume"]) == 0
+    told = capsys.readouterr().out
+    assert "done 0 of 2 cells, 2 begun" in told and "10 schedules" in told
+    assert told.count(" PASS  retract-resume/") == 2, "each cell has one line"
 
 
 @pytest.mark.schedules

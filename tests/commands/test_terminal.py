@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from kvcheck.commands import session as module
 from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import complain, has_colours, passing, say
+from kvcheck.commands.terminal import complain, has_colours, passing, say, warn
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.schedule import Plan
 
@@ -102,6 +104,36 @@ def test_who_gets_colours(
 def test_a_line_that_passes_is_overwritten_and_an_error_begins_a_line_of_its_own(terminal: Terminal) -> None:
     told = written(terminal, lambda: passing("loading \x1b"), lambda: complain("no such thing"))
     assert told == "\r\x1b[Kloading \\x1b\r\x1b[K" + "kvcheck: no such thing\n"
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(40, 39), (0, 79), (200, 150)])
+def test_a_line_that_passes_fits_the_terminal(
+    columns: int, shown: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "fileno", lambda: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((columns, 24)))
+    assert written(terminal, lambda: passing("x" * 150)) == "\r\x1b[K" + "x" * shown
+
+
+def test_a_dumb_terminal_gets_lines_alone(tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    session = made(tmp_path)
+    told = written(
+        terminal, lambda: session.progress("begun"), lambda: session.say(" PASS  a cell"), lambda: warn("no")
+    )
+    assert told == " PASS  a cell\nkvcheck: warning: no\n"
+
+
+def test_the_clock_goes_on_while_nothing_is_reported(
+    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    session, painted = made(tmp_path), threading.Semaphore(0)
+    monkeypatch.setattr(module, "passing", lambda text: painted.release())
+    session.progress("begun")
+    with session.ticking():
+        assert all(painted.acquire(timeout=60) for _ in range(4)), "once when it was reported, and by the clock alone"
+    assert "kvcheck clock" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_nothing_passes_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,7 +291,8 @@ def test_cell_without_evidence_begins_further_workloads(
 def test_tasks_survive_the_pipe() -> None:
     plan = parse_line("retract-resume:shape=llama-3-tiny,seed=3")
     task = CellTask(plan=plan, schedules=2, floor=1, before=Evidence(schedules=1, retractions=5))
-    lines = [*work(tasks_text([(7, task)], Limit(cpu_s=1e9)), target_of)]
+    begun: list[str] = []
+    lines = [*work(tasks_text([(7, task)], Limit(cpu_s=1e9)), target_of, begun.append)]
     assert [('"cell": 7' in line, '"schedule": 1' in line) for line in lines[:1]] == [(True, True)]
     assert len(lines) == 2
 

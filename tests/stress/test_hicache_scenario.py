@@ -15,10 +15,10 @@ from rigs.settings import with_settings
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.node import Node
-from kvcheck.core.stress.runner import ScheduleRunner
+from kvcheck.core.stress.runner import ScheduleRunner, evidence_gap, schedules
 from kvcheck.core.stress.scenarios.hicache import HiCacheScenario
 from kvcheck.core.stress.scenarios.serving import buffer_names
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import FLOOR, Plan
 from kvcheck.core.targets.builtin import FIXED, BuiltinTarget
 from kvcheck.core.workload.shapes import shape
 
@@ -39,6 +39,19 @@ def test_both_tiers_give_up_companions_and_keep_the_pages(name: str, space: str)
         plan = with_settings(cell, "host window share:a third", "write policy:write-through", at=at)
         assert engine.run(plan).findings == ()
     assert given_up["device", space] and given_up["host", space]
+
+
+@pytest.mark.schedules
+@pytest.mark.parametrize(("name", "seed"), [("gpt-oss-micro", 2), ("qwen3-next-micro", 5), ("gpt-oss-micro", 18)])
+def test_three_schedules_bring_all_that_a_pass_of_a_hybrid_cell_takes(name: str, seed: int) -> None:
+    """All requests that these seeds retract were once aborted, so that none was resumed."""
+    cell, total = Plan(scenario="hicache-hybrid", shape=name, seed=seed), Evidence(schedules=0)
+    engine = ScheduleRunner(BuiltinTarget())
+    for plan in schedules(cell, FLOOR):
+        outcome = engine.run(plan)
+        assert outcome.findings == ()
+        total = total.plus(outcome.evidence)
+    assert evidence_gap(cell, total) is None and (total.resumes or 0) > 1
 
 
 COUNTED = ("loads", "backups", "device_evictions", "host_evictions", "aborts", "retractions", "resumes")

@@ -44,8 +44,8 @@ def test_a_process_that_has_lost_its_device_ends_its_share_and_leaves_what_has_s
     runner = Losing(lost_in=5)
     reports = [*take_turns(tasks(2, 3, 9), Limit(cpu_s=1e6), _no_target, runner)]
     assert runner.ran == [
-        *("hicache 0", "retract-resume 0", "pd-transfer 0"),
-        *("hicache 1", "retract-resume 1"),
+        *("hicache 0", "hicache 1"),  # the first micro cell runs up to its floor
+        *("retract-resume 0", "pd-transfer 0", "retract-resume 1"),
     ]
     lost, *ends = reports[-4:]
     assert lost.is_device_lost and lost.cell == 1 and lost.findings == (CRASH,)
@@ -71,7 +71,7 @@ def test_an_error_of_the_hardware_ends_its_cell_as_unknown_and_leaves_the_others
     made = child(0)
     for report in (end, left):
         assert [*made.takes(report.line())] == [report]
-    assert [*made.ends()] == [] and [*made.cells] == [1] and made.left_cpu_s == end.left_cpu_s
+    assert [*made.ends()] == [] and [*made.cells] == [1] and made.left.cpu_s == end.left_cpu_s
 
 
 def test_a_cell_ends_with_its_device_also_where_its_finding_would_not_end_it() -> None:
@@ -112,7 +112,7 @@ def _no_target(plan: Plan) -> BuiltinTarget:
 
 def child(status: int) -> _Child:
     """A process that has ended so, and the two cells that it was given."""
-    made = _Child(SimpleNamespace(wait=lambda: status), dict(tasks(2, 3)))  # type: ignore[arg-type]
+    made = _Child(SimpleNamespace(wait=lambda: status), dict(tasks(2, 3)), Limit(cpu_s=9.0))  # type: ignore[arg-type]
     assert [*made.takes('{"begun": true}')] == []
     return made
 
@@ -126,7 +126,7 @@ def test_what_a_lost_process_leaves_goes_on_behind_what_it_has_judged(reason: st
     made = child(0)
     for report in (JUDGED, LAST, Report(cell=0), Report(cell=1, is_left=True, reason=reason)):
         assert [*made.takes(report.line())] == [report]
-    assert [*made.ends()] == [] and made.left_cpu_s == 7.0
+    assert [*made.ends()] == [] and made.left.cpu_s == 7.0
     (task,) = made.cells.values()
     assert task.plan.scenario == "retract-resume" and task.before == JUDGED.evidence
     assert task.is_exercised == (reason is None)
@@ -152,7 +152,7 @@ def test_each_new_process_has_the_cells_that_are_left_and_what_is_left_of_the_ti
 
     monkeypatch.setattr(cell_workers, "_start", started)
     given = [task for _, task in tasks(5, 5, 5)]
-    reports = [*cell_workers.run_in_workers(given, 1, Limit(cpu_s=8.0), "a.module")]
+    reports = [*cell_workers.run_in_workers(given, [[0, 1, 2]], Limit(cpu_s=8.0), "a.module")]
     assert asked == [([0, 1, 2], [0, 0, 0], 8.0), ([1, 2], [1, 1], 4.0), ([2], [2], 2.0)]
     assert [each.cell for each in reports if each.evidence is None] == [0, 1, 2]
 
@@ -165,7 +165,24 @@ def test_a_process_that_dies_of_its_lost_device_accuses_no_cell_that_it_leaves()
     assert [*made.cells] == [1] and not made.cells[1].is_exercised
 
 
-def test_a_process_that_dies_without_a_lost_device_accuses_its_cells() -> None:
+def test_a_process_that_dies_accuses_the_cell_that_it_ran_and_leaves_the_others() -> None:
+    made = child(-11)
+    assert [*made.takes(json.dumps({"cell": 0, "begins": "hicache:seed=1"}))] == []
+    assert [*made.takes(replace(JUDGED, cell=0, duration_s=2.0).line())]
+    assert [*made.takes(json.dumps({"cell": 1, "begins": "retract-resume:seed=1"}))] == []
+    (end,) = made.ends()
+    assert (end.cell, end.exit_code, end.ran) == (1, 1, "retract-resume:seed=1") and "status -11" in str(end.error)
+    assert [*made.cells] == [0] and made.cells[0].before == JUDGED.evidence and made.left.cpu_s == 7.0
+
+
+def test_a_last_line_of_a_process_is_about_the_cell_that_it_ran() -> None:
+    made = child(4)
+    assert [*made.takes(json.dumps({"cell": 1, "begins": "retract-resume:seed=1"}))] == []
+    assert [each.cell for each in made.takes(Report(error="short of memory", exit_code=4).line())] == [1]
+    assert [*made.ends()] == [] and [*made.cells] == [0]
+
+
+def test_a_process_that_dies_between_schedules_accuses_its_cells() -> None:
     made = child(-6)
     assert [*made.takes(JUDGED.line())] == [JUDGED]
     assert [(each.cell, each.exit_code) for each in made.ends()] == [(0, 1), (1, 1)] and not made.cells
@@ -189,7 +206,7 @@ def test_stress_goes_on_in_a_new_process_and_judges_nothing_twice(
     monkeypatch.setenv("CUDA_DIARY", str(diary))
     monkeypatch.setenv("CUDA_LOST_IN", "retract-resume schedule=1 strategy=delay")
     given = ["--device", "cuda", "--strategy", "delay", "--schedules", "3", "--seed", "1", "--no-reports"]
-    cells = ["retract-resume", "hicache", "--shape", "llama-3-micro"]
+    cells = ["retract-resume", "hicache", "--shape", "llama-3-tiny"]
     with installed(1):
         assert run(["stress", *cells, *given, "--out", str(tmp_path / "runs")]) == 1
     told = capsys.readouterr().out

@@ -51,10 +51,11 @@ class Limit:
 class Report:
     """The outcome of one schedule, or the end of a cell (`evidence` is None). reason: why it cannot count as a pass.
 
-    schedule: its number. divergence: how a replay differed from its recorded choices. cut: what the limit of wall time
-    ended. scope: of which schedules none was left out. note: a text for the record; is_note_told: the terminal shows it
-    too. is_device_lost: its process can run no more schedules. left_cpu_s: what it leaves of its limit. is_left: the
-    cell has not ended and goes on in another process; reason: what it has not exercised yet.
+    schedule: its number. gap: what the cell has not exercised up to it. divergence: how a replay differed from its
+    recorded choices. cut: what the limit of wall time ended. scope: of which schedules none was left out. note: a text
+    for the record; is_note_told: the terminal shows it too. is_device_lost: its process can run no more schedules.
+    left_cpu_s: what it leaves of its limit. is_left: the cell has not ended and goes on in another process; reason:
+    what it has not exercised yet. error: why its process stopped; ran: the line of the schedule that it was running.
     """
 
     cell: int = 0
@@ -63,6 +64,7 @@ class Report:
     evidence: Evidence | None = None
     duration_s: float = 0.0
     reason: str | None = None
+    gap: str | None = None
     divergence: str | None = None
     cut: str | None = None
     scope: str | None = None
@@ -72,6 +74,7 @@ class Report:
     left_cpu_s: float | None = None
     is_left: bool = False
     error: str | None = None
+    ran: str | None = None
     exit_code: int | None = None
 
     def line(self) -> str:

@@ -1,9 +1,9 @@
 """Cell workers: run cells in child processes that report one JSON line for each schedule.
 
 Invariants:
-- A child that dies is a finding (KV902) of the cells that it was running. The run continues.
-- A child that has lost its device ends, and what it leaves goes on in a new one, which has fewer cells. No schedule
-  that was judged runs again.
+- A child that dies is a finding (KV902) of the schedule that it was running. Before its first one, it is UNKNOWN.
+- What a child leaves that has died or lost its device goes on in a new one, which has fewer cells. No schedule that was
+  judged runs again.
 - Children speak JSON lines over a pipe; nothing is unpickled.
 """
 
@@ -13,7 +13,7 @@ import json
 import queue
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
@@ -21,7 +21,7 @@ from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict,
 from kvcheck.core.base.record import Evidence, to_plain, value_from
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.runner_rows import TargetOf
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import take_turns
 
 LATE_S = 2.0
@@ -30,25 +30,36 @@ ENDING_S = 0.3
 """What a child has for taking its temporary folders away, before it is killed."""
 BEGUN = '{"begun": true}'
 """What a worker says when all is loaded: from now on its death is that of what is under test."""
+BEGINS = {"cell", "begins"}
+"""What a worker says before each schedule: its cell and its line."""
 
 
-def run_in_workers(tasks: Sequence[CellTask], jobs: int, limit: Limit, worker: str) -> Iterator[Report]:
-    """Run all cells in so many processes. worker: the module that each process runs; it calls work()."""
+def run_in_workers(
+    tasks: Sequence[CellTask], shares: Iterable[Iterable[int]], limit: Limit, worker: str, beside: Sequence[int] = ()
+) -> Iterator[Report]:
+    """Run all cells, each share of them in a process.
+
+    shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
+    process, which begins once a cell of the others has run up to its floor: it would hold their first verdict up.
+    """
     messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
     children: list[_Child] = []
 
     def begin(share: dict[int, CellTask], within: Limit) -> None:
         process = _start(worker, tasks_text([*share.items()], within), len(children), messages)
-        children.append(_Child(process, share))
+        children.append(_Child(process, share, within))
 
     try:
-        for first in range(min(jobs, len(tasks))):
-            begin({number: tasks[number] for number in range(first, len(tasks), jobs)}, limit)
-        while any(child.is_running for child in children):
+        for share in shares:
+            begin({number: tasks[number] for number in share}, limit)
+        while beside or any(child.is_running for child in children):
+            if beside and (any(map(_Child.has_come_far, children)) or not any(each.is_running for each in children)):
+                begin({number: tasks[number] for number in beside}, limit)
+                beside = ()
             try:
                 index, line = messages.get(timeout=_patience_s(limit))
             except queue.Empty:
-                for cell in sorted(cell for child in children for cell in child.cells):
+                for cell in sorted([*beside, *(cell for child in children for cell in child.cells)]):
                     yield Report(cell=cell, cut="--max-time ended the process that ran it")
                 return
             child = children[index]
@@ -57,46 +68,63 @@ def run_in_workers(tasks: Sequence[CellTask], jobs: int, limit: Limit, worker: s
                 continue
             yield from child.ends()
             if child.cells:
-                begin(child.cells, replace(limit, cpu_s=child.left_cpu_s))
+                begin(child.cells, child.left)
     finally:
         end(*(each.process for each in children), within_s=ENDING_S)  # SIGTERM first: they remove temporary folders
 
 
 class _Child:
-    """A process that runs cells. cells: its tasks that have not ended; once it has ended, those that it leaves."""
+    """A process that runs cells.
 
-    def __init__(self, process: subprocess.Popen[str], cells: dict[int, CellTask]) -> None:
+    cells: its tasks that have not ended; once it has ended, those that it leaves. left: what it leaves of its limit.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], cells: dict[int, CellTask], limit: Limit) -> None:
         self.process = process
         self.cells = dict(cells)
         self.is_running = True
-        self.left_cpu_s: float | None = None
-        self._has_begun = False
+        self.left = limit
+        self._has_begun = self._has_failed = self._has_ended_one = False
         self._lost_in: int | None = None
+        self._now: tuple[int, str] | None = None
+
+    def has_come_far(self) -> bool:
+        """One of its cells has run up to its floor, or has ended."""
+        return self._has_ended_one or any(task.before.schedules >= task.floor for task in self.cells.values())
 
     def takes(self, line: str) -> Iterator[Report]:
         """A line of its output: the reports that it means."""
         if line.strip() == BEGUN:
             self._has_begun = True
             return
-        report = _decode(line)
+        told = json.loads(line)
+        if told.keys() == BEGINS:
+            self._now = told["cell"], told["begins"]
+            return
+        report: Report = value_from(Report, told, "report")
         if report.error is not None:
             yield from self._failed(report)
             return
-        task = self.cells[report.cell]
+        self._now, task = None, self.cells[report.cell]
+        if self.left.cpu_s is not None:
+            self.left = replace(self.left, cpu_s=max(0.0, self.left.cpu_s - report.duration_s))
         if report.evidence is not None:
             self.cells[report.cell] = replace(task, before=task.before.plus(report.evidence))
         elif report.is_left:
             self.cells[report.cell] = replace(task, is_exercised=report.reason is None)
         else:
             del self.cells[report.cell]
+            self._has_ended_one = True
         if report.is_device_lost:
-            self._lost_in, self.left_cpu_s = report.cell, report.left_cpu_s
+            self._lost_in, self.left = report.cell, replace(self.left, cpu_s=report.left_cpu_s)
         yield report
 
     def ends(self) -> Iterator[Report]:
         """Its output has ended. Once it has lost its device, its status says nothing of the cells that are left."""
         self.is_running = False
         code = self.process.wait()
+        if self._has_failed:
+            return
         if self._lost_in is not None:
             if self.cells.pop(self._lost_in, None) is not None:  # it died before it could say so
                 yield Report(cell=self._lost_in)
@@ -108,18 +136,20 @@ class _Child:
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
     def _failed(self, report: Report) -> Iterator[Report]:
-        """End reports for the cells that it has not finished, from its death or from its last line, which says why it
-        stopped.
+        """End reports of a process that has died, or whose last line says why it stopped: for the cell that it ran
+        then, or for all that it has not ended where it ran none.
 
         Raises UsageError or InternalError if the process has raised one, as a run in this process would.
         """
+        self._has_failed = True
         if report.exit_code == UsageError.exit_code:
             raise UsageError(str(report.error))
         if report.exit_code == InternalError.exit_code:
             raise InternalError(str(report.error))
-        for cell in sorted(self.cells):
-            yield replace(report, cell=cell)
-        self.cells.clear()
+        now, line = (None, None) if self._now is None else self._now
+        for cell in sorted(self.cells) if now is None else [now]:
+            del self.cells[cell]
+            yield replace(report, cell=cell, ran=line)
 
 
 def _patience_s(limit: Limit) -> float | None:
@@ -149,8 +179,8 @@ def _plain(task: CellTask) -> dict[str, object]:
     return plain
 
 
-def work(text: str, target_of: TargetOf) -> Iterator[str]:
-    """Run in a child: read tasks as JSON, write reports as JSON lines."""
+def work(text: str, target_of: TargetOf, say: Callable[[str], None]) -> Iterator[str]:
+    """Run in a child: read tasks as JSON, write reports as JSON lines. say: writes a line before each schedule."""
     asked = json.loads(text)
     limit: Limit = value_from(Limit, asked["limit"], "limit")
     share = []
@@ -158,10 +188,9 @@ def work(text: str, target_of: TargetOf) -> Iterator[str]:
         values = {**row["task"], "plan": parse_line(row["line"])}
         values["before"] = value_from(Evidence, values["before"], "before")
         share.append((row["cell"], CellTask(**values)))
-    for report in take_turns(share, limit, target_of):
+
+    def begins(cell: int, plan: Plan) -> None:
+        say(json.dumps({"cell": cell, "begins": plan.line()}))
+
+    for report in take_turns(share, limit, target_of, begins=begins):
         yield report.line()
-
-
-def _decode(line: str) -> Report:
-    report: Report = value_from(Report, json.loads(line), "report")
-    return report

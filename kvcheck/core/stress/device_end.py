@@ -14,10 +14,16 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+
 from kvcheck.core.base.errors import HardwareError, TargetError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.delays import DelayReport
+from kvcheck.core.cache.backend.simulated import Pending
 from kvcheck.core.cache.backend.streamed import StreamedBackend
 from kvcheck.core.stress.history import History
 from kvcheck.core.workload.events import Broke, Completed, Submitted
@@ -42,6 +48,61 @@ HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
 """How CUDA says what no operation causes: errors 214 and 220."""
 
 
+UNDER_TEST = ("kvcheck.core.cache.", "kvcheck.core.targets.mutants.", "kvcheck.kernels.")
+"""Modules of kvcheck whose calls are named where one of them raises."""
+OTHERS = sys.stdlib_module_names | {"kvcheck", "numpy", "torch"}
+"""Packages whose calls are not named. All further ones are the user's own."""
+
+
+def broke_by(error: BaseException, code: str, during: str = "") -> Broke:
+    """What an error says: of a crash with the call that raised it, its request and its operation, where they are known.
+
+    during: what was going on, for the text.
+    """
+    text, request = str(error), None
+    if code == CRASH:
+        call, request, operation = _place(error)
+        known = (("in", call), ("request", request), ("operation", operation))
+        about = [*([during] if during else []), *(f"{word} {value}" for word, value in known if value is not None)]
+        text = "; ".join(part for part in (text, ", ".join(about)) if part)
+    return Broke(code, type(error).__name__, text, request)
+
+
+def _place(error: BaseException) -> tuple[str | None, int | None, str | None]:
+    """The innermost call of the code under test, and the request and the operation of the innermost calls that have
+    one as an argument."""
+    call, request, operation = None, None, None
+    for frame, line in reversed([*walk_tb(error.__traceback__)]):
+        name, code = str(frame.f_globals.get("__name__")), frame.f_code
+        if name.startswith(UNDER_TEST) or name.partition(".")[0] not in OTHERS:
+            call = call or f"{code.co_qualname} ({Path(code.co_filename).name}:{line})"
+        if operation is None and (ran := _operation(frame)) is not None:
+            operation, request = ran.name, request or ran.request
+        request = request or _request(frame)
+    return call, request, operation
+
+
+def _operation(frame: FrameType) -> Operation | None:
+    """The operation that a call of a backend was running."""
+    pending = frame.f_locals.get("pending") if frame.f_code.co_name == "_step" else None
+    found = pending.operation if isinstance(pending, Pending) else frame.f_locals.get("operation")
+    return found if isinstance(found, Operation) else None
+
+
+def _request(frame: FrameType) -> int | None:
+    """The request that a call of the code under test was about, by its arguments."""
+    code = frame.f_code
+    for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        value = frame.f_locals.get(name)
+        if type(value).__module__.startswith(UNDER_TEST) and name != "self":
+            value = getattr(value, "request_id", getattr(value, "request", None))
+        elif name not in ("request", "request_id"):
+            continue
+        if type(value) is int:
+            return value
+    return None
+
+
 class DeviceEnd:
     """The end of one schedule. delays: what came of those that were asked for. A CPU leaves nothing to wait for."""
 
@@ -56,7 +117,7 @@ class DeviceEnd:
         if self._backend is not None:
             history.listen(((Submitted, self._submitted), (Completed, self._completed)))
 
-    def settle(self, error: Exception | SystemExit | None = None, code: str = CRASH) -> None:
+    def settle(self, error: BaseException | None = None, code: str = CRASH) -> None:
         """Wait for the device, whose memory the next run will use, and tell what broke. error: what the target has
         raised, told with that code. An error that the device tells only now is a finding too. Raises HardwareError
         where the device says that its hardware failed."""
@@ -76,7 +137,7 @@ class DeviceEnd:
             error, late = own, None
         for each, its_code in ((error, code), (late, CRASH)):
             if each is not None:
-                self._history.emit(Broke(its_code, type(each).__name__, str(each)))
+                self._history.emit(broke_by(each, its_code))
 
     def _check_hardware(self, *errors: BaseException | None) -> None:
         for each in errors:

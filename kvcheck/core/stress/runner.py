@@ -1,8 +1,8 @@
 """Runner: one plan in, one judged outcome out; and ScheduleRunner, which runs it in this process.
 
 Invariants:
-- An error of the target is a finding, and so is its sys.exit; an oracle that breaks makes the outcome UNKNOWN, never a
-  pass.
+- An error of the code under test is a finding, and so is its sys.exit, in the reference run too. An oracle that breaks
+  makes the outcome UNKNOWN, never a pass.
 - The same plan gives the same findings and the same digest.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -28,10 +29,8 @@ from kvcheck.core.base.errors import (
     FreeInFlight,
     Hang,
     InternalError,
-    KvcheckError,
     LayoutMismatch,
     LengthMismatch,
-    TargetError,
     UnknownVerdict,
     UsageError,
     machine_trouble,
@@ -47,7 +46,7 @@ from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.answers import AnswersStrategy, answers_text
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
-from kvcheck.core.stress.device_end import DeviceEnd
+from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.host_trace import HostTrace
@@ -60,9 +59,10 @@ from kvcheck.core.stress.plan_decoder import decoded
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
-from kvcheck.core.stress.scenarios.serving import reference_outputs
+from kvcheck.core.stress.scenarios.serving import STUCK_CPU_S, reference_outputs
 from kvcheck.core.stress.schedule import ANSWERS, Plan, makes_calls, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
+from kvcheck.core.targets.own import NoEngine
 from kvcheck.core.targets.target import Target
 from kvcheck.core.workload.events import Broke, Expected, Forward, Verified
 from kvcheck.core.workload.shapes import shape as shape_named
@@ -72,10 +72,8 @@ KEPT_WORKLOADS = 32
 MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
 
-STUCK_CPU_S = 60.0
-"""CPU seconds without a computed position or a read word after which a schedule counts as an endless loop. The longest
-schedules of full shapes do both many times a second."""
-
+CRASHES = (Exception, SystemExit, GeneratorExit, CancelledError)
+"""Whatever code under test raises. Limits of time and an interrupt are none of these."""
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (DoubleFree, "KV402"),
     (FreeInFlight, "KV202"),
@@ -144,6 +142,14 @@ class Runner(Protocol):
         """What is told of the whole cell, or None."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A reference run: the output of each request, or what the code under test raised in it."""
+
+    outputs: Mapping[int, tuple[int, ...]]
+    broke: Broke | None = None
+
+
 class Workloads:
     """Workloads with their reference outputs, which depend on the plan alone. Keeps the last KEPT_WORKLOADS.
 
@@ -152,10 +158,10 @@ class Workloads:
 
     def __init__(self, known: Callable[[Plan], Mapping[int, tuple[int, ...]] | None] = lambda plan: None) -> None:
         self._known = known
-        self._kept: dict[object, tuple[Load, Mapping[int, tuple[int, ...]]]] = {}
+        self._kept: dict[object, tuple[Load, Reference]] = {}
 
-    def of(self, plan: Plan) -> tuple[Load, Mapping[int, tuple[int, ...]]]:
-        """The plan's workload, and the output of each of its requests."""
+    def of(self, plan: Plan) -> tuple[Load, Reference]:
+        """The plan's workload and its reference run."""
         seed = workload_seed(plan)
         variant = plan.variant if plan.trace is None else None
         key = (
@@ -181,7 +187,7 @@ class Workloads:
             )
             load = bounded(decoded(load, plan, shape), plan, shape)
             known = self._known(plan)
-            self._kept[key] = load, MappingProxyType(dict(reference_outputs(shape, load) if known is None else known))
+            self._kept[key] = load, reference_run(plan, load) if known is None else Reference(known)
             if len(self._kept) > KEPT_WORKLOADS:
                 del self._kept[next(iter(self._kept))]
         return self._kept[key]
@@ -242,7 +248,7 @@ class ScheduleRunner:
         history.listen(handlers)
         for oracle in oracles:
             history.listen(oracle.handlers())
-        for request, tokens in sorted(reference.items()):
+        for request, tokens in sorted(reference.outputs.items()):
             history.emit(Expected(request, tokens, by=load.decoder))
         backend, recorder = _backend(plan, OperationEvents(history.emit))
         audit = None
@@ -250,13 +256,17 @@ class ScheduleRunner:
             audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
         ending = DeviceEnd(plan.device, backend, history)
         try:
-            evictions = self._driven(plan, scenario, load, around(audit or backend), history, ending)
+            if reference.broke is None:
+                evictions = self._driven(plan, scenario, load, around(audit or backend), history, ending)
+            else:
+                evictions = 0
+                history.emit(reference.broke)
         finally:
             if ending.is_lost:
                 self._lost.append(ending)  # it keeps alive what must not be freed
         broken = _finish(oracles)
         answers = recorder.inner if recorder is not None and isinstance(recorder.inner, AnswersStrategy) else None
-        final = _exact(plan, recorder)
+        final = _exact(plan, recorder) if reference.broke is None else plan
         found = [finding for oracle in oracles for finding in oracle.findings]
         judged = {oracle.name: oracle.judged for oracle in oracles}
         if audit is not None:
@@ -299,15 +309,11 @@ class ScheduleRunner:
                     emit=history.emit,
                     variant=plan.variant,
                 )
-        except (InternalError, UsageError, MemoryError):
-            raise
         except Stuck:
             why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
             history.emit(Broke("KV901", "Hang", why))
             evictions = 0
-        except (Exception, SystemExit) as error:  # the target's own error is what we are here to find
-            if trouble := machine_trouble(error):
-                raise UnknownVerdict(trouble) from error
+        except CRASHES as error:  # the target's own error is what we are here to find
             ending.settle(error, _code_of(error))
             return 0
         ending.settle()
@@ -374,10 +380,32 @@ def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
     return "; ".join(notes) or None
 
 
-def _code_of(error: Exception | SystemExit) -> str:
-    if isinstance(error, KvcheckError) and not isinstance(error, TargetError):
+def reference_run(plan: Plan, load: Load) -> Reference:
+    """The reference run of a workload, which is made with kvcheck's own classes, whatever the target is."""
+    try:
+        return Reference(MappingProxyType(dict(reference_outputs(shape_named(plan.shape), load))))
+    except Stuck:
+        broke = Broke(
+            "KV901", "Hang", f"in the reference run, an endless loop: no event in {STUCK_CPU_S:g} CPU seconds"
+        )
+    except CRASHES as error:
+        broke = broke_by(error, _code_of(error), "in the reference run, where every request has room")
+    if plan.own_target is not None:
+        raise InternalError(
+            f"the reference run, which kvcheck's own cache makes, failed: {broke.error}: {broke.message}"
+        )
+    return Reference({}, broke)
+
+
+def _code_of(error: BaseException) -> str:
+    """The code of the finding that an error of the code under test is. Raises what is no such error: kvcheck's own
+    fault, and what the machine lacks or the user has to change."""
+    if trouble := machine_trouble(error):
+        raise UnknownVerdict(trouble) from error
+    is_of_the_user = isinstance(error, UsageError) and isinstance(error.__cause__, OSError)
+    if is_of_the_user or isinstance(error, NoEngine | InternalError | UnknownVerdict):
         raise error
-    return next((code for kind, code in _CODES if isinstance(error, kind)), "KV902")
+    return next((code for kind, code in _CODES if isinstance(error, kind)), CRASH)
 
 
 def _exact(plan: Plan, recorder: Recorder | None) -> Plan:

@@ -1,9 +1,10 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- Cells take turns after each schedule until all have run up to their floors: two rounds of the micro cells, then one of
-  the others. Then the cell that has used the least CPU time is next, and a second of another cell counts as three of a
-  micro one: where a schedule is cheap, many more of them fit than if all cells ran equally many.
+- The first micro cell runs FLOOR schedules first, so that a verdict comes soon. Then cells take turns after each
+  schedule until all have run up to their floors: two rounds of the micro cells, then one of the others. Then the cell
+  that has used the least CPU time is next, and a second of another cell counts as three of a micro one: where a
+  schedule is cheap, many more of them fit than if all cells ran equally many.
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
 - Where all schedules have one workload, as with a trace, the cell ends once many in a row did nothing new; it says so.
 - A finding stays a finding, also if there is no time left to confirm it.
@@ -26,7 +27,7 @@ from kvcheck.core.stress.exploring import Exploration
 from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.runner_rows import TargetOf, row_of
-from kvcheck.core.stress.schedule import Plan, further_workloads, workload_seed
+from kvcheck.core.stress.schedule import FLOOR, Plan, further_workloads, workload_seed
 from kvcheck.core.workload.shapes import MICRO_SHAPES
 
 UNKNOWNS = 12
@@ -51,12 +52,17 @@ def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | 
 
 
 def take_turns(
-    share: Sequence[tuple[int, CellTask]], limit: Limit, target_of: TargetOf, shared: Runner | None = None
+    share: Sequence[tuple[int, CellTask]],
+    limit: Limit,
+    target_of: TargetOf,
+    shared: Runner | None = None,
+    begins: Callable[[int, Plan], None] = lambda number, plan: None,
 ) -> Iterator[Report]:
     """Run cells, one schedule of each in turn, until all have ended or the device is lost. The last report of a cell
     says that it has ended, or that it is left.
 
-    shared: the runner of all cells; None: each cell gets its own runner, by its plan's kind.
+    shared: the runner of all cells; None: each cell gets its own runner, by its plan's kind. begins: called before each
+    schedule, with the number of its cell.
     """
 
     def spent() -> float:
@@ -64,10 +70,12 @@ def take_turns(
 
     budget = Budget(limit, spent)
     cells = [
-        Turns(number, task, budget, shared or row_of(task.plan).make(task.plan, target_of)) for number, task in share
+        Turns(number, task, budget, shared or row_of(task.plan).make(task.plan, target_of), begins)
+        for number, task in share
     ]
+    first = next((cell for cell in cells if cell.is_micro), None)
     while cells:
-        for cell in due(cells):
+        for cell in [first] if first is not None and first.is_open and first.comes_first else due(cells):
             yield from cell.turn()
             if cell.has_lost_device:
                 for other in cells:
@@ -125,8 +133,16 @@ class Turns:
     follow, because each has a workload of its own, and another one may exercise what these do not.
     """
 
-    def __init__(self, number: int, task: CellTask, budget: Budget, runner: Runner) -> None:
+    def __init__(
+        self,
+        number: int,
+        task: CellTask,
+        budget: Budget,
+        runner: Runner,
+        begins: Callable[[int, Plan], None] = lambda number, plan: None,
+    ) -> None:
         self._number, self._task, self._budget, self._runner = number, task, budget, runner
+        self._begins = begins
         self._row = row_of(task.plan)
         self._total, self._ran = task.before, task.before.schedules
         self._judged = self._unknown = self._lost = 0
@@ -157,6 +173,11 @@ class Turns:
         return self.used_s if self.is_micro else self.used_s * WEIGHT
 
     @property
+    def comes_first(self) -> bool:
+        """It runs before all others, where it is the one that does so."""
+        return self._ran < min(self._task.floor, FLOOR)
+
+    @property
     def is_below_floor(self) -> bool:
         """A pass takes more schedules than have run."""
         return self._ran < self._task.floor
@@ -167,6 +188,7 @@ class Turns:
         if plan is None:
             yield self._end(self._gap())
             return
+        self._begins(self._number, plan)
         began, spent = time.monotonic(), self._budget.spent()
         try:
             with time_limit(self._budget.until):
@@ -194,6 +216,7 @@ class Turns:
             evidence=outcome.evidence,
             duration_s=self._wall_s,
             reason=outcome.unjudged,
+            gap=self._gap(),
             divergence=outcome.divergence,
             note=outcome.note,
             is_note_told=self._row.tells_notes,
@@ -283,7 +306,7 @@ class Turns:
         try:
             with time_limit(self._budget.until):
                 return confirmed(self._runner, outcome, lambda: not self._budget.is_over)
-        except TimeUp:
+        except (TimeUp, UnknownVerdict):
             return outcome.findings
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

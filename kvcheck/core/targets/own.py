@@ -71,6 +71,10 @@ ENGINE_HAS = ("submit", "abort", "standings", "make_happen", "step", "counts", "
 """The methods of an engine. `is_idle` is a property, which may not be read before the engine runs."""
 
 
+class NoEngine(UsageError):
+    """A target's `build` returned something that lacks what an engine has."""
+
+
 class OwnTarget:
     """A target of the user's own under the name by which it was asked for."""
 
@@ -80,10 +84,10 @@ class OwnTarget:
         self._target = target
 
     def build(self, setup: Setup) -> Engine:
-        """A fresh engine of it. Raises UsageError where it lacks what an engine has."""
+        """A fresh engine of it. Raises NoEngine where it lacks what an engine has."""
         engine = self._target.build(setup)
         if missing := [name for name in ENGINE_HAS if not callable(getattr(engine, name, None))]:
-            raise UsageError(
+            raise NoEngine(
                 f"--target {self.name}: expected build to return an engine with {', '.join(ENGINE_HAS)}; got "
                 f"{_kind(engine)} without {', '.join(missing)}"
             )

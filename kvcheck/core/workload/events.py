@@ -411,11 +411,12 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The target raised an error. code: the finding for that kind of error."""
+    """The target raised an error. code: the finding for that kind of error. request: whose call raised it."""
 
     code: str
     error: str
     message: str
+    request: int | None = None
 
 
 RoomEvent = (

@@ -47,7 +47,8 @@ def survey(order: Mapping[str, object], say: Say) -> None:
     references = {}
     for number in range(wanted):
         plan = dataclasses.replace(first, schedule=number)
-        references[str(workload_seed(plan))] = {str(key): [*value] for key, value in workloads.of(plan)[1].items()}
+        outputs = workloads.of(plan)[1].outputs
+        references[str(workload_seed(plan))] = {str(key): [*value] for key, value in outputs.items()}
     runner = ScheduleRunner(TARGETS.load(first.target)(), workloads=Workloads(lambda plan: _tokens(references, plan)))
     lines: dict[str, dict[int, int]] = {}
     costs, cpu_s, evidence = [], [], []

@@ -53,4 +53,10 @@ class LivenessOracle:
     def _broken(self, event: Broke) -> None:
         self.judged += 1
         self._broke = True
-        self.findings.append(Finding(code=event.code, oracle=self.name, message=f"{event.error}: {event.message}"))
+        self.findings.append(finding_of(event))
+
+
+def finding_of(event: Broke) -> Finding:
+    """The finding that an error of the target is."""
+    text = f"{event.error}: {event.message}"
+    return Finding(code=event.code, oracle=LivenessOracle.name, request=event.request, message=text)

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.stress.oracles.liveness import finding_of
 from kvcheck.core.stress.ranks.child import Launcher
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import ranks_of, work_of
-from kvcheck.core.stress.runner import Outcome, complete, evidence_gap
-from kvcheck.core.stress.scenarios.serving import reference_outputs
+from kvcheck.core.stress.runner import Outcome, complete, evidence_gap, reference_run
 from kvcheck.core.stress.schedule import Plan
 
 
@@ -32,9 +32,13 @@ class RankRunner:
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
         shape, load = work_of(plan)
+        reference = reference_run(plan, load)
+        if reference.broke is not None:
+            crash = in_causal_order([complete(finding_of(reference.broke), plan)])
+            return Outcome(plan=plan, findings=crash, evidence=Evidence(schedules=1), digest=0)
         supervisor = Supervisor(plan, launcher=self._launcher)
         reports = supervisor.run()
-        found = judge(reports, shape, load, reference_outputs(shape, load), silence=supervisor.silence)
+        found = judge(reports, shape, load, reference.outputs, silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         note = (
             f"{plan.cell}: {prefill}x{decode} processes over {plan.transport}, "

@@ -37,7 +37,7 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.targets.target import HostTier, Target
-from kvcheck.core.workload.events import Emit
+from kvcheck.core.workload.events import Emit, Event, Resumed, Retracted
 from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.sessions import session_jobs
 from kvcheck.core.workload.tier_events import Damaged, Modelled, StoreKeeps
@@ -74,6 +74,8 @@ class HiCacheScenario:
     name = "hicache"
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
+    focus: frozenset[str] = frozenset()
+    """What every disturbed schedule aims at."""
 
     @property
     def table(self) -> Settings:
@@ -152,13 +154,15 @@ class HiCacheScenario:
                 ranks=len(STORE_RANKS),
                 has_neighbours=not load.from_trace,
             )
-            acts = disturber(self.name, load, emit, variant, shape=shape.name)
+            first = FirstRetracted(emit)
+            spared = first.has if self.focus else lambda request: False
+            acts = disturber(self.name, load, emit, variant, shape=shape.name, spared=spared, focus=self.focus)
             told = emit if acts is None else acts.noting(emit)
             batch = None if load.from_trace else BATCHES[row["batch"]]
             setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=batch)
             engine = target.build(setup)
             aborts = LoadingAborts() if ABORTS in load.faults else None
-            return serve(engine, load, emit, backend, aborts=aborts, disturber=acts, variant=variant)
+            return serve(engine, load, first.note, backend, aborts=aborts, disturber=acts, variant=variant)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""
@@ -182,9 +186,32 @@ class HybridScenario(HiCacheScenario):
 
     name = "hicache-hybrid"
     families = frozenset({"swa", "mamba"})
+    focus = frozenset({"request/running/preempt", "prefix/on the host/match"})
+    """Few requests outgrow pools of these families by themselves, and few prefixes of states come back from a host."""
 
     def _kinds(self) -> dict[str, Iterable[str]]:
         return super()._kinds() | {"host window share": HOST_WINDOW_SHARES}
+
+
+class FirstRetracted:
+    """The requests that were retracted before one was resumed. A schedule that aims at retractions leaves them alone:
+    a pass takes a resume, and one that was aborted brings none."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._requests: set[int] = set()
+        self._is_over = False
+
+    def has(self, request: int) -> bool:
+        """The request is one of them, and none was resumed yet."""
+        return not self._is_over and request in self._requests
+
+    def note(self, event: Event) -> None:
+        """An Emit that also takes note of retractions and resumes."""
+        if isinstance(event, Retracted):
+            self._requests.add(event.request)
+        self._is_over = self._is_over or isinstance(event, Resumed)
+        self._emit(event)
 
 
 def host_tier(shape: ModelShape, load: Load, row: Variant, store: PageStore | None) -> HostTier:

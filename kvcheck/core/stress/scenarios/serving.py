@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kvcheck.core.base.errors import Hang, InternalError
+from kvcheck.core.base.deadline import progress_watch
+from kvcheck.core.base.errors import Hang, TargetError
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
@@ -74,6 +75,9 @@ IDLE_ROUNDS = 2000
 ROUNDS_A_TOKEN = 16
 """A request takes a round for each token, and more where it is retracted. Rounds for so many times the tokens of the
 longest one, in which no request ends, count as hung too: requests are then admitted and retracted for ever."""
+STUCK_CPU_S = 60.0
+"""CPU seconds without a computed position or a read word after which a schedule counts as an endless loop. The longest
+schedules of full shapes do both many times a second."""
 CACHED_STATES = 3
 """State slots beyond those of requests: what cached prefixes can hold on the device."""
 ABORT_EVERY = 4
@@ -243,7 +247,7 @@ def serve(
 def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
     """The outputs of decoder words: run the jobs eagerly, with pages for all that run together and no prefix shared.
 
-    Those of known-answer are worked out from the prompts, and nothing is run.
+    Those of known-answer are worked out from the prompts, and nothing is run. Raises Stuck for an endless loop.
     """
     if load.decoder == KNOWN_ANSWER:
         return {job.request: known_model(shape).answers(job) for job in load.jobs}
@@ -259,9 +263,10 @@ def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, 
         note="",
     )
     setup = make_setup(shape, room, EagerBackend(), history.emit, share_prefixes=False, readers=Readers(one_layer=True))
-    retracted = drive(BuiltinTarget().build(setup), load.jobs, history.emit, hurry=len(load.jobs) * 1000)
+    with progress_watch(STUCK_CPU_S, lambda: history.count):
+        retracted = drive(BuiltinTarget().build(setup), load.jobs, history.emit, hurry=len(load.jobs) * 1000)
     if retracted:
-        raise InternalError(f"the reference run retracted {retracted} requests; it must have room for all")
+        raise TargetError(f"{retracted} requests were retracted, where there is room for all")
     return outputs
 
 
