@@ -372,9 +372,11 @@ def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit
 
 
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
-    """The reports of all cells, each with its cell's id. Cells of real processes mostly wait: of several processes, they
-    share one beside those of the others. A process that has lost its CUDA context may be ended by what it frees, so cells on such
-    a device run in another one."""
+    """The reports of all cells, each with its cell's id.
+
+    Cells of real processes mostly wait: of several processes, they share one beside those of the others. A process that
+    has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one.
+    """
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.turns import take_turns
