@@ -74,7 +74,7 @@ from kvcheck.core.live.clients.connection import is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.stress.cell_task import DIED, CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
 from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, parse_line
@@ -156,9 +156,8 @@ def stress(
         session.warnings += [*(of_row := row.untried(base, plans)), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
         told = [*(of_row if base.own_target or row.tells_notes or base.on_device else ()), *beside.untried]
-        with session.ticking():
-            interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
-            _tell_end(session, mutant, told, max_time, interrupted=interrupted)
+        interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
+        _tell_end(session, mutant, told, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
@@ -194,11 +193,11 @@ def tell_untried(session: Session, lines: Sequence[str]) -> None:
 def _tell_end(
     session: Session, mutant: str | None, untried: Sequence[str], max_time: float | None, *, interrupted: bool
 ) -> None:
-    """What is told once the cells have ended: stories, smaller schedules, a mutant that was not found, what was not
-    tried."""
+    """What is told behind the cells: stories, smaller schedules, a mutant that was not found, what was not tried."""
     if not interrupted:
-        tell_stories(session, max_time)
-        look_for_smaller(session, max_time)
+        with session.ticking():
+            tell_stories(session, max_time)
+            look_for_smaller(session, max_time)
     is_found = any(cell.findings for cell in session.cells.values())
     session.warnings += unfound_mutant(mutant, is_found=is_found)
     tell_untried(session, untried)
@@ -352,18 +351,13 @@ def _names(base: Plan, scenarios: list[str], shapes: list[str]) -> tuple[list[st
     return scenarios or [card.scenario], shapes or [card.shape]
 
 
-def _collect(
-    session: Session,
-    tasks: list[CellTask],
-    workers: int,
-    limit: Limit,
-    shared: Runner | None,
-) -> bool:
+def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> bool:
     """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
     session.progress(f"starting with {counted(len(tasks), 'cell')}")
     try:
-        for name, report in _reports(tasks, workers, limit, shared):
-            _take(session, session.cells[name], report)
+        with session.ticking():
+            for name, report in _reports(tasks, workers, limit, shared):
+                _take(session, session.cells[name], report)
     except KeyboardInterrupt:
         complain("interrupted: what was judged is kept")
         return True
@@ -378,9 +372,11 @@ def _collect(
 
 
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
-    """The reports of all cells, each with its cell's id. Cells of real processes mostly wait: they share one process,
-    beside those of the others. A process that has lost its CUDA context may be ended by what it frees, so cells on such
-    a device run in another one."""
+    """The reports of all cells, each with its cell's id.
+
+    Cells of real processes mostly wait: of several processes, they share one beside those of the others. A process that
+    has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one.
+    """
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.turns import take_turns
@@ -389,7 +385,7 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     others = [number for number in range(len(tasks)) if number not in alone]
     shares = [others[first::workers] for first in range(min(workers, len(others)))]
     is_apart = any(task.plan.backend == "cuda" for task in tasks)
-    if shared is not None or (len(shares) + bool(alone) == 1 and not is_apart):
+    if shared is not None or (not is_apart and (workers == 1 or len(shares) + bool(alone) == 1)):
         reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
     else:
         reports = run_in_workers(tasks, shares, limit, worker.__name__, beside=alone)
@@ -443,7 +439,8 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
         from kvcheck.core.stress.runner import complete
 
         plan = cell.plan if report.ran is None else parse_line(report.ran)
-        finding = Finding(code="KV902", oracle="liveness", message=f"{cell.id}: {report.error}")
+        message = f"{cell.id}: {report.error}"
+        finding = Finding(code="KV902", oracle="liveness", message=message, minimal={DIED: True})
         session.add(cell, (complete(finding, plan),), Evidence(schedules=1), 0.0)
     _tell_cell(session, cell)
 

@@ -120,17 +120,17 @@ def test_where_it_cannot_run_a_line_says_why(
 
 
 class StandIn:
-    """A runner that gives one outcome each time, or raises."""
+    """A runner that gives one outcome each time, or raises behind some of them."""
 
-    def __init__(self, *findings: Finding, error: BaseException | None = None) -> None:
-        self._findings, self._error = findings, error
+    def __init__(self, *findings: Finding, error: BaseException | None = None, after: int = 0) -> None:
+        self._findings, self._error, self._after = findings, error, after
         self.ran: list[str] = []
 
     cpu_s = 0.0
 
     def run(self, plan: Plan) -> Outcome:
         self.ran.append(plan.line())
-        if self._error is not None:
+        if self._error is not None and len(self.ran) > self._after:
             raise self._error
         found = tuple(complete(each, plan) for each in self._findings)
         evidence = Evidence(schedules=1, transfers=3, words_verified={"sealed": 8})
@@ -187,11 +187,12 @@ def test_an_interrupted_run_goes_on_with_its_other_cells(
     usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ranks = StandIn()
-    code, record = ran(monkeypatch, tmp_path, ranks=ranks, simulated=StandIn(error=KeyboardInterrupt()))
+    simulated = StandIn(error=KeyboardInterrupt(), after=3)
+    code, record = ran(monkeypatch, tmp_path, "--schedules", "4", ranks=ranks, simulated=simulated)
     assert code == 130 and {row.id: row.verdict for row in record.scenarios}[NAME] is Verdict.PASS
-    code, record = ran(monkeypatch, tmp_path, "--resume", ranks=ranks)
+    code, record = ran(monkeypatch, tmp_path, "--schedules", "4", "--resume", ranks=ranks)
     assert code == 0 and len(ranks.ran) == 3, "the cell was done"
-    assert {row.id: row.schedules for row in record.scenarios} == {"pd-transfer/llama-3-tiny": 3, NAME: 3}
+    assert {row.id: row.schedules for row in record.scenarios} == {"pd-transfer/llama-3-tiny": 4, NAME: 3}
     assert record.identity is not None and record.identity.code is not None
     assert evidence_problems([record], code=record.identity.code) == ()
     problems = evidence_problems([record], code=record.identity.code, min_schedules=4)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.stress.schedule import Plan
 
+DIED = "died"
+"""In what a finding adds: its schedule ended the process that ran it, so nothing runs it again by itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTask:

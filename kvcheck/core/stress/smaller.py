@@ -15,6 +15,7 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.cell_task import DIED
 from kvcheck.core.stress.plan_bounds import pages_of
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.runner_rows import TargetOf
@@ -80,7 +81,8 @@ def _first_causes(findings: Sequence[Finding]) -> list[tuple[Finding, Plan]]:
     first: dict[tuple[str, str], tuple[Finding, Plan]] = {}
     for bug in bugs(findings):
         cause = bug.cause
-        if cause.condition is not None or not cause.schedule or (cause.code, cause.cell) in first:
+        is_left = cause.condition is not None or not cause.schedule or DIED in (cause.minimal or {})
+        if is_left or (cause.code, cause.cell) in first:
             continue
         try:
             plan = parse_line(cause.schedule)
