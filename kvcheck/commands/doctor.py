@@ -128,15 +128,18 @@ def doctor(
 
 
 def list_kind(
-    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))],
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}. Default: these kinds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """List what kvcheck has of one kind: scenarios, shapes, oracles, codes and so on."""
-    rows = [_row(name, thing) for name, thing in things(kind).items()]
+    table = {each: NOTES.get(each, "") for each in KINDS} if kind is None else things(kind)
+    rows = [_row(name, thing) for name, thing in table.items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    if kind in NOTES:
+    if kind is None:
+        say("kvcheck list KIND, with one of these kinds:")
+    elif kind in NOTES:
         say(NOTES[kind])
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
@@ -147,12 +150,17 @@ def list_kind(
 
 def explain(
     code: Annotated[
-        str,
+        str | None,
         typer.Argument(help="A finding code such as KV102, a bug's letter, or a name that kvcheck list prints."),
-    ],
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Say what a finding code means, or what anything else is that kvcheck names."""
+    if code is None:
+        kinds = ", ".join((*EXPLAINED_KINDS, "codes", *_TOLD_IN_A_LINE))
+        raise UsageError(
+            f"explain: expected a code such as KV102, or a name that kvcheck list KIND prints; kinds: {kinds}"
+        )
     card = _card(code)
     if as_json:
         typer.echo(json.dumps(card, indent=1))

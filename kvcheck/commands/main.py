@@ -174,7 +174,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(
     ctx: typer.Context,
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(False, "--version", "-V", help="Print the version and exit."),
     config: str | None = typer.Option(
         None, "--config", metavar="FILE", help="Settings, instead of [tool.kvcheck] in pyproject.toml; '' for none."
     ),
@@ -191,6 +191,8 @@ def _root(
 
 def run(arguments: list[str]) -> int:
     """Run one command line; returns its exit code and never raises."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         code = get_command(app).main(args=[*arguments], prog_name="kvcheck", standalone_mode=False, obj=arguments)
         return code if isinstance(code, int) else 0

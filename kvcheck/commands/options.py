@@ -129,6 +129,12 @@ def _check_target(plan: Plan) -> None:
 
     if plan.own_target is None or plan.own_target in TARGETS.names():
         return
+    engine, equals, _ = plan.target.partition("==")
+    if equals and engine in ENGINE_NAMES:
+        raise UsageError(
+            f"--target {plan.target}: expected an environment that has this release; "
+            f"next: kvcheck engine-env {plan.target} DIR, then --target {engine}:DIR"
+        )
     if not is_own(plan.target):
         known = ", ".join((*TARGETS.names(), *ENGINE_NAMES))
         raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")

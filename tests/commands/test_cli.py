@@ -24,6 +24,7 @@ from rigs.live_processes import children_of, is_alive
 from rigs.schemas import check_fits
 
 from kvcheck.commands import main as module
+from kvcheck.commands.doctor import KINDS
 from kvcheck.commands.main import run
 from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
@@ -107,6 +108,13 @@ UNUSABLE = {
         ["stress", "--mutant", "offload-skip-index-buffer"],
         "did you mean 'offload-skips-index-buffer'?",
     ),
+    "beginning of a mutant": (["stress", "--mutant", "offload"], "did you mean 'offload-skips-index-buffer'"),
+    "release as a target": (
+        ["stress", "--target", "sglang==0.5.23"],
+        "next: kvcheck engine-env sglang==0.5.23 DIR, then --target sglang:DIR",
+    ),
+    "explain alone": (["explain"], "kinds: oracles, mutants, scenarios, invariants, codes"),
+    "help of no command": (["help", "stres"], "did you mean 'stress'?"),
     "case": (["stress", "HiCache"], "did you mean 'hicache'?"),
     "option": (["stress", "--nope"], "No such option: --nope"),
     "command": (["nope"], "no command 'nope'; known: stress"),
@@ -197,6 +205,28 @@ def test_without_a_command_help_is_printed_and_the_exit_code_is_2(capsys: pytest
     assert run([]) == 2
     printed = capsys.readouterr().out
     assert all(name in printed for name in module.COMMANDS)
+
+
+def test_kinds_are_listed_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list"]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert shown == [*KINDS]
+    assert run(["list", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [*KINDS]
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [(["-V"], ["--version"]), (["help"], ["--help"]), (["help", "stress"], ["stress", "--help"])],
+    ids=" ".join,
+)
+def test_words_that_users_try_work_as_the_options(
+    short: list[str], whole: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(whole) == 0
+    expected = capsys.readouterr().out
+    assert expected and run(short) == 0
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("command", module.COMMANDS)

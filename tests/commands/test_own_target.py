@@ -137,6 +137,7 @@ WRONG = {
     "a function that gives nothing": ("{}:target", "def target(): ...", "that gives one; got a NoneType"),
     "a class": ("{}:Target", "class Target: ...", "that gives one; got the class Target"),
     "a number": ("{}:target", "target = 7", "that gives one; got a int"),
+    "a pool of tensors": ("{}:make", "class Pool: ...\ndef make(): return Pool()", "checked by kvcheck.testing"),
     "an unknown capability": (
         "{}:target",
         "class T:\n    name, capabilities, build = 't', {'teleport'}, lambda self, setup: None\ntarget = T()",

@@ -80,7 +80,12 @@ def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """22 findings of one edit were printed one by one, each with its line."""
-    cells = [replace(FOREIGN, shape=f"shape-{at}", page=at, message=f"page {at} holds request 9") for at in range(4)]
+    cells = [
+        replace(
+            FOREIGN, shape=f"shape-{at}", page=at, message=f"page {at} holds request 9", replay=f"kvcheck replay {at}"
+        )
+        for at in range(4)
+    ]
     found = changes(made(), later(made(*cells, OTHER)), share=0.5)
     groups = found.grouped(State.NEW)
     assert sorted(map(len, groups)) == [1, 4] and len(found.of(State.NEW)) == 5
@@ -88,6 +93,18 @@ def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
     said = capsys.readouterr().out
     assert said.count("kvcheck replay") == 2 and said.count("holds request 9") == 1 and " new           5\n" in said
     assert all(f"retract-resume/shape-{at}" in said for at in range(4))
+
+
+def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None:
+    line = "kvcheck replay hicache:shape=x,seed=1,schedule=0"
+    first = replace(FOREIGN, code="KV301", replay=f"{line},expect=KV301")
+    others = [
+        replace(OTHER, code=code, buffer=buffer, message=f"{buffer} is wrong", replay=f"{line},expect={code}")
+        for code, buffer in (("KV304", "k"), ("KV304", "v"), ("KV102", "k"))
+    ]
+    (group,) = changes(made(), later(made(first, *others)), share=0.5).grouped(State.NEW)
+    assert len(group) == 4 and line_of(group).startswith("KV301 ")
+    assert "KV304 x2, KV102 x1" in line_of(group) and "is wrong" not in line_of(group)
 
 
 def test_two_states_of_one_version_are_told_apart_by_their_files(

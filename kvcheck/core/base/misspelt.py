@@ -11,13 +11,18 @@ import difflib
 from collections.abc import Collection
 
 LISTED_NAMES = 20  # names that one line of a terminal still shows
+LEAST_START, MOST_NEAR = 3, 3
+"""Characters of a name's beginning that point to it, and how many such names are printed."""
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of a message that names the known name nearest to `name`; "" if none is near."""
+    """The end of a message that names the known name nearest to `name`, or those that begin with it; "" if none is
+    near."""
     folded = {each.casefold(): each for each in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1)
-    return f"; did you mean {folded[near[0]]!r}?" if near else ""
+    if not near and len(name) >= LEAST_START:
+        near = [each for each in folded if each.startswith(name.casefold())][:MOST_NEAR]
+    return f"; did you mean {' or '.join(repr(folded[each]) for each in near)}?" if near else ""
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], *, listed_by: str | None = None) -> str:

@@ -109,7 +109,8 @@ def load_own(name: str) -> OwnTarget:
     if not _is_target(found) or isinstance(found, type):
         raise UsageError(
             f"--target {name}: expected TargetParts, a target with build and capabilities, or a function without "
-            f"arguments that gives one; got {_kind(found)}"
+            f"arguments that gives one; got {_kind(found)}; a pool of tensors is checked by kvcheck.testing instead: "
+            "docs/own-code.md"
         )
     target = cast(Target, found)
     unknown = sorted(map(repr, set(target.capabilities) - BuiltinTarget.capabilities))

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -78,10 +79,14 @@ class Changes:
         return tuple(row for row in self.rows if row.state is state)
 
     def grouped(self, state: State) -> tuple[tuple[Change, ...], ...]:
-        """The same, those of one cause in several cells together: equal codes and texts but for their numbers."""
+        """The same as entries: what one schedule shows together, and then entries that begin with one code and text but
+        for the numbers in it."""
+        by_schedule: dict[object, list[Change]] = {}
+        for at, row in enumerate(self.of(state)):
+            by_schedule.setdefault(row.replay.partition(",expect=")[0] if row.replay else at, []).append(row)
         found: dict[tuple[str | None, str], list[Change]] = {}
-        for row in self.of(state):
-            found.setdefault((row.code, NUMBERS.sub("#", row.text)), []).append(row)
+        for rows in by_schedule.values():
+            found.setdefault(_kind(rows[0]), []).extend(rows)
         return tuple(map(tuple, found.values()))
 
     @property
@@ -112,12 +117,19 @@ class Changes:
 
 
 def line_of(rows: Sequence[Change]) -> str:
-    """Differences of one cause in words, on one line, with the cells that show it."""
+    """An entry in words, on one line: the cells and the first cause, and the codes of what stands beside it."""
+    first = rows[0]
     cells = [*dict.fromkeys(row.cell for row in rows)]
     more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
-    count = f" ({len(rows)} differences)" if len(rows) > len(cells) else ""
-    code = f"{rows[0].code} " if rows[0].code else ""
-    return f"{code}{', '.join(cells[:NAMED])}{more}{count}: {rows[0].text}"
+    code = f"{first.code} " if first.code else ""
+    beside = Counter(row.code for row in rows if row.code and _kind(row) != _kind(first))
+    shown = ", ".join(f"{code} x{times}" for code, times in beside.items())
+    also = f"; the same schedules show {shown}" if shown else ""
+    return f"{code}{', '.join(cells[:NAMED])}{more}: {first.text}{also}"
+
+
+def _kind(row: Change) -> tuple[str | None, str]:
+    return row.code, NUMBERS.sub("#", row.text)
 
 
 def write_json(changes: Changes, path: Path) -> None:
