@@ -70,7 +70,7 @@ from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
-from kvcheck.core.live.clients.connection import is_address
+from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
@@ -136,6 +136,7 @@ def stress(
     _check_given(ctx)
     if is_address(target):
         return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
+    check_scheme("--target", target)
     outputs = parse_outputs(output, format_name)
     base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))

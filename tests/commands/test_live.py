@@ -7,11 +7,15 @@ Invariants:
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import server as server_of_tests
 from fakes.server import FAULTS, KEY, Fake
 from rigs.known_answers import small
 
@@ -131,6 +135,27 @@ def test_a_right_server_passes_and_says_what_it_did(engine: str, ask: Asked) -> 
     assert facts["evidence"]["hit"] == "each request: cached tokens"
 
 
+def test_an_address_that_ends_in_v1_is_taken(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        code, said = ask(f"{server.url}/v1", scenarios=("prefix-cache",))
+        called = [path for path, _ in server.calls]
+    assert code == 0, said
+    assert not [path for path in called if path.startswith("/v1/v1")]
+
+
+@pytest.mark.processes
+def test_the_stand_in_server_starts_by_hand_as_its_docstring_shows(model: Path) -> None:
+    words = [sys.executable, str(Path(server_of_tests.__file__)), "--model", str(model), "--port", "0"]
+    with subprocess.Popen([*words, "--engine", "sglang", "--fault", "foreign-page"], stdout=subprocess.PIPE) as started:
+        try:
+            assert started.stdout is not None
+            url = started.stdout.readline().decode().strip()
+            with urllib.request.urlopen(f"{url}/model_info", timeout=30) as answer:
+                assert json.load(answer)["is_generation"] is True
+        finally:
+            started.terminate()
+
+
 def test_scenarios_that_nobody_named_and_a_server_lacks_are_told(engine: str, ask: Asked) -> None:
     with fake(engine) as server:
         code, said = ask(server.url, scenarios=())
@@ -201,6 +226,10 @@ def test_without_leave_nothing_is_retracted_or_reset(engine: str, model: Path, t
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--key-env", "NO_SUCH"], "found none"),
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--engine", "tgi"], "unknown engine 'tgi'"),
         (["nonsense", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "unknown scenario"),
+        (["--target", "127.0.0.1:8000"], "http:// is missing; expected --target http://127.0.0.1:8000"),
+        (["--target", "localhost:8000", "--known-answers", "MODEL"], "expected --target http://localhost:8000"),
+        (["--target", "[::1]:8000", "--own-model"], "expected --target http://[::1]:8000"),
+        (["--target", "gpu-7.lab:8000/v1", "--own-model"], "expected --target http://gpu-7.lab:8000/v1"),
         (["--known-answers", "MODEL"], "--known-answers is for a running server"),
         (["--admin"], "--admin is for a running server"),
         (

@@ -18,7 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))  # where it is started by hand
+if __name__ == "__main__":  # by hand: this folder leaves the path, where cuda.py would stand for torch's cuda bindings
+    sys.path[:] = [str(Path(__file__).parents[1]), *(p for p in sys.path if Path(p).resolve() != Path(__file__).parent)]
 from fakes.speech import KEY, SPEAKS
 from rigs.model_engine import STORES, Job, ModelEngine
 from rigs.wrong_answers import WRONG
@@ -188,6 +189,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=30000)
     asked = parser.parse_args()
     fake = Fake(Alphabet(read_model(asked.model).parameters), asked.engine, fault=asked.fault, port=asked.port)
+    sys.stdout.write(f"{fake.url}\n")
+    sys.stdout.flush()
     fake.http.serve_forever()
 
 
