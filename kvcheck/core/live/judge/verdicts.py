@@ -26,7 +26,8 @@ class Setting:
     because no earlier run can have sent them; where this is not known, a cached count is compared with the prompt's
     length alone. transfers: it counts tokens that another server computed as cached, as the decode half of a pair
     does. own_chunk: tokens of a prefill chunk, for an engine that counts the chunks that a request computed itself as
-    cached; None: it does not. longest: most tokens of a request and its answer.
+    cached; None: it does not. longest: most tokens of a request and its answer. elsewhere: why answers may come from
+    something before the engine, so that no page is named; None: nothing says so.
     """
 
     alphabet: Alphabet
@@ -36,6 +37,7 @@ class Setting:
     transfers: bool = False
     own_chunk: int | None = None
     longest: int | None = None
+    elsewhere: str | None = None
 
     @property
     def page_tokens(self) -> int:
@@ -79,9 +81,10 @@ class Wrong:
     """One thing that a right server does not do.
 
     step: of the answer, from 0; None where no token of the answer is wrong. expected, answered: tokens, with their
-    words. reads: position of the request that this step read, by layer. places: most likely first. others: requests
-    whose token or answer it is. picture: what a report draws: test, page (tokens), page_assumed, prompt (tokens),
-    right and wrong (positions by layer of the last right step and of this one), suspects.
+    words. reads: position of the request that this step read, by layer. places: most likely first; unnamed: why a
+    finding names none of them. others: requests whose token or answer it is. picture: what a report draws: test, page
+    (tokens), page_assumed, prompt (tokens), right and wrong (positions by layer of the last right step and of this
+    one), suspects.
     """
 
     code: str
@@ -95,6 +98,7 @@ class Wrong:
     logprob: float | None = None
     reads: tuple[int | None, ...] = ()
     places: tuple[Place, ...] = ()
+    unnamed: str | None = None
     others: tuple[int, ...] = ()
     message: str
     picture: Mapping[str, object] = field(default_factory=dict)
@@ -126,7 +130,7 @@ class Judgement:
 
 def finding(wrong: Wrong) -> Finding:
     """For the record. Scenario, shape, schedule and replay are the caller's to set."""
-    place = wrong.places[0] if wrong.places else None
+    place = wrong.places[0] if wrong.places and wrong.unnamed is None else None
     row = wrong.reads[place.layer] if place is not None and wrong.reads else None
     return Finding(
         code=wrong.code,
