@@ -136,7 +136,6 @@ def stress(
     _check_given(ctx)
     if is_address(target):
         return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
-    check_scheme("--target", target)
     outputs = parse_outputs(output, format_name)
     base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
@@ -163,6 +162,7 @@ def stress(
 
 
 def _check_given(ctx: typer.Context) -> None:
+    check_scheme("--target", ctx.params["target"])
     check_choice("--format", ctx.params["format_name"], FORMATS)
     for name in NUMBERS:
         check_positive(f"--{name.replace('_', '-')}", ctx.params[name])

@@ -18,10 +18,11 @@ import pytest
 from fakes import server as server_of_tests
 from fakes.server import FAULTS, KEY, Fake
 from rigs.known_answers import small
+from rigs.model_engine import COUNTS
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
-from kvcheck.core.live import health, runner
+from kvcheck.core.live import doubts, health, runner
 from kvcheck.core.live.clients import asking
 from kvcheck.core.live.clients.sglang import SglangClient
 from kvcheck.core.live.model.alphabet import HEADER, Alphabet
@@ -50,7 +51,12 @@ ENDS: dict[str, tuple[int, set[str], str]] = {
     "half": (1, {"KV807"}, "ended after"),
     "slow": (0, set(), ""),
     "needs-key": (2, set(), "a key is needed"),
-    "cached-count": (1, {"KV805"}, "cached tokens"),
+    "cached-count": (4, set(), "the count of answers is false, and no hit counts"),
+    "always-less-one": (4, set(), "the count of answers is false, and no hit counts"),
+    "one-page-more": (4, set(), "the count of answers is false, and no hit counts"),
+    "always-zero": (4, set(), "it reports cached tokens, as none, and its own counter moved by"),
+    "hits-doubled": (4, set(), "one of both is false, so neither counts"),
+    "front-cache": (1, {"KV801", "KV802", "KV803", "KV808"}, "answered requests"),
     "frozen-counters": (4, set(), "stood still"),
     "after-abort": (1, {"KV804"}, "abort"),
 }
@@ -67,6 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SETTLE_S", 0.0)
     monkeypatch.setattr(health, "PAUSE_S", 0.01)
+    monkeypatch.setattr(doubts, "PAUSE_S", 0.01)
     monkeypatch.setattr(asking, "GRACE_S", 0.02)
 
 
@@ -119,6 +126,51 @@ def test_a_fault_ends_in_its_code_and_finding(fault: str, engine: str, ask: Aske
         codes = {finding.code for finding in ask.record().findings}
         assert bool(codes & findings) == bool(findings), said
         assert not codes - findings, said
+
+
+@pytest.mark.parametrize("fault", [fault for fault in COUNTS if fault not in ("cached-count", "hits-doubled")])
+def test_false_counts_without_metrics_are_no_evidence_and_no_finding(fault: str, engine: str, ask: Asked) -> None:
+    with fake(engine, fault, has_metrics=False) as server:
+        code, said = ask(server.url, "--require", "hit=1", scenarios=("prefix-cache",))
+    assert code == 4, said
+    record = ask.record()
+    assert record.findings == ()
+    assert not record.evidence.observed.get("hit")
+    assert "--enable-prompt-tokens-details" not in said
+
+
+def test_a_response_cache_is_told_first_and_no_page_is_named(engine: str, ask: Asked) -> None:
+    with fake(engine, "front-cache") as server:
+        code, said = ask(server.url, scenarios=("prefix-cache",))
+    assert code == 1, said
+    verdict = next(i for i, line in enumerate(said.splitlines()) if "prefix-cache/" in line and "FAIL" in line)
+    assert "a response cache or a proxy" in said.splitlines()[verdict + 1]
+    record = ask.record()
+    assert [row.reason for row in record.results if "answered requests" in (row.reason or "")]
+    assert {(each.layer, each.page) for each in record.findings} == {(None, None)}
+    assert "points to layer" not in said and "point to layer" not in said
+    assert all(each.minimal is not None and each.minimal["suspects"] == [] for each in record.findings)
+
+
+@pytest.mark.parametrize(
+    "variation",
+    [
+        {"has_metrics": False},
+        {"beside": 1},
+        {"beside": 1, "is_pinned": True},
+        {"beside": 2},
+        {"lag": True},
+        {"traffic": 7},
+        {"page": 1},
+        {"page": 64, "pool": 4096},
+    ],
+    ids=str,
+)
+def test_a_legal_server_passes_whatever_its_counters_count(variation: dict[str, Any], engine: str, ask: Asked) -> None:
+    with fake(engine, **variation) as server:
+        code, said = ask(server.url, scenarios=("prefix-cache", "aborts"))
+    assert code == 0, said
+    assert "a response cache or a proxy" not in said
 
 
 def test_a_right_server_passes_and_says_what_it_did(engine: str, ask: Asked) -> None:

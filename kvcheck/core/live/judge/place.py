@@ -25,8 +25,8 @@ Layer 0 of a page comes before later layers of it where more requests point to i
 that prefill read in layer 0 makes keys wrong in each later layer, and requests run into them in different ones.
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
-Evidence that fits no single page names none (`unnamed_why`): a mark of another phase, which values that are too strong make and
-which shows no layer; two places that explain it equally well; a layer that read several pages and hardly one of them
+Evidence that fits no single page names none (`unnamed_why`): a mark of another phase, which values that are too strong
+make and which shows no layer; two places that explain it equally well; a layer that read several pages and hardly one of them
 right; a node that layer 0 alone could not find before anything else was read, or behind a retraction: its whole context
 may be another's.
 

@@ -20,7 +20,7 @@ from kvcheck.core.live.judge.answer import (
     wrong_length,
     wrong_set_up,
 )
-from kvcheck.core.live.judge.cached import impossible_counts
+from kvcheck.core.live.judge.cached import cached_counts, impossible_counts
 from kvcheck.core.live.judge.place import lists, ranked, suspects, unnamed_why
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.steps import Step, steps
@@ -53,6 +53,7 @@ def judge_round(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> 
         wrong=tuple(sorted(wrong, key=lambda each: each.request)),
         unjudged=tuple(unjudged),
         notes=_notes(setting),
+        counts=cached_counts(setting, exchanges, sent),
     )
 
 

@@ -115,10 +115,50 @@ class Unjudged:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Cached counts of answers. judged: those that are bounded by what was sent; above: those that are larger. cold:
+    prompts that nothing before them began as; hits, sure_hits: those of them that report a hit all the same, and where
+    no retraction explains it. example: the first of them."""
+
+    judged: int = 0
+    above: int = 0
+    cold: int = 0
+    hits: int = 0
+    sure_hits: int = 0
+    example: str | None = None
+
+    def plus(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(
+            judged=self.judged + other.judged,
+            above=self.above + other.above,
+            cold=self.cold + other.cold,
+            hits=self.hits + other.hits,
+            sure_hits=self.sure_hits + other.sure_hits,
+            example=self.example or other.example,
+        )
+
+    @property
+    def refuted(self) -> str | None:
+        """Why no hit of these answers is believed; None where nothing speaks against them."""
+        if not self.sure_hits and self.hits * 2 <= self.cold:
+            return None
+        return (
+            f"{self.hits} of {self.cold} cold prompts report cached tokens that nobody had sent before, the first one "
+            f"{self.example}: the count of answers is false, and no hit counts"
+        )
+
+    @property
+    def is_false(self) -> bool:
+        """Whether most counts are larger than they can be: the report is wrong, and not what one request was given."""
+        return self.above * 2 > self.judged
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What one round showed. tokens: compared with what a right server answers, after a first wrong one as well.
-    requests: those of which at least one token was compared. notes: what was assumed.
+    requests: those of which at least one token was compared. notes: what was assumed. counts: cached counts of answers.
     """
 
     tokens: int
@@ -126,6 +166,7 @@ class Judgement:
     wrong: tuple[Wrong, ...] = ()
     unjudged: tuple[Unjudged, ...] = ()
     notes: tuple[str, ...] = ()
+    counts: Counts = field(default_factory=Counts)
 
 
 def finding(wrong: Wrong) -> Finding:
