@@ -146,7 +146,7 @@ def test_a_response_cache_is_told_first_and_no_page_is_named(engine: str, ask: A
     verdict = next(i for i, line in enumerate(said.splitlines()) if "prefix-cache/" in line and "FAIL" in line)
     assert "a response cache or a proxy" in said.splitlines()[verdict + 1]
     record = ask.record()
-    assert [row.reason for row in record.results if "answered requests" in (row.reason or "")]
+    assert [row.reason for row in record.scenarios if "answered requests" in (row.reason or "")]
     assert {(each.layer, each.page) for each in record.findings} == {(None, None)}
     assert "points to layer" not in said and "point to layer" not in said
     assert all(each.minimal is not None and each.minimal["suspects"] == [] for each in record.findings)
@@ -168,7 +168,8 @@ def test_a_response_cache_is_told_first_and_no_page_is_named(engine: str, ask: A
 )
 def test_a_legal_server_passes_whatever_its_counters_count(variation: dict[str, Any], engine: str, ask: Asked) -> None:
     with fake(engine, **variation) as server:
-        code, said = ask(server.url, scenarios=("prefix-cache", "aborts"))
+        # An abort by call may go to another server than the request, where several answer in turns.
+        code, said = ask(server.url, scenarios=("prefix-cache", *(() if "beside" in variation else ("aborts",))))
     assert code == 0, said
     assert "a response cache or a proxy" not in said
 

@@ -47,8 +47,8 @@ def observe(
     page: int,
     by_chance: int = 0,
 ) -> Observed:
-    """Counts of one round. judged: those of the exchanges whose tokens were compared. page: its tokens. by_chance: first
-    tokens that a cold prompt may have in common with what others sent: no more than these are no hit."""
+    """Counts of one round. judged: those of the exchanges whose tokens were compared. page: its tokens. by_chance: as
+    many first tokens a cold prompt may have in common with what others sent, which is no hit."""
     seen = Observed()
     answers = [each.answer for each in judged]
     _from_answers(seen, client, answers, by_chance)

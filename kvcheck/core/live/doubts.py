@@ -122,8 +122,8 @@ def _overstated(client: Client, answered: Answered, after: Counters) -> str | No
         return None
     what = "stood still or is not shown" if not hits[0] else f"moved by {hits[0]:,}"
     return (
-        f"answers count {answered.cached:,} cached tokens, and the server's own counter of them ({hits[1]}) {what}; one "
-        "of both is false, so neither counts; where several servers answer, name the counters of all with --metrics"
+        f"answers count {answered.cached:,} cached tokens, and the server's own counter of them ({hits[1]}) {what}; "
+        "one of both is false, so neither counts; where several servers answer, name the counters of all with --metrics"
     )
 
 

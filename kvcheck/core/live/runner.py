@@ -50,8 +50,8 @@ class RoundResult:
 
     sources: kind of evidence -> where its count was read. moved: as in Observed. reasons: why it is no pass, where it
     has no finding. notes: what was assumed, and what went wrong beside the requests. is_over: the server answers no
-    more. elsewhere: why not all answers are the engine's, which no finding may hide. refuted: why cached counts of answers
-    are no evidence. facts: what the record says of the scenario beside its evidence; of all its rounds so far.
+    more. elsewhere: why not all answers are the engine's, which no finding may hide. refuted: why cached counts of
+    answers are no evidence. facts: what the record says of the scenario beside its evidence; of all its rounds so far.
     """
 
     evidence: Evidence

@@ -26,9 +26,9 @@ that prefill read in layer 0 makes keys wrong in each later layer, and requests 
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
 Evidence that fits no single page names none (`unnamed_why`): a mark of another phase, which values that are too strong
-make and which shows no layer; two places that explain it equally well; a layer that read several pages and hardly one of them
-right; a node that layer 0 alone could not find before anything else was read, or behind a retraction: its whole context
-may be another's.
+make and which shows no layer; two places that explain it equally well; a layer that read several pages and hardly one
+of them right; a node that layer 0 alone could not find before anything else was read, or behind a retraction: all of
+its context may be another's.
 
 Invariants:
 - Only pages are named that a wrong step read, or that hold a second key for what it looked for.

@@ -152,7 +152,7 @@ class Counts:
     @property
     def is_false(self) -> bool:
         """Whether most counts are larger than they can be: the report is wrong, and not what one request was given."""
-        return self.above * 2 > self.judged
+        return self.above * 2 > self.judged or self.hits * 2 > self.cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
