@@ -39,7 +39,7 @@ from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.server_facts import SERVE
-from kvcheck.core.live.clients.connection import is_address
+from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
 from kvcheck.core.live.model.alphabet import Alphabet
@@ -199,6 +199,7 @@ def _check(run: RunOptions, asked: ServeOptions) -> None:
         raise UsageError(f"bench {SERVE}: expected --target http://HOST:PORT, the server to measure")
     for name, address in (("--target", asked.target), ("--versus", asked.versus)):
         if address is not None and not is_address(address):
+            check_scheme(name, address)
             raise UsageError(f"{name}: expected http://HOST:PORT, got {address!r}")
     if asked.load is not None and asked.versus is None:
         raise UsageError(

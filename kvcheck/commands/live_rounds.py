@@ -105,9 +105,11 @@ def end_rounds(
     """The rows of the record, the requirements, and what the run did not see."""
     total: dict[str, int] = {}
     for each in progress:
-        for kind, count in each.evidence.observed.items():
+        for kind, count in each.observed.items():
             total[kind] = total.get(kind, 0) + count
-    rows = requirements(required, total, client.flags)
+    refuted = next((each.refuted for each in progress if each.refuted), None)
+    flags = progress[0].advice if progress and total.get("hit") == 0 else client.flags
+    rows = requirements(required, total, flags, refuted)
     for row in rows:
         for line in cell_lines(row):
             session.say(line)

@@ -70,7 +70,7 @@ from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
-from kvcheck.core.live.clients.connection import is_address
+from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
@@ -162,6 +162,7 @@ def stress(
 
 
 def _check_given(ctx: typer.Context) -> None:
+    check_scheme("--target", ctx.params["target"])
     check_choice("--format", ctx.params["format_name"], FORMATS)
     for name in NUMBERS:
         check_positive(f"--{name.replace('_', '-')}", ctx.params[name])

@@ -7,17 +7,22 @@ Invariants:
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import server as server_of_tests
 from fakes.server import FAULTS, KEY, Fake
 from rigs.known_answers import small
+from rigs.model_engine import COUNTS
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
-from kvcheck.core.live import health, runner
+from kvcheck.core.live import doubts, health, runner
 from kvcheck.core.live.clients import asking
 from kvcheck.core.live.clients.sglang import SglangClient
 from kvcheck.core.live.model.alphabet import HEADER, Alphabet
@@ -46,7 +51,12 @@ ENDS: dict[str, tuple[int, set[str], str]] = {
     "half": (1, {"KV807"}, "ended after"),
     "slow": (0, set(), ""),
     "needs-key": (2, set(), "a key is needed"),
-    "cached-count": (1, {"KV805"}, "cached tokens"),
+    "cached-count": (4, set(), "the count of answers is false, and no hit counts"),
+    "always-less-one": (4, set(), "the count of answers is false, and no hit counts"),
+    "one-page-more": (4, set(), "the count of answers is false, and no hit counts"),
+    "always-zero": (4, set(), "it reports cached tokens, as none, and its own counter moved by"),
+    "hits-doubled": (4, set(), "one of both is false, so neither counts"),
+    "front-cache": (1, {"KV801", "KV802", "KV803", "KV808"}, "answered requests"),
     "frozen-counters": (4, set(), "stood still"),
     "after-abort": (1, {"KV804"}, "abort"),
 }
@@ -63,6 +73,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SETTLE_S", 0.0)
     monkeypatch.setattr(health, "PAUSE_S", 0.01)
+    monkeypatch.setattr(doubts, "PAUSE_S", 0.01)
     monkeypatch.setattr(asking, "GRACE_S", 0.02)
 
 
@@ -117,6 +128,52 @@ def test_a_fault_ends_in_its_code_and_finding(fault: str, engine: str, ask: Aske
         assert not codes - findings, said
 
 
+@pytest.mark.parametrize("fault", [fault for fault in COUNTS if fault not in ("cached-count", "hits-doubled")])
+def test_false_counts_without_metrics_are_no_evidence_and_no_finding(fault: str, engine: str, ask: Asked) -> None:
+    with fake(engine, fault, has_metrics=False) as server:
+        code, said = ask(server.url, "--require", "hit=1", scenarios=("prefix-cache",))
+    assert code == 4, said
+    record = ask.record()
+    assert record.findings == ()
+    assert not record.evidence.observed.get("hit")
+    assert "--enable-prompt-tokens-details" not in said
+
+
+def test_a_response_cache_is_told_first_and_no_page_is_named(engine: str, ask: Asked) -> None:
+    with fake(engine, "front-cache") as server:
+        code, said = ask(server.url, scenarios=("prefix-cache",))
+    assert code == 1, said
+    verdict = next(i for i, line in enumerate(said.splitlines()) if "prefix-cache/" in line and "FAIL" in line)
+    assert "a response cache or a proxy" in said.splitlines()[verdict + 1]
+    record = ask.record()
+    assert [row.reason for row in record.scenarios if "answered requests" in (row.reason or "")]
+    assert {(each.layer, each.page) for each in record.findings} == {(None, None)}
+    assert "points to layer" not in said and "point to layer" not in said
+    assert all(each.minimal is not None and each.minimal["suspects"] == [] for each in record.findings)
+
+
+@pytest.mark.parametrize(
+    "variation",
+    [
+        {"has_metrics": False},
+        {"beside": 1},
+        {"beside": 1, "is_pinned": True},
+        {"beside": 2},
+        {"lag": True},
+        {"traffic": 7},
+        {"page": 1},
+        {"page": 64, "pool": 4096},
+    ],
+    ids=str,
+)
+def test_a_legal_server_passes_whatever_its_counters_count(variation: dict[str, Any], engine: str, ask: Asked) -> None:
+    with fake(engine, **variation) as server:
+        # An abort by call may go to another server than the request, where several answer in turns.
+        code, said = ask(server.url, scenarios=("prefix-cache", *(() if "beside" in variation else ("aborts",))))
+    assert code == 0, said
+    assert "a response cache or a proxy" not in said
+
+
 def test_a_right_server_passes_and_says_what_it_did(engine: str, ask: Asked) -> None:
     with fake(engine) as server:
         code, said = ask(server.url)
@@ -129,6 +186,27 @@ def test_a_right_server_passes_and_says_what_it_did(engine: str, ask: Asked) -> 
     assert isinstance(facts, dict)
     assert facts["engine"] == engine
     assert facts["evidence"]["hit"] == "each request: cached tokens"
+
+
+def test_an_address_that_ends_in_v1_is_taken(engine: str, ask: Asked) -> None:
+    with fake(engine) as server:
+        code, said = ask(f"{server.url}/v1", scenarios=("prefix-cache",))
+        called = [path for path, _ in server.calls]
+    assert code == 0, said
+    assert not [path for path in called if path.startswith("/v1/v1")]
+
+
+@pytest.mark.processes
+def test_the_stand_in_server_starts_by_hand_as_its_docstring_shows(model: Path) -> None:
+    words = [sys.executable, str(Path(server_of_tests.__file__)), "--model", str(model), "--port", "0"]
+    with subprocess.Popen([*words, "--engine", "sglang", "--fault", "foreign-page"], stdout=subprocess.PIPE) as started:
+        try:
+            assert started.stdout is not None
+            url = started.stdout.readline().decode().strip()
+            with urllib.request.urlopen(f"{url}/model_info", timeout=30) as answer:
+                assert json.load(answer)["is_generation"] is True
+        finally:
+            started.terminate()
 
 
 def test_scenarios_that_nobody_named_and_a_server_lacks_are_told(engine: str, ask: Asked) -> None:
@@ -201,6 +279,10 @@ def test_without_leave_nothing_is_retracted_or_reset(engine: str, model: Path, t
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--key-env", "NO_SUCH"], "found none"),
         (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--engine", "tgi"], "unknown engine 'tgi'"),
         (["nonsense", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "unknown scenario"),
+        (["--target", "127.0.0.1:8000"], "http:// is missing; expected --target http://127.0.0.1:8000"),
+        (["--target", "localhost:8000", "--known-answers", "MODEL"], "expected --target http://localhost:8000"),
+        (["--target", "[::1]:8000", "--own-model"], "expected --target http://[::1]:8000"),
+        (["--target", "gpu-7.lab:8000/v1", "--own-model"], "expected --target http://gpu-7.lab:8000/v1"),
         (["--known-answers", "MODEL"], "--known-answers is for a running server"),
         (["--admin"], "--admin is for a running server"),
         (

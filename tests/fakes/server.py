@@ -10,17 +10,20 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import threading
 import time
+from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))  # where it is started by hand
+if __name__ == "__main__":  # by hand: this folder leaves the path, where cuda.py would stand for torch's cuda bindings
+    sys.path[:] = [str(Path(__file__).parents[1]), *(p for p in sys.path if Path(p).resolve() != Path(__file__).parent)]
 from fakes.speech import KEY, SPEAKS
-from rigs.model_engine import STORES, Job, ModelEngine
+from rigs.model_engine import COUNTS, STORES, Job, ModelEngine
 from rigs.wrong_answers import WRONG
 
 from kvcheck.core.base.errors import UsageError
@@ -28,7 +31,8 @@ from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.model.folder import read_model
 
 BROKEN = ("hang", "hang-once", "dies", "some-500", "garbage", "half", "slow", "needs-key")
-FAULTS = (*WRONG, *STORES, *BROKEN, "cached-count", "frozen-counters", "after-abort")
+FAULTS = (*WRONG, *STORES, *BROKEN, *COUNTS, "front-cache", "frozen-counters", "after-abort")
+KEYED = 24  # first tokens of a prompt by which the response cache in front of the engine knows it
 TURN = 3  # the request that hangs or is the last one answered; or each third one fails
 
 
@@ -37,6 +41,9 @@ class Fake:
     first: the request from which on answers are garbage, or broken off.
 
     model: an engine to serve instead of one of known answers. Other options are those of ModelEngine.
+    has_metrics: whether it shows counters. beside: other servers behind the same address, each answering in its turn;
+    is_pinned: counters are those of the first one, not of whoever's turn it is. lag: counters lack the last request.
+    traffic: requests of others between two readings of the counters.
     """
 
     def __init__(
@@ -49,6 +56,11 @@ class Fake:
         mode: str = "null",
         port: int = 0,
         first: int = 1,
+        has_metrics: bool = True,
+        beside: int = 0,
+        is_pinned: bool = False,
+        lag: bool = False,
+        traffic: int = 0,
         **options: Any,
     ) -> None:
         assert fault in (None, *FAULTS), f"faults: {', '.join(FAULTS)}"
@@ -56,6 +68,10 @@ class Fake:
         assert model is not None or alphabet is not None
         self.model = model or ModelEngine(alphabet=alphabet, fault=fault, **options)
         self.speaks = SPEAKS[engine](self.model, mode)
+        others = [ModelEngine(alphabet=alphabet, fault=fault, **options) for _ in range(beside)]
+        self.turns = itertools.cycle([self.speaks, *(SPEAKS[engine](each, mode) for each in others)])
+        self.has_metrics, self.is_pinned, self.lag, self.traffic, self.read = has_metrics, is_pinned, lag, traffic, 0
+        self.stored: dict[tuple[int, ...], Job] = {}
         self.calls: list[tuple[str, Any]] = []
         self.bodies: list[dict[str, Any]] = []
         self.http = type("Http", (ThreadingHTTPServer,), {"request_queue_size": 128})(
@@ -70,6 +86,21 @@ class Fake:
 
     def __exit__(self, *_: object) -> None:
         self.die()
+
+    def counted(self) -> str | None:
+        """What is shown of counters."""
+        if not self.has_metrics:
+            return None
+        speaks = self.speaks if self.is_pinned else next(self.turns)
+        real, self.read = speaks.model.counters, self.read + 1
+        said = {name: count + self.read * self.traffic for name, count in real().items()}
+        if self.lag:
+            said["requests"] -= 1
+        speaks.model.counters = lambda: said  # type: ignore[method-assign]
+        try:
+            return speaks.metrics()
+        finally:
+            speaks.model.counters = real  # type: ignore[method-assign]
 
     def die(self) -> None:
         """No connection is taken any more, and whoever waits gets no answer."""
@@ -94,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
             self.complete(body)
         else:
             fake.calls.append((self.path, body))
-            said = fake.speaks.call(self.path, body)
+            said = fake.counted() if self.path == "/metrics" else fake.speaks.call(self.path, body)
             self.give(
                 *(said if isinstance(said, tuple) else (404, {"detail": "Not Found"}) if said is None else (200, said))
             )
@@ -105,7 +136,8 @@ class Handler(BaseHTTPRequestHandler):
         """One request."""
         fake = self.fake
         fake.bodies.append(body)
-        turn, fault, model = len(fake.bodies), fake.fault, fake.model
+        speaks = next(fake.turns)
+        turn, fault, model = len(fake.bodies), fake.fault, speaks.model
         if fault == "hang" or (fault == "hang-once" and turn == TURN):
             model.over.wait()
         if fault == "dies" and turn > TURN and not fake.is_dead:
@@ -123,19 +155,21 @@ class Handler(BaseHTTPRequestHandler):
             rid = body.get("rid") or body.get("request_id", "")
             try:
                 salt = body.get("extra_key") or body.get("cache_salt")
-                job = model.admit(rid, ids, 1 if fake.mode == "prefill" else count, salt)
+                stored = fake.stored.get(tuple(ids[:KEYED])) if fault == "front-cache" else None
+                job = stored or model.admit(rid, ids, 1 if fake.mode == "prefill" else count, salt)
+                fake.stored.setdefault(tuple(ids[:KEYED]), job)
             except UsageError as error:
                 self.give(400, {"error": {"message": f"this model has no answer to it: {error}"}})
             else:
-                self.answer(rid, job, bool(body.get("stream")))
+                steps = iter(job.tokens) if stored is not None else model.steps(rid, job)
+                self.answer(rid, job, steps, bool(body.get("stream")))
 
-    def answer(self, rid: str, job: Job, is_stream: bool) -> None:
+    def answer(self, rid: str, job: Job, steps: Iterator[int], is_stream: bool) -> None:
         """The answer at once, or a stream of its tokens."""
         fake, tokens = self.fake, list[int]()
         is_half = fake.fault == "half" and len(fake.bodies) >= fake.first
         if is_stream:
             self.head(200, "text/event-stream", {"Transfer-Encoding": "chunked"})
-        steps = fake.model.steps(rid, job)
         try:
             for token in steps:
                 tokens.append(token)
@@ -154,7 +188,8 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:  # whoever asked has closed the connection
             self.close_connection = True
         finally:
-            steps.close()
+            if isinstance(steps, Generator):
+                steps.close()
         self.close_connection = self.close_connection or is_half
 
     def chunk(self, data: str) -> None:
@@ -188,6 +223,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=30000)
     asked = parser.parse_args()
     fake = Fake(Alphabet(read_model(asked.model).parameters), asked.engine, fault=asked.fault, port=asked.port)
+    sys.stdout.write(f"{fake.url}\n")
+    sys.stdout.flush()
     fake.http.serve_forever()
 
 

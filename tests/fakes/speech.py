@@ -13,6 +13,7 @@ from rigs.model_engine import Job, ModelEngine
 KEY = "a-secret-key"
 LOGPROB = -2.4e-07
 NAMES = {"hits": "cached_tokens", "evicted": "evicted_tokens", "aborted": "num_aborted_requests"}
+NAMES |= {"requests": "num_requests", "tokens": "generation_tokens"}
 
 
 class Speech:
@@ -114,6 +115,8 @@ class Vllm(Speech):
         return (
             f'vllm:cache_config_info{{block_size="{page}",num_gpu_blocks="{pool // page}",cache_dtype="auto"}} 1.0\n'
             f'vllm:prefix_cache_hits_total{{engine="0"}} {count["hits"]}\n'
+            f'vllm:request_success_total{{finished_reason="length"}} {count["requests"]}\n'
+            f"vllm:generation_tokens_total {count['tokens']}\n"
             f"vllm:num_preemptions_total {count['retracted']}\n"
             f"vllm:kv_block_lifetime_seconds_count {count['evicted'] // page}\n"
         )

@@ -42,6 +42,9 @@ def failed(call: Callable[[], object]) -> CallFailed:
         ("http://127.0.0.1:8000", Address(scheme="http", host="127.0.0.1", port=8000)),
         ("HTTP://LocalHost:8000/", Address(scheme="http", host="localhost", port=8000)),
         ("https://a.example/v2/", Address(scheme="https", host="a.example", port=443, base="/v2")),
+        ("http://127.0.0.1:8000/v1", Address(scheme="http", host="127.0.0.1", port=8000)),
+        ("http://127.0.0.1:8000/v1/", Address(scheme="http", host="127.0.0.1", port=8000)),
+        ("http://a.example/openai/v1", Address(scheme="http", host="a.example", port=80, base="/openai")),
         ("http://[::1]:1", Address(scheme="http", host="::1", port=1)),
     ],
 )

@@ -40,6 +40,7 @@ class ScriptedClient:
     moved: Mapping[str, float] | None = None
     alive: bool = True
     counted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     said: frozenset[str] = frozenset()
     flags: Mapping[str, str] = field(default_factory=dict)
     may_retract: bool = True

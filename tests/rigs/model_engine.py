@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,14 @@ from rigs.wrong_answers import answer_with
 from kvcheck.core.live.model.alphabet import Alphabet
 
 STORES = {"response-cache": lambda ids: tuple(ids), "last-token-cache": lambda ids: ids[-1]}
+COUNTS: dict[str, Callable[[int, int, int], int]] = {
+    "cached-count": lambda cached, prompt, page: prompt - 1,
+    "always-less-one": lambda cached, prompt, page: prompt - 1,
+    "one-page-more": lambda cached, prompt, page: cached + page,
+    "always-zero": lambda cached, prompt, page: 0,
+    "hits-doubled": lambda cached, prompt, page: min(2 * cached, prompt - 1),
+}
+"""What is said of cached tokens instead of the truth. "cached-count": but for the first request."""
 
 
 @dataclass(kw_only=True)
@@ -50,7 +58,7 @@ class ModelEngine:
         self.going.set()
         self._pages: dict[int, None] = {}  # a hash of all tokens up to the end of each page; the oldest first
         self._stored: dict[Any, tuple[int, ...]] = {}
-        self._count = dict.fromkeys(("hits", "evicted", "retracted", "aborted"), 0)
+        self._count = dict.fromkeys(("hits", "evicted", "retracted", "aborted", "requests", "tokens"), 0)
 
     @property
     def longest(self) -> int:
@@ -72,8 +80,8 @@ class ModelEngine:
             assert self.alphabet is not None
             tokens = answer_with(self.fault, self.alphabet, ids, count, earlier, page=self.page)
             cached: int | None = len(hit) * self.page
-            if self.fault == "cached-count" and earlier:
-                cached = len(ids) - 1
+            if self.fault in COUNTS and (earlier or self.fault != "cached-count"):
+                cached = COUNTS[self.fault](len(hit) * self.page, len(ids), self.page)
             elif self.fault in STORES:
                 key = STORES[self.fault](ids)
                 cached = None if key in self._stored else cached
@@ -92,6 +100,9 @@ class ModelEngine:
                 if job.is_aborted and self.fault != "after-abort":
                     return
                 job.done += 1
+                self._count["tokens"] += 1
+                if job.done == len(job.tokens):
+                    self._count["requests"] += 1
                 yield token
         finally:
             with self.lock:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
@@ -19,6 +20,8 @@ from kvcheck.core.live.scenarios.scenario import Scenario
 
 NOT_EXERCISED = "KV990"
 MOST_REASONS = 4
+BY_COUNT = ("hit", "hit-token", "lost-prefix", "host-hit", "storage-hit")
+"""Evidence that rests on the cached tokens that answers report."""
 
 
 class RoundPlan(Protocol):
@@ -54,6 +57,8 @@ class Progress(Generic[P]):
     evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     reasons: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
+    elsewhere: str | None = None
+    refuted: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -69,6 +74,8 @@ class Progress(Generic[P]):
         self.ran += 1
         self.findings += result.findings
         self.duration_s += result.duration_s
+        self.elsewhere = self.elsewhere or result.elsewhere
+        self.refuted = self.refuted or result.refuted
         self.evidence = self.evidence.plus(result.evidence)
         for kind, count in result.moved.items():
             self.moved[kind] = self.moved.get(kind, 0) + count
@@ -76,7 +83,8 @@ class Progress(Generic[P]):
 
     def result(self) -> ScenarioResult:
         """The row of the record, as of now."""
-        reasons = [] if self.findings else self._reasons()
+        told = [] if self.elsewhere is None else [self.elsewhere]
+        reasons = told if self.findings else [*told, *self._reasons()]
         verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
         return ScenarioResult(
             id=self.plan.cell,
@@ -86,30 +94,54 @@ class Progress(Generic[P]):
             reason="; ".join(reasons[:MOST_REASONS]) or None,
             schedules=self.ran,
             duration_s=round(self.duration_s, 3),
-            evidence=self.evidence,
+            evidence=dataclasses.replace(self.evidence, observed=self.observed),
             coverage=Coverage(wanted=self.wanted, floor=1),
         )
+
+    @property
+    def observed(self) -> dict[str, int]:
+        """What was seen, without what rests on a count that is refuted. Where no answer reports a hit, nothing
+        shows that one could: then no prefix was lost."""
+        counts = self.evidence.observed
+        doubtful = BY_COUNT if self.refuted else () if counts.get("hit") else ("lost-prefix",)
+        return {kind: count for kind, count in counts.items() if kind not in doubtful}
 
     def _reasons(self) -> list[str]:
         if self.why_not is not None:
             return [self.why_not]
         if not self.evidence.observed.get("token"):
             return [*self.reasons, *([self.stopped] if self.stopped is not None else []), "no token was judged"]
+        seen, flags = self.observed, self.advice
         lacking = [
             lack
             for kind, least in self.scenario.needs.items()
-            if (lack := missing(kind, self.evidence.observed, least=least, flags=self.flags)) is not None
+            if not (self.refuted and kind in BY_COUNT)
+            and (lack := missing(kind, seen, least=least, flags=flags)) is not None
         ]
         kinds = self.scenario.any_of
-        if kinds and not any(self.evidence.observed.get(kind) for kind in kinds):
-            lacking += [missing(kinds[0], self.evidence.observed, least=1, flags=self.flags) or kinds[0]]
+        if kinds and not any(seen.get(kind) for kind in kinds):
+            lacking += [missing(kinds[0], seen, least=1, flags=flags) or kinds[0]]
         cut = [] if self.is_done else ["the run ended before all of its rounds"]
         stopped = [self.stopped] if self.stopped is not None and lacking else []
         return [*self.reasons, *self._frozen(), *stopped, *lacking, *cut]
 
+    @property
+    def advice(self) -> Mapping[str, str]:
+        """What to change to see a kind of evidence: of a count that is reported, not that it be reported."""
+        by = self.moved.get("hit-token", 0)
+        if self.evidence.observed.get("hit") != 0:
+            return self.flags
+        own = f", and its own counter moved by {by:,}: the report is false, or others use the server" if by else ""
+        see = (
+            "see that its prefix cache is on (no --no-enable-prefix-caching, no --disable-radix-cache) and large enough"
+        )
+        return {**self.flags, **dict.fromkeys(("hit", "hit-token"), f"it reports cached tokens, as none{own}; {see}")}
+
     def _frozen(self) -> list[str]:
         """Counters that stood still while answers said that they had to move: one of the two is wrong."""
         said = self.evidence.observed.get("hit-token", 0)
+        if self.refuted is not None:
+            return [self.refuted]
         if self.moved.get("hit-token") != 0 or not said:
             return []
         return [
@@ -142,11 +174,16 @@ def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mappin
     return f"{kind}: {seen} of {least} {KINDS[kind].unit} ({KINDS[kind].meaning}); {advice}"
 
 
-def requirements(asked: Mapping[str, int], total: Mapping[str, int], flags: Mapping[str, str]) -> list[ScenarioResult]:
-    """A row for each --require: PASS where the whole run has seen so much, UNKNOWN otherwise."""
+def requirements(
+    asked: Mapping[str, int], total: Mapping[str, int], flags: Mapping[str, str], refuted: str | None = None
+) -> list[ScenarioResult]:
+    """A row for each --require: PASS where the whole run has seen so much, UNKNOWN otherwise. refuted: why counts of
+    answers are no evidence."""
     rows = []
     for kind, least in asked.items():
         lack = missing(kind, total, least=least, flags=flags)
+        if lack is not None and refuted is not None and kind in BY_COUNT:
+            lack = f"{kind}: {refuted}"
         rows.append(
             ScenarioResult(
                 id=f"{REQUIRED}{kind}",

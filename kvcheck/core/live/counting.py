@@ -45,19 +45,21 @@ def observe(
     before: Counters | None,
     after: Counters | None,
     page: int,
+    by_chance: int = 0,
 ) -> Observed:
-    """Counts of one round. judged: those of the exchanges whose tokens were compared. page: its tokens."""
+    """Counts of one round. judged: those of the exchanges whose tokens were compared. page: its tokens. by_chance: as
+    many first tokens a cold prompt may have in common with what others sent, which is no hit."""
     seen = Observed()
     answers = [each.answer for each in judged]
-    _from_answers(seen, client, answers)
+    _from_answers(seen, client, answers, by_chance)
     for kind, names in client.counted.items():
-        moved = None if before is None or after is None else _moved(names, before, after)
-        if moved is not None and kind not in seen.counts:
-            seen.add(kind, *moved)
-        elif kind in seen.counts and after is not None and _has_metrics_of(names, after):
-            seen.moved[kind] = 0 if moved is None else moved[0]
+        by = None if before is None or after is None else moved(names, before, after)
+        if by is not None and kind not in seen.counts:
+            seen.add(kind, *by)
+        elif kind in seen.counts and after is not None and shows_metrics(names, after):
+            seen.moved[kind] = 0 if by is None else by[0]
     if "retract" in client.counted and before is not None and after is not None:
-        _add_uncounted(seen, _moved(client.counted["retract"], before, after))
+        _add_uncounted(seen, moved(client.counted["retract"], before, after))
     aborted = sum(1 for each in exchanges if each.answer.end is End.ABORTED and each.answer.tokens)
     if any(each.sending.abort is not None for each in exchanges):
         seen.add("abort", aborted, OURS)
@@ -68,11 +70,11 @@ def observe(
     return seen
 
 
-def _from_answers(seen: Observed, client: Client, answers: Sequence[Answer]) -> None:
+def _from_answers(seen: Observed, client: Client, answers: Sequence[Answer], by_chance: int) -> None:
     """What the engine says of each judged request. A field that no answer has counts nothing."""
     cached = [answer.cached for answer in answers if answer.cached is not None]
     if cached:
-        seen.add("hit", sum(1 for count in cached if count > 0), "each request: cached tokens")
+        seen.add("hit", sum(1 for count in cached if count > by_chance), "each request: cached tokens")
         seen.add("hit-token", sum(cached), "each request: cached tokens")
     for kind, tier in (("host-hit", Tier.HOST), ("storage-hit", Tier.STORAGE)):
         found = [
@@ -96,7 +98,7 @@ def _add_uncounted(seen: Observed, moved: tuple[int, str] | None) -> None:
         seen.sources["retract"] = moved[1]
 
 
-def _moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int, str] | None:
+def moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int, str] | None:
     """How far the first of these metrics that exists has moved, and its name; None where none exists."""
     for name in names:
         if name in after:
@@ -104,7 +106,7 @@ def _moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int
     return None
 
 
-def _has_metrics_of(names: Sequence[str], after: Counters) -> bool:
+def shows_metrics(names: Sequence[str], after: Counters) -> bool:
     """Whether the engine's own metrics are shown, whichever they are: those with the prefix of these names."""
     prefixes = {name.partition(":")[0] + ":" for name in names}
     return any(key.startswith(tuple(prefixes)) for key in after)

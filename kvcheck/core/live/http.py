@@ -56,7 +56,10 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """The address that a user wrote. Raises UsageError; a password in the text is not repeated."""
+    """The address that a user wrote. Raises UsageError; a password in the text is not repeated.
+
+    A /v1 at its end is left out, as clients of OpenAI's calls have it: each path here names its own version.
+    """
     if "@" in text:
         raise UsageError(f"an address holds no user and no password; {_EXPECTED}. A key is named, not written")
     if not text or not text.isascii() or not text.isprintable() or any(c in text for c in ' "\\'):
@@ -74,9 +77,8 @@ def parse_address(text: str) -> Address:
         raise UsageError(f"{text} lacks a {'port' if parts.hostname else 'host'}; {_EXPECTED}")
     if port == 0:
         raise UsageError(f"no server listens at port 0; {_EXPECTED}, got {text}")
-    return Address(
-        scheme=parts.scheme, host=parts.hostname, port=port or _PORTS[parts.scheme], base=parts.path.rstrip("/")
-    )
+    base = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return Address(scheme=parts.scheme, host=parts.hostname, port=port or _PORTS[parts.scheme], base=base)
 
 
 def is_loopback(address: Address) -> bool:

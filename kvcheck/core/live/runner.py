@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,17 +20,18 @@ from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.counting import observe
-from kvcheck.core.live.doubts import doubts
+from kvcheck.core.live.doubts import Answered, Compared, compare, doubts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
+from kvcheck.core.live.judge.cached import by_chance
 from kvcheck.core.live.judge.sent import Sent
-from kvcheck.core.live.judge.verdicts import Judgement, Setting, finding
+from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, finding
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.questions import Questions
+from kvcheck.core.live.questions import WALK_FRAME, Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-from kvcheck.core.live.scenarios.scenario import Sizes
+from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
 from kvcheck.core.live.sending import Sender, new_rid, typical_s
 
 COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
@@ -37,6 +39,8 @@ GAP = 0.4
 """Two retractions on demand are this part of a typical answer apart."""
 SETTLE_S = 1.5
 """vLLM 0.32.0 counts what a step did up to a second after its answers."""
+LEAST_NEW = 8
+"""New prompts of a control: of several servers behind one address, each gets some."""
 CACHED, BROKEN_OFF = "KV805", "KV807"
 
 
@@ -46,7 +50,8 @@ class RoundResult:
 
     sources: kind of evidence -> where its count was read. moved: as in Observed. reasons: why it is no pass, where it
     has no finding. notes: what was assumed, and what went wrong beside the requests. is_over: the server answers no
-    more. facts: what the record says of the scenario beside its evidence; of all its rounds so far.
+    more. elsewhere: why not all answers are the engine's, which no finding may hide. refuted: why cached counts of
+    answers are no evidence. facts: what the record says of the scenario beside its evidence; of all its rounds so far.
     """
 
     evidence: Evidence
@@ -56,6 +61,8 @@ class RoundResult:
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_over: bool = False
+    elsewhere: str | None = None
+    refuted: str | None = None
     duration_s: float = 0.0
     facts: Mapping[str, object] = field(default_factory=dict)
 
@@ -82,6 +89,8 @@ class LiveRunner:
         self._next = 0
         self._typical_s = 0.0
         self._last: Counters | None = None
+        self._answered: Answered | None = None
+        self._counts = Counts()
         self._cold: list[Exchange] = []
         self._began = 0.0
         self._before: Counters | None = None
@@ -132,11 +141,15 @@ class LiveRunner:
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)
         self._before, trouble = (self._last, []) if self._last is not None else self._counters()
+        if self._last is None or self._answered is None:
+            self._answered = None if self._before is None else Answered(before=self._before)
         self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
         sent = self._sender.send(round_, told)
         if is_last and self._before is not None:
             self._sleep(SETTLE_S)
-        result = self._judge(plan, sent.exchanges, is_whole=sent.is_whole, troubles=[*trouble, *sent.troubles])
+        result = self._judge(
+            plan, sent.exchanges, is_whole=sent.is_whole, is_last=is_last, troubles=[*trouble, *sent.troubles]
+        )
         if is_last:
             self._last = None
         return result
@@ -144,13 +157,15 @@ class LiveRunner:
     def taken(self, plan: LivePlan) -> RoundResult:
         """The judgement of a round that was interrupted, as far as it was answered."""
         answered = [] if self._sender is None else [*self._sender.interrupted.exchanges]
-        return self._judge(plan, answered, is_whole=False, troubles=[])
+        return self._judge(plan, answered, is_whole=False, is_last=True, troubles=[])
 
     def _judge(
-        self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, troubles: Sequence[str]
+        self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, is_last: bool, troubles: Sequence[str]
     ) -> RoundResult:
         after, trouble = self._counters() if is_whole else (None, [])
         is_empty = not exchanges
+        if self._answered is not None:
+            self._answered.add(exchanges)
         exchanges = [*self._cold, *exchanges]
         self._cold = []
         self._last = after
@@ -169,6 +184,13 @@ class LiveRunner:
             after, trouble = self._counters()
             setting = dataclasses.replace(setting, retracts=_may_have_retracted(self._client, self._before, after))
             judged = judge_round(setting, exchanges, self._sent)
+        self._counts = self._counts.plus(judged.counts)
+        compared_with = self._compare(plan, exchanges, after) if is_last or judged.wrong else None
+        elsewhere = None if compared_with is None else compared_with.elsewhere
+        if elsewhere is not None:
+            judged = judge_round(dataclasses.replace(setting, elsewhere=elsewhere), exchanges, self._sent)
+        contradicted = None if compared_with is None else compared_with.contradicted
+        refuted = self._counts.refuted or contradicted
         self._sent = self._sent.plus(self._alphabet, exchanges)
         self._typical_s = typical_s([each.answer for each in exchanges if each.answer.end is End.DONE])
         dead, unclear = judge_health(self._client, exchanges, timeout_s=self._timeout_s)
@@ -180,10 +202,13 @@ class LiveRunner:
             before=self._before,
             after=after,
             page=setting.page_tokens,
+            by_chance=max(by_chance(setting, each.sending.question.ids) for each in exchanges),
         )
         seen.add("token", judged.tokens, "each request")
         # A server that died explains the answers that it broke off.
         wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
+        if contradicted or (self._counts.refuted and self._counts.is_false):
+            wrong = [each for each in wrong if each.code != CACHED]
         findings = (*(finding(each) for each in wrong), *dead)
         reasons = [*unjudged_reasons(judged, exchanges), *unclear, *doubts(exchanges)]
         if is_empty:
@@ -199,10 +224,36 @@ class LiveRunner:
             moved=seen.moved,
             findings=tuple(_placed(each, plan) for each in findings),
             reasons=tuple(reasons),
-            notes=(*cut, *judged.notes, *_told_once(troubles), *trouble),
+            notes=(*cut, *judged.notes, *_told_once(troubles), *trouble, *_note_of(compared_with)),
+            elsewhere=elsewhere,
+            refuted=refuted,
             is_over=bool(dead),
             duration_s=time.monotonic() - self._began,
         )
+
+    def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> Compared | None:
+        """All answers beside the engine's counters; None where it has none, or a request ended in another way."""
+        ends = {each.answer.end for each in exchanges}
+        if after is None or self._answered is None or not ends <= {End.DONE, End.ABORTED, End.REFUSED}:
+            return None
+
+        def ask_new() -> Sequence[Exchange]:
+            """Prompts that begin as no other one, as long as those of the round and as many at a time."""
+            questions, rng = self._questions(secrets.randbelow(1 << 32), plan.longest), Rng(self._next)
+            like = sorted((each.sending.question for each in exchanges), key=lambda each: len(each.ids))
+            count = max(LEAST_NEW, plan.concurrency)
+            drawn = [like[at * (len(like) - 1) // (count - 1)] for at in range(count)]
+            put = [
+                questions.put(rng, questions.walk(rng, len(each.ids) - WALK_FRAME), len(each.expected))
+                for each in drawn
+            ]
+            self._next += count
+            wave = Wave(orders=tuple(Order(question=each) for each in put), concurrency=plan.concurrency)
+            sent = Sender(self._client, gap_s=0.0, may_force=False).send(Round((wave,))).exchanges
+            self._sent = self._sent.plus(self._alphabet, sent)
+            return sent
+
+        return compare(self._client, self._answered, after, ask_new=ask_new, sleep=self._sleep)
 
     def _questions(self, names: int, longest: int) -> Questions:
         return Questions(self._alphabet, longest=longest, names=names, first=self._next)
@@ -213,6 +264,10 @@ class LiveRunner:
             return self._client.counters(), []
         except Trouble as trouble:
             return None, [f"counters could not be read: {trouble}"]
+
+
+def _note_of(compared: Compared | None) -> tuple[str, ...]:
+    return () if compared is None or compared.note is None else (compared.note,)
 
 
 def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -25,7 +25,7 @@ from rigs.llama_forward import Cache, LlamaForward
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Exchange, Question
-from kvcheck.core.live.judge import Place, Wrong
+from kvcheck.core.live.judge import Place, Wrong, finding
 from kvcheck.core.live.judge.steps import Listing, steps
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH
 from kvcheck.core.live.model.answers import answers, reads
@@ -58,14 +58,15 @@ def where(places: Sequence[Place]) -> list[tuple[int, int | None, int]]:
 
 @pytest.mark.parametrize("layer", range(MODEL.layers))
 def test_a_lost_layer_is_its_keys_or_the_values_before(layer: int) -> None:
-    wrong = answered(LONG, 1, ALPHABET.lost(layer, None))
-    expected = [(layer, None, page_of(LONG, 1, layer))]
+    read = [page_of(LONG, step, layer) for step in range(1, 120)]
+    step = next(step for step in range(2, 120) if read[step - 1] not in read[: step - 1])  # no right step read it
+    wrong = answered(LONG, step, ALPHABET.lost(layer, None))
+    assert where(wrong.places)[0] == (layer, None, page_of(LONG, step, layer))
+    expected = {(layer, None, page_of(LONG, step, layer))}
     if layer:
-        expected.append((layer - 1, None, page_of(LONG, 1, layer - 1)))
-    if layer > 1:
-        expected.append((0, None, page_of(LONG, 1, layer)))
-    assert where(wrong.places) == expected
-    assert wrong.reads == reads(ALPHABET, LONG.ids, 2)[1].positions
+        expected |= {(layer - 1, None, page_of(LONG, step, layer - 1)), (0, None, page_of(LONG, step, layer))}
+    assert set(where(wrong.places)) == expected
+    assert wrong.reads == reads(ALPHABET, LONG.ids, step + 1)[step].positions
     first = wrong.places[0]
     assert (first.first, first.last) == (first.page * PAGE, first.page * PAGE + PAGE - 1)
     assert f"layer {layer}, page {first.page}" in wrong.message
@@ -139,6 +140,8 @@ def test_a_node_of_the_own_walk_can_have_been_found_in_any_layer() -> None:
     wrong = answered(LONG, 1, ALPHABET.node(NODES[150]))
     assert {place.layer for place in wrong.places} == set(range(MODEL.layers))
     assert len({place.weight for place in wrong.places}) == 1
+    assert wrong.unnamed is not None and "points to layer" not in wrong.message
+    assert (finding(wrong).layer, finding(wrong).page, finding(wrong).minimal["suspects"]) == (None, None, [])
 
 
 @pytest.mark.parametrize("layer", [1, 2, 3])
@@ -275,3 +278,67 @@ def test_an_assumed_page_is_that_of_sixteen_tokens() -> None:
     said = judged(exchange(LONG, tokens=tokens), setting=replace(SETTING, page=32)).wrong[0].places[0]
     assumed = judged(exchange(LONG, tokens=tokens), setting=replace(SETTING, page=None)).wrong[0].places[0]
     assert said.page == assumed.page // 2
+
+
+MARKS, FOREIGN_MARKS = (marks_question(n, [(k * i) % 256 for i in range(50)], count=33) for n, k in ((1, 11), (2, 7)))
+WALK, FOREIGN_WALK = walk_question(1, range(0, 61), count=62), walk_question(2, range(100, 161), count=62)
+
+
+def said_over(question: Question, step: int, damage: Callable[[Cache], None]) -> tuple[int, ...]:
+    """What the model answers whose cache is damaged before the token of `step` is made."""
+    own = (*question.ids, *question.expected[:step])
+    cache, said = Cache(), [*question.expected[:step]]
+    model().step(own[:-1], cache)
+    damage(cache)
+    logits = model().step(own[-1:], cache)
+    for _ in question.expected[step:]:
+        said.append(int(logits.argmax()))
+        logits = model().step(said[-1:], cache)
+    return tuple(said)
+
+
+@pytest.mark.parametrize("one, two", [(MARKS, FOREIGN_MARKS), (WALK, FOREIGN_WALK)])
+@pytest.mark.parametrize("step", [0, 8])
+@torch.inference_mode()
+def test_a_whole_foreign_context_names_no_page(one: Question, two: Question, step: int) -> None:
+    foreign = Cache()
+    model().step((*two.ids, *two.expected), foreign)
+
+    def restore(cache: Cache) -> None:
+        for own, other in zip(cache.keys + cache.values, foreign.keys + foreign.values, strict=True):
+            own[:] = other[: len(own)]
+
+    setting = replace(SETTING, retracts=step > 0)  # it came in the middle of an answer: with a resume
+    (wrong,) = judged(exchange(one, tokens=said_over(one, step, restore)), exchange(two), setting=setting).wrong
+    found = finding(wrong)
+    assert (found.layer, found.page, found.minimal["suspects"]) == (None, None, [])
+    assert "points to layer" not in wrong.message
+    if one is MARKS and two is FOREIGN_MARKS:
+        assert (wrong.code, wrong.others) == ("KV802", (2,))
+
+
+@pytest.mark.parametrize("times", [2.0, 0.5])
+@pytest.mark.parametrize("layer", range(MODEL.layers))
+@torch.inference_mode()
+def test_a_wrong_scale_of_values_names_no_page_where_marks_show_it(times: float, layer: int) -> None:
+    """The marks show that values of a head are too strong, and not of which layer: walks of that round name none."""
+
+    def scale(cache: Cache) -> None:
+        cache.values[layer][PAGE : 3 * PAGE, 1] *= times
+
+    lost = walk_question(3, NODES[:61], start=3, count=20)
+    walk_of_round = exchange(lost, tokens=with_token(lost, 4, ALPHABET.lost(2, None)))
+    wrong = judged(exchange(MARKS, tokens=said_over(MARKS, 0, scale)), walk_of_round).wrong
+    found = {each.request: finding(each) for each in wrong}
+    assert found[3].page is None or 1 not in found or times < 1
+    if 1 in found:  # one head of a late layer at twice its strength can leave every mark right
+        assert (found[1].layer, found[1].page, found[1].minimal["suspects"]) == (None, None, [])
+
+
+def test_a_node_that_is_found_nowhere_names_a_page_once_others_point_to_it() -> None:
+    one, two = (walk_question(number, NODES, start=3, count=20) for number in (1, 2))
+    lost = ALPHABET.lost(0, None)
+    alone = judged(exchange(one, tokens=(lost,) * 20)).wrong[0]
+    assert finding(alone).page is None and alone.unnamed is not None and alone.unnamed in alone.message
+    both = judged(exchange(one, tokens=(lost,) * 20), exchange(two, tokens=(lost,) * 20)).wrong
+    assert [finding(each).page for each in both] == [page_of(one, 0, 0)] * 2

@@ -24,6 +24,7 @@ class Client(Protocol):
     """One server of one engine.
 
     counted: kind of evidence (KINDS of base.evidence_kinds) -> metrics that count it; the first that exists wins.
+    computed: "request" and "token" -> metrics that count what the engine itself has finished, of everybody.
     said: kinds that this engine says of each request. flags: kind -> what to change in the server's flags to see it.
     has_salts: whether a request with a salt of its own shares no cached prefix with others.
     """
@@ -31,6 +32,7 @@ class Client(Protocol):
     engine: str
     has_salts: bool
     counted: Mapping[str, tuple[str, ...]]
+    computed: Mapping[str, tuple[str, ...]]
     said: frozenset[str]
     flags: Mapping[str, str]
 

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,11 +17,18 @@ from kvcheck.core.live.clients.client import Client, Reach, Trouble
 from kvcheck.core.live.http import Http, is_loopback, parse_address
 
 SCHEMES = ("http://", "https://")
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-f:.]+\](:\d+)?(/.*)?", re.ASCII | re.IGNORECASE)
 
 
 def is_address(target: str) -> bool:
     """Whether a target is meant as the address of a running server."""
     return target.lower().startswith(SCHEMES)
+
+
+def check_scheme(option: str, target: str) -> None:
+    """Raise UsageError for HOST:PORT. No target of one's own is read so: a port is no name of Python."""
+    if _HOST_AND_PORT.fullmatch(target):
+        raise UsageError(f"{option} {target}: http:// is missing; expected {option} http://{target}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ class LlamaCppClient:
     engine = "llamacpp"
     has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {}
+    computed: Mapping[str, tuple[str, ...]] = {"token": ("llamacpp:tokens_predicted_total",)}
     said = frozenset({"hit", "hit-token", "lost-prefix"})
     flags: Mapping[str, str] = {
         **dict.fromkeys(_KINDS, _NOT_COUNTED),

@@ -27,6 +27,7 @@ class OpenAiClient:
     engine = "openai"
     has_salts = False
     counted: Mapping[str, tuple[str, ...]] = {}
+    computed: Mapping[str, tuple[str, ...]] = {}
     said = frozenset({"hit", "hit-token", "lost-prefix"})
     flags: Mapping[str, str] = {
         **dict.fromkeys(_KINDS, _NOT_SAID),

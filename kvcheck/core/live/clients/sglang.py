@@ -45,6 +45,10 @@ COUNTED: Mapping[str, tuple[str, ...]] = {
     "transfer": ("sglang:kv_transfer_latency_ms_count", "sglang:kv_transfer_total_mb_count"),
     "abort": ("sglang:num_aborted_requests_total", "sglang:num_aborted_requests"),
 }
+COMPUTED: Mapping[str, tuple[str, ...]] = {
+    "request": ("sglang:num_requests_total", "sglang:num_requests"),
+    "token": ("sglang:generation_tokens_total", "sglang:generation_tokens"),
+}
 SAID = frozenset({"hit", "hit-token", "host-hit", "storage-hit", "lost-prefix", "retract"})
 _METRICS = "start SGLang with --enable-metrics"
 _HOST = "start SGLang with --enable-hierarchical-cache --enable-metrics and a small --max-total-tokens"
@@ -84,6 +88,7 @@ class SglangClient:
     engine = "sglang"
     has_salts = True
     counted = COUNTED
+    computed = COMPUTED
     said = SAID
     flags = FLAGS
 

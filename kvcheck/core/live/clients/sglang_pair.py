@@ -17,7 +17,7 @@ from dataclasses import replace
 from kvcheck.core.live.clients.asking import Call, converse
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.clients.reading import Reply
-from kvcheck.core.live.clients.sglang import COUNTED, FLAGS, SAID, SglangClient
+from kvcheck.core.live.clients.sglang import COMPUTED, COUNTED, FLAGS, SAID, SglangClient
 from kvcheck.core.live.exchange import Answer, Counters, End, Sending, Served
 from kvcheck.core.live.http import CallFailed
 
@@ -28,6 +28,7 @@ class SglangPair:
     engine = "sglang"
     has_salts = True
     counted: Mapping[str, tuple[str, ...]] = COUNTED
+    computed: Mapping[str, tuple[str, ...]] = COMPUTED
     said = SAID
     flags: Mapping[str, str] = {**FLAGS, "transfer": "start both servers with --enable-metrics"}
 

@@ -33,6 +33,8 @@ _OFFLOAD = "start vLLM with --kv-offloading-size and a smaller --num-gpu-blocks-
 _SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 _STORES = ("disk", "external_unspecified")  # the latter: a connector that does not say what it is
 _STORAGE = f'{_SOURCE}{{source="{"|".join(_STORES)}"}}'
+_HITS, _EXTERNAL = "vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"
+_BOTH_HITS = f"{_HITS} + {_EXTERNAL}"  # answers count those of a connector too
 _LIFETIMES = "vllm:kv_block_lifetime_seconds_count"  # one for each page that is evicted
 _EVICTED = f"{_LIFETIMES}*block_size"
 _CONFIG = {
@@ -54,11 +56,15 @@ class VllmClient:
     engine = "vllm"
     has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {
-        "hit-token": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total"),
+        "hit-token": (_BOTH_HITS, _HITS, "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total"),
         "host-hit": (f'{_SOURCE}{{source="host"}}',),
         "storage-hit": (_STORAGE,),
         "evict": (_EVICTED,),
         "retract": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    }
+    computed: Mapping[str, tuple[str, ...]] = {
+        "request": ("vllm:request_success_total",),
+        "token": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
     }
     said = frozenset({"hit", "hit-token", "lost-prefix"})
     flags: Mapping[str, str] = {
@@ -142,6 +148,8 @@ class VllmClient:
         if read is None:
             return None
         made = {_STORAGE: sum(read.get(name, 0.0) for name in sources)} if _SOURCE in read else {}
+        if _EXTERNAL in read:
+            made[_BOTH_HITS] = read.get(_HITS, 0.0) + read[_EXTERNAL]
         page = self._page()
         if page is not None and _LIFETIMES in read:
             made[_EVICTED] = read[_LIFETIMES] * page

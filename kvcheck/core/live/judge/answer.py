@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question
 from kvcheck.core.live.judge.sent import FEW, Sent
+from kvcheck.core.live.judge.steps import Step
 from kvcheck.core.live.judge.verdicts import Setting
 from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import answers
 
 LEAST_AFTER_ABORT = 32
 """Tokens that may always come after an abort was acknowledged: those on their way."""
@@ -25,12 +29,16 @@ MOST_SHIFT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is wrong with a token. shift: tokens that the answer is ahead of the expected one. others: whose it is."""
+    """What is wrong with a token. shift: tokens that the answer is ahead of the expected one. others: whose it is.
+
+    is_whole: all of the answer is theirs, or was read from their context (is_context), so no page of it is at fault.
+    """
 
     code: str
     shift: int | None = None
     others: tuple[int, ...] = ()
     is_whole: bool = False
+    is_context: bool = False
 
 
 def first_wrong(exchange: Exchange) -> int | None:
@@ -43,17 +51,20 @@ def first_wrong(exchange: Exchange) -> int | None:
 
 
 def kind_of_wrong(
-    alphabet: Alphabet,
+    setting: Setting,
     exchange: Exchange,
     step: int,
+    taken: Sequence[Step],
     *,
     of_round: Iterable[Question],
     sent: Sent,
 ) -> Kind:
-    """Another request's answer, a shifted one, another request's token, or a wrong token: the first that fits.
+    """Another request's answer, a shifted one, another request's context or token, or a wrong token: the first that
+    fits.
 
-    of_round: other requests of the round. sent: before it.
+    taken: steps of the answer. of_round: other requests of the round. sent: before it.
     """
+    alphabet = setting.alphabet
     question, tokens = exchange.sending.question, exchange.answer.tokens
     count = min(len(tokens), len(question.expected))
     others = {other.number: other for other in (*of_round, *sent.questions.values()) if other.number != question.number}
@@ -67,6 +78,9 @@ def kind_of_wrong(
     shift = _shift(alphabet, question, tokens[:count], step)
     if shift is not None:
         return Kind(code="KV803", shift=shift)
+    whose = [each.number for each in others.values() if _is_read_from(setting, exchange, each, step, taken)]
+    if whose:
+        return Kind(code="KV802", others=tuple(whose[:FEW]), is_whole=True, is_context=True)
     node = alphabet.as_node(tokens[step])
     own = {alphabet.as_place(token) for token in question.ids} | {alphabet.as_node(token) for token in question.ids}
     if node is None or node in own:
@@ -78,6 +92,28 @@ def kind_of_wrong(
         if 0 < len(whose) <= FEW:
             return Kind(code="KV802", others=tuple(whose))
     return Kind(code="KV801")
+
+
+def _is_read_from(setting: Setting, exchange: Exchange, other: Question, step: int, taken: Sequence[Step]) -> bool:
+    """Whether an answer goes on from `step` over more than a page as it does where all that is cached is another's."""
+    alphabet, question, tokens = setting.alphabet, exchange.sending.question, exchange.answer.tokens
+    own, held = (*question.ids, *question.expected[:step]), (*other.ids, *other.expected)
+    if (node := alphabet.as_node(own[-1])) is not None and alphabet.place(node) not in held:
+        return False
+    mixed = (*held[: len(own) - 1], *own[min(len(held), len(own) - 1) :])
+    try:
+        there = answers(alphabet, mixed, len(question.expected) - step)
+    except UsageError:
+        return False
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(there, tokens[step:], strict=False)))
+    read = {
+        at // setting.page_tokens
+        for each in taken
+        if step <= each.index < step + alike
+        for at in each.positions
+        if at is not None
+    }
+    return alike >= LEAST_ALIKE and len(read) > 1
 
 
 def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: int) -> int | None:

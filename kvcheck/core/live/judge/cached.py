@@ -8,6 +8,9 @@ an engine that counts them, and what the cache held before the run. A count may 
 same round count for each other, whichever began first. A cache that an earlier run filled can hold the first tokens of
 a request by chance: as many as CHANCE_BITS drawn bits are always allowed.
 
+A prompt that nothing before it began as is cold. Where cold prompts report hits, the count of answers is false: no hit
+is evidence. Where most counts are larger than they can be, none is held against the engine.
+
 Invariants:
 - An engine that says no count is not judged.
 """
@@ -20,11 +23,40 @@ from collections.abc import Iterator, Sequence
 from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import wrong_set_up
 from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
-from kvcheck.core.live.judge.verdicts import Setting
+from kvcheck.core.live.judge.verdicts import Counts, Setting
 from kvcheck.core.live.model.alphabet import HEADER
 
 CHANCE_BITS = 40
 """Drawn bits that a request of an earlier run does not have in common with one of this run by chance."""
+
+
+def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Counts:
+    """How far the cached counts of a round can be."""
+    total = Counts()
+    of_round = sorted((packed(made(each)), each.answer.began_s, each.sending.rid) for each in exchanges)
+    every = [row[0] for row in of_round]
+    for each in exchanges:
+        answer, ids = each.answer, each.sending.question.ids
+        if answer.cached is None or wrong_set_up(each) is not None or setting.transfers or not setting.began_empty:
+            continue
+        request, own = packed(ids), bisect_left(every, packed(made(each)))
+        earlier = [row for row, began_s, rid in of_round if began_s <= answer.ended_s and rid != each.sending.rid]
+        before = max(longest_shared(request, sent.sequences), longest_shared(request, earlier))
+        shared = max(longest_shared(request, sent.sequences), longest_shared(request, every, but=own))
+        bounded, chance = not _may_hold_more(setting, each), by_chance(setting, ids)
+        is_cold = before <= chance and not answer.retractions
+        is_hit = is_cold and answer.cached > chance
+        total = total.plus(
+            Counts(
+                bounded and answer.cached > 0,
+                bounded and answer.cached > shared,
+                is_cold,
+                is_hit,
+                is_hit and bounded,
+                f"{answer.cached} of {len(ids)}" if is_hit else None,
+            )
+        )
+    return total
 
 
 def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:
@@ -45,7 +77,7 @@ def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sen
         if setting.own_chunk is not None:
             shared = max(shared, (len(ids) - 1) // setting.own_chunk * setting.own_chunk)
         rounded = -(-shared // setting.page_tokens) * setting.page_tokens
-        if cached > max(rounded, _by_chance(setting, ids)):
+        if cached > max(rounded, by_chance(setting, ids)):
             yield (
                 exchange,
                 f"the engine counts {cached} cached tokens, and nothing else that was sent or answered in this run has "
@@ -53,7 +85,7 @@ def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sen
             )
 
 
-def _by_chance(setting: Setting, ids: Sequence[int]) -> int:
+def by_chance(setting: Setting, ids: Sequence[int]) -> int:
     """First tokens of a request that one of an earlier run, under other names, can begin with as well."""
     parameters = setting.alphabet.parameters
     is_walk = setting.alphabet.as_node(ids[-1]) is not None

@@ -25,6 +25,11 @@ Layer 0 of a page comes before later layers of it where more requests point to i
 that prefill read in layer 0 makes keys wrong in each later layer, and requests run into them in different ones.
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
+Evidence that fits no single page names none (`unnamed_why`): a mark of another phase, which values that are too strong
+make and which shows no layer; two places that explain it equally well; a layer that read several pages and hardly one
+of them right; a node that layer 0 alone could not find before anything else was read, or behind a retraction: all of
+its context may be another's.
+
 Invariants:
 - Only pages are named that a wrong step read, or that hold a second key for what it looked for.
 - A step after a token that the request does not list says nothing.
@@ -85,10 +90,11 @@ class Hint:
 @dataclass(slots=True)
 class Suspicion:
     """All that is held against one page of one layer. by_itself: a step was lost there, or the like; False: only a
-    later layer was lost, which its values may have sent astray."""
+    later layer was lost, which its values may have sent astray. is_sure: a step names this layer and no other one."""
 
     weight: float = 0.0
     by_itself: bool = False
+    is_sure: bool = False
     heads: frozenset[int] | None = None
     why: list[str] = field(default_factory=list)
 
@@ -101,10 +107,17 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Pages of layers that one request's wrong steps point to: (layer, page) -> suspicion."""
+    """Pages of layers that one request's wrong steps point to: (layer, page) -> suspicion.
+
+    mostly_wrong: layers of which hardly any step was right. is_moved: a mark has another phase. is_unfound: its node
+    was found nowhere, and nothing shows that the rest of its context was its own then.
+    """
 
     question: Question
     by_page: dict[tuple[int, int], Suspicion]
+    mostly_wrong: frozenset[int] = frozenset()
+    is_moved: bool = False
+    is_unfound: bool = False
 
     def prefix(self, page: int, page_tokens: int) -> tuple[int, ...]:
         """All tokens up to the end of a page: what requests that share it have in common."""
@@ -126,8 +139,11 @@ def lists(alphabet: Alphabet, *, of_round: Sequence[Question], earlier: Sequence
     return {node: tuple(known.values()) for node, known in listed.items()}
 
 
-def suspects(setting: Setting, question: Question, taken: Sequence[Step], listed: Lists) -> Suspects:
+def suspects(
+    setting: Setting, question: Question, taken: Sequence[Step], listed: Lists, *, may_be_resumed: bool
+) -> Suspects:
     """What the steps of one answer point to."""
+    wrong = [step for step in taken if not step.is_right]
     hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, listed)]
     right = {
         (layer, position // setting.page_tokens)
@@ -145,7 +161,45 @@ def suspects(setting: Setting, question: Question, taken: Sequence[Step], listed
         suspicion = by_page.setdefault(key, Suspicion())
         suspicion.add(hint.weight * share, hint.heads, why)
         suspicion.by_itself = suspicion.by_itself or not hint.is_values_before
-    return Suspects(question, by_page)
+        suspicion.is_sure = suspicion.is_sure or hint.weight >= SURE
+    lost = [step for step in wrong if setting.alphabet.lost_at(step.answered) == (0, None) and step.path]
+    was_own = any(step.is_right and step.index for step in taken) and not may_be_resumed
+    shown = [(layer, step.is_right) for step in taken for layer in _shown_layers(setting.alphabet, step)]
+    mostly_wrong = {
+        layer
+        for layer, _ in shown
+        if sum(each == (layer, True) for each in shown) * 4 < sum(at == layer for at, _ in shown)
+    }
+    return Suspects(
+        question,
+        by_page,
+        mostly_wrong=frozenset(mostly_wrong),
+        is_moved=any(_is_moved(setting.alphabet, step) for step in wrong),
+        is_unfound=len(lost) == len(wrong) > 0 and not was_own,
+    )
+
+
+def _is_moved(alphabet: Alphabet, step: Step) -> bool:
+    said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
+    return said is not None and right is not None and said[0] != right[0]
+
+
+def unnamed_why(own: Suspects, places: Sequence[Place], round_suspects: Sequence[Suspects]) -> str | None:
+    """Why the first of these places is not named, though it is the likeliest; None where it is."""
+    if any(each.is_moved for each in round_suspects):
+        return "a mark of another phase is made of values that are too strong, which shows in no layer of its own"
+    first = places[0]
+    key = first.layer, first.page
+    held = own.by_page[key]
+    if len(places) > 1 and first.weight == places[1].weight and not held.is_sure:
+        return f"{first} and {places[1]} explain it alike"
+    pages = [page for (layer, page), each in own.by_page.items() if layer == first.layer and each.by_itself]
+    if len(pages) > 1 and first.layer in own.mostly_wrong:
+        return f"hardly a page that layer {first.layer} read was right"
+    others = [each for each in round_suspects if each.question.number != own.question.number]
+    if own.is_unfound and not any(key in each.by_page for each in others):
+        return "its node was found nowhere in the context, so a page of it or all of it can be another's"
+    return None
 
 
 def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:

@@ -20,8 +20,8 @@ from kvcheck.core.live.judge.answer import (
     wrong_length,
     wrong_set_up,
 )
-from kvcheck.core.live.judge.cached import impossible_counts
-from kvcheck.core.live.judge.place import lists, ranked, suspects
+from kvcheck.core.live.judge.cached import cached_counts, impossible_counts
+from kvcheck.core.live.judge.place import lists, ranked, suspects, unnamed_why
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.steps import Step, steps
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Judgement, Place, Setting, Unjudged, Wrong
@@ -53,6 +53,7 @@ def judge_round(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> 
         wrong=tuple(sorted(wrong, key=lambda each: each.request)),
         unjudged=tuple(unjudged),
         notes=_notes(setting),
+        counts=cached_counts(setting, exchanges, sent),
     )
 
 
@@ -107,13 +108,22 @@ def _wrong_tokens(
         for exchange, _ in lost
     ]
     held = [
-        suspects(setting, exchange.sending.question, each, listed)
+        suspects(
+            setting,
+            exchange.sending.question,
+            each,
+            listed,
+            may_be_resumed=setting.retracts and exchange.answer.retractions != 0,
+        )
         for (exchange, _), each in zip(lost, taken, strict=True)
     ]
     found = []
     for (exchange, step), each, own in zip(lost, taken, held, strict=True):
-        kind = kind_of_wrong(setting.alphabet, exchange, step, of_round=of_round.values(), sent=sent)
-        found.append(_wrong_token(setting, exchange, each, step, kind, ranked(setting, own, held)))
+        kind = kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent)
+        is_whole = kind.is_whole or kind.shift is not None
+        places = () if is_whole else ranked(setting, own, held)
+        unnamed = setting.elsewhere or (unnamed_why(own, places, held) if places else None)
+        found.append(_wrong_token(setting, exchange, each, step, kind, places, unnamed))
     return found
 
 
@@ -124,6 +134,7 @@ def _wrong_token(
     step: int,
     kind: Kind,
     places: tuple[Place, ...],
+    unnamed: str | None,
 ) -> Wrong:
     question, answer, alphabet = exchange.sending.question, exchange.answer, setting.alphabet
     expected, answered = question.expected[step], answer.tokens[step]
@@ -143,8 +154,9 @@ def _wrong_token(
         logprob=logprob,
         reads=reads,
         places=places,
+        unnamed=unnamed,
         others=kind.others,
-        message=_message(setting, exchange, step, kind, places),
+        message=_message(setting, exchange, step, kind, places, unnamed),
         picture={
             "test": "position" if alphabet.as_node(question.ids[-1]) is None else "walk",
             "page": setting.page_tokens,
@@ -152,12 +164,14 @@ def _wrong_token(
             "prompt": len(question.ids),
             "right": list(before[-1].positions) if before else None,
             "wrong": list(reads),
-            "suspects": [place.to_json() for place in places],
+            "suspects": [] if unnamed is not None else [place.to_json() for place in places],
         },
     )
 
 
-def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, places: Sequence[Place]) -> str:
+def _message(
+    setting: Setting, exchange: Exchange, step: int, kind: Kind, places: Sequence[Place], unnamed: str | None
+) -> str:
     """The finding in one sentence."""
     question, alphabet = exchange.sending.question, setting.alphabet
     said, right = alphabet.word(exchange.answer.tokens[step]), alphabet.word(question.expected[step])
@@ -168,7 +182,9 @@ def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, places
         what = "something newer or stronger than it should" if is_ahead else "nothing"
         text += f": layer {lost[0]} found {what}" + ("" if lost[1] is None else f" in KV head {lost[1]}")
     whose = ", ".join(map(str, kind.others))
-    if kind.is_whole:
+    if kind.is_context:
+        text += f"; the answer is right in the context of request {whose}, of which more than a page was read"
+    elif kind.is_whole:
         text += f"; the whole answer is that of request {whose}"
     elif kind.others:
         text += (
@@ -177,8 +193,10 @@ def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, places
     if kind.shift is not None:
         how = "skips" if kind.shift > 0 else "repeats"
         text += f"; from there on the answer is the right one, but {how} {abs(kind.shift)} tokens"
-    elif places:
+    elif places and unnamed is None:
         text += f"; it points to {places[0]}"
         if len(places) > 1:
             text += f", or else to {places[1]}"
+    if unnamed is not None:
+        text += f"; no page is named: {unnamed}"
     return text

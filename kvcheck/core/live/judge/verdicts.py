@@ -26,7 +26,8 @@ class Setting:
     because no earlier run can have sent them; where this is not known, a cached count is compared with the prompt's
     length alone. transfers: it counts tokens that another server computed as cached, as the decode half of a pair
     does. own_chunk: tokens of a prefill chunk, for an engine that counts the chunks that a request computed itself as
-    cached; None: it does not. longest: most tokens of a request and its answer.
+    cached; None: it does not. longest: most tokens of a request and its answer. elsewhere: why answers may come from
+    something before the engine, so that no page is named; None: nothing says so.
     """
 
     alphabet: Alphabet
@@ -36,6 +37,7 @@ class Setting:
     transfers: bool = False
     own_chunk: int | None = None
     longest: int | None = None
+    elsewhere: str | None = None
 
     @property
     def page_tokens(self) -> int:
@@ -79,9 +81,10 @@ class Wrong:
     """One thing that a right server does not do.
 
     step: of the answer, from 0; None where no token of the answer is wrong. expected, answered: tokens, with their
-    words. reads: position of the request that this step read, by layer. places: most likely first. others: requests
-    whose token or answer it is. picture: what a report draws: test, page (tokens), page_assumed, prompt (tokens),
-    right and wrong (positions by layer of the last right step and of this one), suspects.
+    words. reads: position of the request that this step read, by layer. places: most likely first; unnamed: why a
+    finding names none of them. others: requests whose token or answer it is. picture: what a report draws: test, page
+    (tokens), page_assumed, prompt (tokens), right and wrong (positions by layer of the last right step and of this
+    one), suspects.
     """
 
     code: str
@@ -95,6 +98,7 @@ class Wrong:
     logprob: float | None = None
     reads: tuple[int | None, ...] = ()
     places: tuple[Place, ...] = ()
+    unnamed: str | None = None
     others: tuple[int, ...] = ()
     message: str
     picture: Mapping[str, object] = field(default_factory=dict)
@@ -111,10 +115,50 @@ class Unjudged:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Cached counts of answers. judged: those that are bounded by what was sent; above: those that are larger. cold:
+    prompts that nothing before them began as; hits, sure_hits: those of them that report a hit all the same, and where
+    no retraction explains it. example: the first of them."""
+
+    judged: int = 0
+    above: int = 0
+    cold: int = 0
+    hits: int = 0
+    sure_hits: int = 0
+    example: str | None = None
+
+    def plus(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(
+            judged=self.judged + other.judged,
+            above=self.above + other.above,
+            cold=self.cold + other.cold,
+            hits=self.hits + other.hits,
+            sure_hits=self.sure_hits + other.sure_hits,
+            example=self.example or other.example,
+        )
+
+    @property
+    def refuted(self) -> str | None:
+        """Why no hit of these answers is believed; None where nothing speaks against them."""
+        if not self.sure_hits and self.hits * 2 <= self.cold:
+            return None
+        return (
+            f"{self.hits} of {self.cold} cold prompts report cached tokens that nobody had sent before, the first one "
+            f"{self.example}: the count of answers is false, and no hit counts"
+        )
+
+    @property
+    def is_false(self) -> bool:
+        """Whether most counts are larger than they can be: the report is wrong, and not what one request was given."""
+        return self.above * 2 > self.judged or self.hits * 2 > self.cold
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What one round showed. tokens: compared with what a right server answers, after a first wrong one as well.
-    requests: those of which at least one token was compared. notes: what was assumed.
+    requests: those of which at least one token was compared. notes: what was assumed. counts: cached counts of answers.
     """
 
     tokens: int
@@ -122,11 +166,12 @@ class Judgement:
     wrong: tuple[Wrong, ...] = ()
     unjudged: tuple[Unjudged, ...] = ()
     notes: tuple[str, ...] = ()
+    counts: Counts = field(default_factory=Counts)
 
 
 def finding(wrong: Wrong) -> Finding:
     """For the record. Scenario, shape, schedule and replay are the caller's to set."""
-    place = wrong.places[0] if wrong.places else None
+    place = wrong.places[0] if wrong.places and wrong.unnamed is None else None
     row = wrong.reads[place.layer] if place is not None and wrong.reads else None
     return Finding(
         code=wrong.code,
