@@ -71,7 +71,17 @@ PREFIX_FAULTS = {
     "child-stays": "KV402",
     "page-too-many": "KV301",
 }
+RIGHT_PREFIXES = ["rows-by-number", "numbered-from-0", "rows-by-number numbered-from-0"]
+"""Releases differ in these, and none is wrong: whose row it is stays on a request, and a chunk gets another row."""
+WRONG_PREFIXES = {
+    "rows-by-number frees-twice": "KV402",
+    "rows-by-number lock-stays": "KV401",
+    "numbered-from-0 frees-twice": "KV402",
+    "numbered-from-0 evicts-locked": "KV402",
+    "row-number-stays": "KV102",
+}
 NO_EVIDENCE = [
+    ("row-each-chunk", "prefixes.radix", "after a request came in chunks, it is not clear who holds a row: of rows [1"),
     ("stub-in-path", "pool-copy.nsa", "called stand-ins, which move no bytes: sgl_kernel.copy_rows"),
     (
         "plainest-raises",
@@ -132,9 +142,18 @@ def test_faults_of_a_prefix_tree_are_found(child: EngineProcess, fake: Path, fau
 
 
 @pytest.mark.processes
-def test_prefix_tree_passes_with_all_that_is_wanted(child: EngineProcess, fake: Path) -> None:
-    put_fault(fake, GOOD)
-    replies = [child.ask(ask_of("prefixes.radix", number)) for number in range(2)]
+@pytest.mark.parametrize("ways", WRONG_PREFIXES)
+def test_faults_are_found_whoever_numbers_rows_and_pages(child: EngineProcess, fake: Path, ways: str) -> None:
+    put_fault(fake, ways)
+    replies = [child.ask(ask_of("prefixes.radix", number)) for number in range(SCHEDULES)]
+    assert WRONG_PREFIXES[ways] in {finding.code for reply in replies for finding in reply.findings}, replies
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ways", [GOOD, *RIGHT_PREFIXES, "long-ones-run-alone"])
+def test_prefix_tree_passes_with_all_that_is_wanted(child: EngineProcess, fake: Path, ways: str) -> None:
+    put_fault(fake, ways)
+    replies = [child.ask(ask_of("prefixes.radix", number)) for number in range(SCHEDULES)]
     row = parse_target(f"sglang:{fake}").spec.probe("prefixes")
     assert row is not None and not any(reply.findings for reply in replies)
     for reply in replies:
@@ -158,6 +177,15 @@ def test_prefixes_are_as_long_as_the_tree_loads(child: EngineProcess, fake: Path
     reply = first_bad(child, shape)
     assert (reply.findings, reply.unknown) == ((), None)
     assert any("loads 256 tokens or more" in note for note in reply.notes)
+
+
+@pytest.mark.processes
+def test_chunks_are_told_in_the_words_of_the_release(child: EngineProcess, fake: Path) -> None:
+    put_fault(fake, "reads-extend-range")
+    good = first_bad(child, "sent-lists.mha")
+    assert (good.findings, good.unknown) == ((), None)
+    put_fault(fake, "reads-extend-range part-page-twice")
+    assert {finding.code for finding in first_bad(child, "sent-lists.mha").findings} == {"KV301"}
 
 
 @pytest.mark.processes

@@ -75,6 +75,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         f"{_MEM}.unified_cache_components:ComponentType",
         f"{_MEM}.unified_cache.components:ComponentType",
     ),
+    # The slots of a match by its node. Before, the match listed them itself.
+    "tree.path-slots": (f"{_MEM}.unified_radix_cache:UnifiedRadixCache.path_device_indices",),
     "tree.compiled-core": (f"{_MEM}.rust_tree_core.adapter:RustUnifiedTreeCore",),
     # What a tree is made and asked with. A load was asked for without an object of its own at first.
     "tree.params": (f"{_MEM}.cache_init_params:CacheInitParams",),

@@ -13,11 +13,14 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 
+from kvcheck.core.probes.frame.content import ProbeJudge
+from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.prefixes import Prefixes
 from kvcheck.core.probes.frame.probe import Rig, Stop
 from kvcheck.core.probes.frame.request_generator import (
@@ -29,7 +32,7 @@ from kvcheck.core.probes.frame.request_generator import (
 )
 from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import UNIFIED, make_tree
-from kvcheck.core.probes.sglang.rig.requests import make_request, row_of, state_of
+from kvcheck.core.probes.sglang.rig.requests import make_request, state_of
 from kvcheck.core.probes.sglang.rig.scheduler_loop import SCHEDULER_NEEDS, SchedulerLoop
 from kvcheck.core.probes.sglang.rig.server_args import published
 from kvcheck.core.probes.sglang.rig.tree_accounts import TreeAccounts
@@ -39,7 +42,8 @@ WINDOWS = (44, 36)
 WINDOW = 8
 LONGEST = 24
 """Tokens of a prompt, and of an output."""
-SHORT = 10
+SHORT, FEW = 10, 3
+"""Tokens of a prompt that comes in two chunks, and of an output. Two such requests fit any pool of these."""
 REQUESTS = 14
 STEPS = 400
 PAGED = 4
@@ -57,12 +61,16 @@ class PrefixCache:
         return (*SCHEDULER_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
-        """One request that fits is computed and read. Nothing is shared or evicted."""
+        """One request that fits is computed and read. Nothing is shared or evicted. Then it is seen who holds a row."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             run = PrefixCacheRun(rig, arguments)
             run.add(run.generator.unshared(SHORT, SHORT, 0))
             for _ in range(SHORT):
                 run.step()
+            judge, rig.judge = rig.judge, ProbeJudge()
+            with suppress(Stop):  # what the engine does wrong here is for the cases to find
+                run.require_rows_while_one_waits()
+            rig.judge = judge
 
     def measure(self, rig: Rig) -> None:
         """One run of requests that outgrow the pool."""
@@ -105,7 +113,7 @@ class PrefixCacheRun(SchedulerLoop):
 
     def run(self) -> None:
         """A request and one that continues it, then a crowd that outgrows the pool. Flushed halfway and at the end."""
-        mix, first = self.rig.mix, self.generator.unshared(SHORT, 3, 0)
+        mix, first = self.rig.mix, self.generator.unshared(SHORT, FEW, 0)
         must_hit_longest, self.must_hit_longest = self.must_hit_longest, True
         for tracked in (first, self.generator.continuing(first, 3, 2)):
             self.add(tracked)
@@ -121,7 +129,31 @@ class PrefixCacheRun(SchedulerLoop):
             if mix.chance(1, 12) and self.unfinished:
                 self.abort(list(self.unfinished.values())[mix.below(len(self.unfinished))])
         self.work()
+        if not self.rig.judge.counts.get("resumes"):
+            self._resume_one()
         self.reset()
+
+    def _resume_one(self) -> None:
+        """Two requests, of which one is retracted and resumes: a pool of windows may never hold two that are drawn."""
+        for _ in range(2):
+            self.add(self.generator.unshared(SHORT, FEW, 0))
+        self.must_retract = True
+        while self.unfinished and not self.rig.judge.counts.get("retractions"):
+            self.judged_step()
+        self.must_retract = None
+        self.work()
+
+    def require_rows_while_one_waits(self) -> None:
+        """Another request comes in chunks; one is retracted. Raises CannotDrive if it is not clear who holds a row."""
+        self.add(self.generator.unshared(SHORT, FEW, 0))
+        self.must_retract = True
+        for _ in range(SHORT):
+            self.step()
+            is_idle = any(each.preemptions for each in self.waiting)
+            self.require_rows("with a request retracted and idle" if is_idle else "after a request came in chunks")
+            if is_idle:
+                return
+        raise CannotDrive("no request was retracted although the scheduler asked for it")
 
     def work(self) -> None:
         """Step until all requests have finished."""
@@ -239,9 +271,7 @@ class PrefixCacheRun(SchedulerLoop):
         return self.rig.measured(made, "making a request")
 
     def _settle(self, when: str) -> None:
-        held = {tracked.name: tracked for tracked in self.unfinished.values() if row_of(tracked.request) is not None}
-        rows = {name: tracked.table for name, tracked in held.items()}
-        self.accounts.check(rows, self._states(), when)
+        self.accounts.check({tracked.name: tracked.table for tracked in self.held}, self._states(), when)
         for tracked in self.unfinished.values():
             tracked.is_waiting |= tracked in self.waiting
 

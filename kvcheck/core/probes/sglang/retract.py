@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.core.probes.frame.guard import CannotDrive
@@ -25,7 +26,7 @@ from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import LAZY, Machine
 from kvcheck.core.probes.sglang.pool_copy import shuffled
 from kvcheck.core.probes.sglang.rig.pools import PAGES, Arrival, SmallPool, arrive, pool_names, small_pool, take
-from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
+from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request, record_of
 
 SAVED, BYSTANDER, RECYCLER, BEFORE = 1, 2, 3, 4
 PLAINEST = "mha"
@@ -187,9 +188,10 @@ def made_pages(made: SmallPool) -> int:
 
 def admit(made: SmallPool, request: Any) -> int:
     """Give the request a row. Returns its number."""
-    rows = made.request_pool.alloc([request])
+    rows = fitted(made.request_pool.alloc, {"reqs": [request], "need_size": 1})  # a table may know no request
     if not rows:
         raise CannotDrive("the request table has no row left")
+    record_of(request).req_pool_idx = int(rows[0])
     return int(rows[0])
 
 
@@ -204,7 +206,7 @@ def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
         made.allocator.free(tokens)
     if made.family == "mamba":
         made.request_pool.free_mamba_cache(request)
-    made.request_pool.free(request)
+    fitted(made.request_pool.free, {"req": request, "free_index": record_of(request).req_pool_idx})
 
 
 def state_of(made: SmallPool, row: int) -> int | None:

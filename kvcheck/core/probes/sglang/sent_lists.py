@@ -23,7 +23,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.retract import admit, hold, mixed, release
 from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool, take
-from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_request, record_of
+from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, extend_to, make_request
 
 STATES = {"mha": (), "nsa": ("dsa", "nsa"), "swa": ("swa",)}
 """Names that releases had for the kind of state of a family."""
@@ -121,7 +121,6 @@ class _Prefill:
         row = admit(made, request)
         slots = take(made, -(-length // made.page_size))
         hold(made, row, slots[:length])
-        record_of(request).req_pool_idx = row
         sender = request.disagg_kv_sender = Sender(has_kinds=self.has_kinds)
         request.start_send_idx, request.disagg_decode_prefix_len = 0, 0
         for end in cuts:
@@ -141,9 +140,7 @@ class _Prefill:
 
     def _send(self, request: Any, end: int, *, is_last: bool) -> None:
         """A chunk that ends there was computed."""
-        request.extend_end = end
-        request.fill_len = end
-        request.fill_ids = request.origin_input_ids[:end]
+        extend_to(request, end)
         self.rig.measured(lambda: self.scheduler.send_kv_chunk(request, last_chunk=is_last), "send_kv_chunk")
 
     def _states(self, slots: torch.Tensor, length: int) -> list[int]:

@@ -170,10 +170,14 @@ class Tree:
     def _by_prefix(self, core: Any) -> Iterator[Listed]:
         for tokens in self.known:
             found = self._match(tokens)
-            there = tokens[: found.device_prefix_len]
+            last = found.last_device_node
+            if self.rig.names.has("tree.path-slots"):
+                slots, length = self.cache.path_device_indices(last), found.device_prefix_len
+            else:
+                slots, length = found.device_indices, len(found.device_indices)
+            there = tokens[:length]
             if there:
-                last = found.last_device_node
-                yield Listed(kind=PAGES, tier="device", value=self.cache.path_device_indices(last), tokens=there)
+                yield Listed(kind=PAGES, tier="device", value=slots, tokens=there)
                 part = self.rig.names["tree.components"].MAMBA
                 state = core.get_component_device_value(last, part) if self.states is not None else None
                 if state is not None:

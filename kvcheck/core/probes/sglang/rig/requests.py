@@ -77,3 +77,11 @@ def end_of(request: Any) -> int:
         except AttributeError:
             continue
     return len(request.fill_ids)
+
+
+def extend_to(request: Any, end: int) -> None:
+    """This round computes the prompt up to that position, by each release's word for it: see `end_of`."""
+    request.extend_end = request.fill_len = end
+    request.fill_ids = request.origin_input_ids[:end]
+    if hasattr(request, "set_extend_range"):
+        request.set_extend_range(0, end)

@@ -6,6 +6,8 @@ batch, admit requests that fit or else decode, retract if decoding does not fit,
 Invariants:
 - It makes the scheduler's calls in the scheduler's order. The engine decides on room, locks and eviction.
 - Batches do not overlap: one is answered before the next is made.
+- A request's own word about its row is not enough: a release may never take the number back. A row is the request's
+  that got it last, until the table has it free.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import TrackedRequest, token
 from kvcheck.core.probes.sglang.rig.pools import STATES, SmallPool, optional
@@ -63,12 +66,32 @@ class SchedulerLoop:
         self.waiting: list[TrackedRequest] = []
         self.chunked: Any = None
         self.last: Any = None
+        self.must_retract: bool | None = None
+        """Whether the next decode retracts a request although there is room. None: drawn."""
+        self._rows = sorted(made.request_pool.free_slots)
+        self._given: dict[int, str] = {}
+        """The request that got a row last."""
         self.running: Any = fitted(rig.names["batch"], {"reqs": [], "batch_is_full": False})
 
     @property
     def held(self) -> list[TrackedRequest]:
         """Requests that hold a row of token ids now."""
-        return [tracked for tracked in self.unfinished.values() if row_of(tracked.request) is not None]
+        free = self.made.request_pool.free_slots
+        rows = {tracked.name: row_of(tracked.request) for tracked in self.unfinished.values()}
+        return [
+            tracked
+            for name, tracked in self.unfinished.items()
+            if (row := rows[name]) is not None and self._given.get(row) == name and row not in free
+        ]
+
+    def require_rows(self, when: str) -> None:
+        """Raise CannotDrive where a row is not held by one request or free: it is not known then who holds one."""
+        free = sorted(self.made.request_pool.free_slots)
+        held = {tracked.name: row_of(tracked.request) for tracked in self.held}
+        if sorted([*free, *(row for row in held.values() if row is not None)]) != self._rows:
+            named = {name: row_of(tracked.request) for name, tracked in self.unfinished.items()}
+            text = f"{when}, it is not clear who holds a row: of rows {self._rows} are free {free}"
+            raise CannotDrive(f"{text}, requests name {named}, and by what they were given they hold {held}")
 
     def add(self, tracked: TrackedRequest) -> None:
         """Add a request to the waiting queue."""
@@ -103,6 +126,14 @@ class SchedulerLoop:
         request = self.chunked
         if request is not None and end_of(request) > prefix_of(request):
             self._publish(request, chunked=True)
+            self._park(request)
+
+    def _park(self, request: Any) -> None:
+        """Free the row of a chunk, in releases whose table gives out numbers and knows no request: the next chunk gets
+        another row there, and their scheduler frees this one."""
+        free, row = self.made.request_pool.free, row_of(request)
+        if known := optional(free, free_index=row, free_mamba_cache=False):
+            self.rig.measured(lambda: free(**known), "freeing the row of a chunk")
 
     def _merge(self) -> None:
         last = self.last
@@ -203,6 +234,7 @@ class SchedulerLoop:
         }
         batch = self.rig.measured(lambda: fitted(names["batch"].init_new, offered), "init_new")
         self.rig.measured(batch.prepare_for_extend, "prepare_for_extend")
+        self._given |= {row: str(each.rid) for each in batch.reqs if (row := row_of(each)) is not None}
         return batch
 
     def _decode(self) -> Any:
@@ -211,7 +243,7 @@ class SchedulerLoop:
             return None
         before = batch.batch_size()
         is_short = not rig.measured(batch.check_decode_mem, "check_decode_mem")
-        if is_short or (before > 1 and rig.mix.chance(1, SQUEEZE)):  # as the scheduler's own test mode retracts
+        if is_short or (before > 1 and self._squeezes()):  # as the scheduler's own test mode retracts
             known = optional(batch.retract_decode, server_args=self._arguments)
             gone, _, dead = rig.measured(lambda: batch.retract_decode(**known), "retract_decode")
             for request in gone:
@@ -227,6 +259,9 @@ class SchedulerLoop:
             return None
         rig.measured(batch.prepare_for_decode, "prepare_for_decode")
         return batch
+
+    def _squeezes(self) -> bool:
+        return self.rig.mix.chance(1, SQUEEZE) if self.must_retract is None else self.must_retract
 
     def _run(self, batch: Any) -> None:
         """Compute the batch, then give each request its token."""

@@ -3,6 +3,7 @@
 Invariants:
 - The tree is walked from its root. The sizes and locks that it reports are compared with the walk.
 - Requests are known by the rows that they hold, not by the tree's locks.
+- The units are those that were free before the first request, whatever their numbers are.
 """
 
 from __future__ import annotations
@@ -135,20 +136,36 @@ def free_pages(allocator: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The owners of one kind of unit. size: the units are 1 .. size."""
+    """The owners of one kind of unit. units: all that there are."""
 
     what: str
-    size: int
+    units: list[int]
     free: list[int]
     in_tree: list[int]
     held: list[tuple[str, set[int]]]
 
 
 class TreeAccounts:
-    """The accounts of one tree over one pool. kinds: see `view_of`."""
+    """The accounts of one tree over one pool, made while the pool is fresh. kinds: see `view_of`."""
 
     def __init__(self, rig: Rig, made: SmallPool, tree: Any, kinds: Any) -> None:
         self._rig, self._made, self._tree, self._kinds = rig, made, tree, kinds
+        allocator, size = made.allocator, made.page_size
+        self._units = {"page": self.free()}
+        counts = {"page": int(getattr(allocator, "size_full", allocator.size)) // size}
+        self._unmapped: set[int] = set()
+        if made.family == "swa":
+            self._unmapped = set(allocator.full_to_swa_index_mapping.tolist())
+            self._units["window page"] = free_pages(allocator.swa_attn_allocator)
+            counts["window page"] = int(allocator.size_swa) // size
+        if made.family == "mamba":
+            self._units["state"] = self._states_free()
+            counts["state"] = int(self._state_slots.size)
+        for what, units in self._units.items():
+            if len(set(units)) != len(units) or len(units) != counts[what]:
+                raise CannotDrive(f"of {counts[what]} {what}s these are free before the first request: {units}")
+        if mapped := {each // size for each in self._unmapped} & set(self._units.get("window page", ())):
+            raise CannotDrive(f"slots of window pages {sorted(mapped)} are mapped before the first request")
 
     def free(self) -> list[int]:
         """Free pages of the pool of full attention."""
@@ -171,8 +188,7 @@ class TreeAccounts:
         in_tree = [token // size for token in view.tokens if token % size == 0]
         shared = {token // size for token in view.tokens}
         held = [(name, {each // size for each in row} - shared) for name, row in rows.items()]
-        total = int(getattr(self._made.allocator, "size_full", self._made.allocator.size)) // size
-        return Account("page", total, self.free(), in_tree, held)
+        return Account("page", self._units["page"], self.free(), in_tree, held)
 
     def _windows(self, view: View, rows: dict[str, tuple[int, ...]]) -> Account:
         size, allocator = self._made.page_size, self._made.allocator
@@ -180,34 +196,44 @@ class TreeAccounts:
         in_tree = [mapping[each] // size for each in view.windows if each % size == 0]
         shared = set(view.tokens)
         held = [
-            (name, {mapping[each] // size for each in row if each not in shared and mapping[each] > 0})
+            (
+                name,
+                {mapping[each] // size for each in row if each not in shared and mapping[each] not in self._unmapped},
+            )
             for name, row in rows.items()
         ]
-        total = int(allocator.size_swa) // size
-        return Account("window page", total, free_pages(allocator.swa_attn_allocator), in_tree, held)
+        return Account(
+            "window page", self._units["window page"], free_pages(allocator.swa_attn_allocator), in_tree, held
+        )
 
     def _states(self, view: View, states: dict[str, int]) -> Account:
-        pool = self._made.request_pool
-        slots = getattr(pool, "mamba_allocator", pool.mamba_pool)
-        free: list[int] = slots.free_slots.tolist()
         held = [(name, {slot}) for name, slot in states.items()]
-        return Account("state", int(slots.size), free, list(view.states), held)
+        return Account("state", self._units["state"], self._states_free(), list(view.states), held)
+
+    @property
+    def _state_slots(self) -> Any:
+        pool = self._made.request_pool
+        return getattr(pool, "mamba_allocator", pool.mamba_pool)
+
+    def _states_free(self) -> list[int]:
+        free: list[int] = self._state_slots.free_slots.tolist()
+        return free
 
     def _settle(self, account: Account, when: str) -> None:
         """Check that each unit has exactly one owner."""
-        find, what = self._rig.judge.find, account.what
+        find, what, known = self._rig.judge.find, account.what, set(account.units)
         owners: dict[int, list[str]] = {}
         for owner, units in (("free", account.free), ("the tree", account.in_tree), *account.held):
             for unit in units:
                 owners.setdefault(unit, []).append(owner if owner in ("free", "the tree") else f"request {owner}")
         for unit, names in sorted(owners.items()):
-            if not 1 <= unit <= account.size:
-                text = f"{when}: {what} {unit} is {_of(names)}; they are numbered 1 .. {account.size}"
+            if unit not in known:
+                text = f"{when}: {what} {unit} is {_of(names)}; there are {min(known)} .. {max(known)}"
                 find("KV402", "accounting", text, page=unit, lane=what)
             elif len(names) > 1:
                 code = "KV402" if "free" in names else "KV403"
                 find(code, "accounting", f"{when}: {what} {unit} is {_of(names)}", page=unit, lane=what)
-        lost = sorted(set(range(1, account.size + 1)) - set(owners))
+        lost = sorted(known - set(owners))
         if lost:
             text = f"{when}: {what}s {lost} are neither free, nor in the tree, nor a live request's"
             find("KV401", "accounting", text, page=lost[0], lane=what)

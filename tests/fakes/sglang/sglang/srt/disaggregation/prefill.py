@@ -6,7 +6,8 @@ from sglang import has_fault
 class SchedulerDisaggregationPrefillMixin:
     def send_kv_chunk(self, req, last_chunk=False, end_idx=None):
         size, row = self.token_to_kv_pool_allocator.page_size, self.req_to_token_pool.req_to_token[req.req_pool_idx]
-        end = min(len(req.fill_ids), len(req.origin_input_ids))
+        extended = req.extend_range.end if has_fault("reads-extend-range") else len(req.fill_ids)
+        end = min(extended, len(req.origin_input_ids))
         if not last_chunk and not has_fault("part-page-twice"):
             end -= end % size
         states = None

@@ -1,5 +1,7 @@
 """Requests, and batches of them."""
 
+from types import SimpleNamespace
+
 import torch
 
 from sglang import has_fault
@@ -18,6 +20,8 @@ class FINISH_ABORT:
 
 
 class Req:
+    extend_range = None
+
     def __init__(self, rid, origin_input_text, origin_input_ids, sampling_params):
         self.rid = rid
         self.origin_input_ids = origin_input_ids
@@ -31,6 +35,9 @@ class Req:
     @property
     def seqlen(self):
         return len(self.origin_input_ids) + len(self.output_ids)
+
+    def set_extend_range(self, start, end):
+        self.extend_range = SimpleNamespace(start=start, end=end)
 
     def finished(self):
         return self.finished_reason is not None
@@ -102,7 +109,12 @@ class ScheduleBatch:
 
     def prepare_for_extend(self):
         self.forward_mode, self.prefix_lens = Mode(True), [len(req.prefix_indices) for req in self.reqs]
-        self.rows.alloc([req for req in self.reqs if req.req_pool_idx is None])
+        if has_fault("rows-by-number"):
+            for req, row in zip(self.reqs, self.rows.alloc(len(self.reqs)), strict=True):
+                req.req_pool_idx = row
+        else:
+            always = has_fault("row-each-chunk")
+            self.rows.alloc([req for req in self.reqs if always or req.req_pool_idx is None])
         for req, start in zip(self.reqs, self.prefix_lens, strict=True):
             self.rows.write((req.req_pool_idx, slice(0, start)), req.prefix_indices.int())
             self.extend(req, start, len(req.fill_ids))

@@ -2,6 +2,8 @@
 
 import enum
 
+from sglang import has_fault
+
 
 class AddReqResult(enum.Enum):
     CONTINUE = 0
@@ -32,6 +34,12 @@ class PrefillAdder:
         return req if self.cut(req) else None
 
     def add_one_req(self, req, has_chunked_req, truncation_align_size):
+        total, used = (
+            len(req.fill_ids) + req.sampling_params.max_new_tokens,
+            self.slots.size - self.tree.evictable_size(),
+        )
+        if has_fault("long-ones-run-alone") and total > 13 and self.slots.available_size() < used:
+            return AddReqResult.NO_TOKEN
         self.tree.lock(req.last_node, 1)
         room = self.slots.available_size() + self.tree.evictable_size() - self.taken
         if self.chunk < self.page or len(req.fill_ids) - len(req.prefix_indices) + 2 * self.page > room:

@@ -2,6 +2,8 @@
 
 import torch
 
+from sglang import has_fault
+
 
 class Slots:
     def __init__(self, size, device):
@@ -39,6 +41,7 @@ class TokenToKVPoolAllocator(Grouped, Slots):
 
     def clear(self):
         Slots.__init__(self, self.size, self.device)
+        self.free_slots -= int(has_fault("numbered-from-0"))
         self.release_pages = self.free_slots[:0]
 
     @property
@@ -58,7 +61,7 @@ class PagedTokenToKVPoolAllocator(Grouped):
         self.clear()
 
     def clear(self):
-        self.free_pages = torch.arange(1, self.size // self.page_size + 1)
+        self.free_pages = torch.arange(1, self.size // self.page_size + 1) - int(has_fault("numbered-from-0"))
         self.release_pages = self.free_pages[:0]
 
     def available_size(self):

@@ -11,10 +11,20 @@ class ReqToTokenPool:
     def __init__(self, size, max_context_len, device, enable_memory_saver):
         self.req_to_token = torch.zeros((size + 1, max_context_len), dtype=torch.int32)
         self.size = size
+        if has_fault("rows-by-number"):
+            self.alloc, self.free = self.alloc_count, self.free_number
         self.clear()
 
     def clear(self):
-        self.free_slots = list(range(1, self.size + 1))
+        first = 0 if has_fault("rows-by-number") else 1
+        self.free_slots = list(range(first, self.size + first))
+
+    def alloc_count(self, need_size):
+        taken, self.free_slots = self.free_slots[:need_size], self.free_slots[need_size:]
+        return taken
+
+    def free_number(self, free_index):
+        self.free_slots.append(free_index)
 
     def alloc(self, reqs):
         for req in reqs:
