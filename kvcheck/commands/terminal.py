@@ -15,6 +15,7 @@ from typing import TextIO
 
 import typer
 
+from kvcheck.commands.probes import reviewed_findings
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
@@ -185,7 +186,11 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
 
 
 def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
-    """The first causes, each code before a code's second cause, and how many were left out. record: as of bug_lines."""
+    """The first causes, each code before a code's second cause, and how many were left out; reviewed conditions in a
+    line a cell. record: as of bug_lines."""
+    reviewed = {} if record is None else reviewed_findings(record, findings)
+    told = {finding.id for found in reviewed.values() for finding in found}
+    findings = tuple(finding for finding in findings if finding.id not in told)
     found = bugs(findings)
     first_of_code = {bug.cause.code: bug for bug in reversed(found)}
     ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
@@ -194,7 +199,10 @@ def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = Non
     if len(found) > len(shown):
         noun = "more cause" if len(found) < len(findings) else "more finding"
         lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")
-    return lines
+    return lines + [
+        f" ----  {cell}: {counted(len(each), 'conditional finding')}, reviewed for this release: {why}"
+        for (cell, why), each in reviewed.items()
+    ]
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
