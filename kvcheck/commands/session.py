@@ -225,6 +225,7 @@ class Session:
         for finding in findings:
             symptoms = sum(each.cause is not None for each in self.findings)
             full = symptoms >= MAX_SYMPTOMS_KEPT if finding.cause else len(self.findings) - symptoms >= MAX_CAUSES_KEPT
+            full = full and any(each.cell == finding.cell for each in self.findings)  # the first cause of a cell stays
             if full or (finding.cause is not None and finding.cause not in own):
                 self.left_out += 1
                 continue

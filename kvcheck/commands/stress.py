@@ -416,7 +416,7 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
     cell.is_done, cell.scope = True, report.scope
     cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
     session.save(complete=False)
-    for line in cell_lines(cell.result()):
+    for line in cell_lines(cell.result(), session.findings):
         session.say(line)
 
 
@@ -431,7 +431,7 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
             code="KV902", oracle="liveness", scenario=plan.scenario, shape=plan.tried_with, message=message
         )
         session.add(cell, (finding,), Evidence(schedules=1), 0.0)
-    for line in cell_lines(cell.result()):
+    for line in cell_lines(cell.result(), session.findings):
         session.say(line)
 
 

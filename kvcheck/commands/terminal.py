@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 import typer
@@ -26,7 +27,14 @@ from kvcheck.core.report.prices import is_check, is_enough
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.replay_line import proof_line, replay_line, small_line, wait_text, whole_proof_line
 from kvcheck.core.report.story_text import show_line
-from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_word, seen_text, whose_text
+from kvcheck.core.report.wording import (
+    conditional_text,
+    coverage_text,
+    observed_texts,
+    rounds_word,
+    seen_text,
+    whose_text,
+)
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -90,8 +98,9 @@ def _shown(line: str, encoding: str | None) -> str:
     return printable(line).encode(name, "backslashreplace").decode(name)
 
 
-def cell_lines(row: ScenarioResult) -> list[str]:
-    """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass, and what it has tried."""
+def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[str]:
+    """One cell: verdict, id, schedules, evidence, seconds, and how many of the run's findings are conditional ones of
+    it; then why, if it is no pass, and what it has tried."""
     evidence, found = row.evidence, row.coverage
     unit = rounds_word(evidence).removesuffix("s")
     counts = [
@@ -113,7 +122,8 @@ def cell_lines(row: ScenarioResult) -> list[str]:
         counts.append(counted(sum(evidence.words_verified.values()), "word"))
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
     seconds = [] if row.id in SERVE_CASES else [f"{row.duration_s:.1f}s"]
-    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join([*counts, *seconds])}"
+    marks = [text] if (text := conditional_text(row.id, findings)) else []
+    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join([*counts, *seconds, *marks])}"
     why = [f"       {': '.join(part for part in (row.code, row.reason) if part)}"] if row.reason else []
     tried = [f"       {coverage_text(found)}"] if found is not None and (found.tried or found.not_tried) else []
     return [line, *why, *tried]
