@@ -123,6 +123,8 @@ class Cell:
         elif not self.evidence.schedules or self.reason or not self.is_done:
             verdict, code = Verdict.UNKNOWN, "KV990"
         reason = self.reason or (None if self.is_done or self.findings else STOPPED)
+        if self.findings and reason is not None:
+            reason = f"it fails, and not all of it was judged: {reason}"
         return ScenarioResult(
             id=self.id,
             shape=self.plan.tried_with,
