@@ -82,7 +82,7 @@ NEEDS = {
         light=(
             *("orjson", "pyzmq", "pillow", "starlette", "psutil", "pybase64", "requests", "ipython", "aiohttp"),
             *("openai", "partial_json_parser", "dill", "sentencepiece", "compressed_tensors", "gguf", "msgspec"),
-            *("einops", "prometheus_client", "fastapi", "uvloop", "torchvision"),
+            *("einops", "prometheus_client", "fastapi", "uvloop"),
         ),
         own=(),
         full=GRAMMARS,
@@ -460,7 +460,7 @@ def _run(command: Sequence[str], what: str) -> str:
             )
         except OSError as error:
             raise UnknownVerdict(f"{what}: {command[0]} cannot be started: {error}") from error
-        _wait(child, lambda: tail(said.fileno(), 400).rpartition("\n")[2])
+        _wait(child, lambda: f"{what}: {tail(said.fileno(), 4000).rpartition(chr(10))[2].strip()}")
         if not child.returncode:
             return tail(said.fileno(), MOST_BYTES)
         lines = (tail(errors.fileno(), MOST_BYTES) + "\n" + tail(said.fileno(), MOST_BYTES)).splitlines()
@@ -481,7 +481,7 @@ def _wait(child: subprocess.Popen[bytes], last_line: Callable[[], str]) -> None:
                 child.wait(1.0)
                 break
             spent_s = time.monotonic() - began
-            passing(f"{spent_s:6.0f}s  {last_line()[:60]}")
+            passing(f"{spent_s:6.0f}s  {last_line()[:70]}")
             if not sys.stderr.isatty() and spent_s - shown_s >= HEARTBEAT_S:
                 shown_s = spent_s
                 complain(f"{spent_s:.0f} s: {last_line()[:200]}")
