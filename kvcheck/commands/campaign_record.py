@@ -67,7 +67,7 @@ def update(session: Session, tally: Tally, *, complete: bool, missing: str | Non
 def tell_rows(session: Session, record: RunRecord) -> None:
     """The lines of all cells."""
     for row in record.scenarios:
-        for line in cell_lines(row):
+        for line in cell_lines(row, record.findings):
             session.say(line)
 
 

@@ -22,8 +22,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,11 +33,13 @@ from typing import Annotated, Any
 import typer
 
 from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
-from kvcheck.commands.terminal import say
+from kvcheck.commands.session import HEARTBEAT_S
+from kvcheck.commands.terminal import clear_passing, complain, passing, say
 from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
 from kvcheck.core.base.devices import DRIVER
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import commit_of
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes import import_check
 from kvcheck.core.probes.frame.probe_server import VARIABLES
 from kvcheck.core.probes.installed import ENGINES
@@ -49,6 +53,9 @@ HAS = "requirements.txt"
 """In a base: what it was given, a requirement a line."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
+MOST_BYTES = 100_000
+FINAL = ("No matching distribution found", "ResolutionImpossible", "requires a different Python")
+"""Words of pip after which the same command fails again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,8 @@ class Needs:
 
 
 BASE = ("numpy", "triton")
+GRAMMARS = ("transformers", "xgrammar", "apache-tvm-ffi")
+"""Installed in one go, so that the version of one that a release leaves open suits those that it pins."""
 NEEDS = {
     "sglang": Needs(
         light=(
@@ -75,7 +84,8 @@ NEEDS = {
             *("openai", "partial_json_parser", "dill", "sentencepiece", "compressed_tensors", "gguf", "msgspec"),
             *("einops", "prometheus_client", "fastapi", "uvloop"),
         ),
-        own=("xgrammar", "apache-tvm-ffi"),
+        own=(),
+        full=GRAMMARS,
     ),
     "vllm": Needs(
         light=(
@@ -83,10 +93,8 @@ NEEDS = {
             *("einops", "fastapi", "uvloop", "orjson", "partial_json_parser", "sentencepiece", "compressed_tensors"),
             *("gguf", "pybase64"),
         ),
-        own=(
-            *("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "xgrammar", "llguidance"),
-            *("blake3", "apache-tvm-ffi"),
-        ),
+        own=(*("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "llguidance", "blake3"),),
+        full=GRAMMARS,
         leave_out=(".so",),
     ),
     "lmcache": Needs(
@@ -157,6 +165,7 @@ def engine_env(
 ) -> None:
     """Make an environment for kvcheck stress --target ENGINE:DIR."""
     order = _order(release, folder, source, base, python, torch, also or [], device)
+    say(f"An environment that can import {order.engine} is enough: kvcheck stress --target {order.engine}:VENV")
     if _is_made(order):
         say(f"{folder}: made before; next: {order.target}")
     elif order.device == CUDA:
@@ -212,7 +221,8 @@ def _make_for_a_cpu(order: Order) -> None:
         asks, wheel = _take(order, Path(scratch))
         needs, python = NEEDS[order.engine], _python_version(order.folder)
         say(" 4/6  packages of the release")
-        _pip(order.folder, "install", *pins(asks, (*needs.full, *order.also), python))
+        given = _constraints(order, Path(scratch))
+        _pip(order.folder, "install", *given, *pins(asks, (*needs.full, *order.also), python))
         if needs.own:
             _pip(order.folder, "install", "--no-deps", *pins(asks, needs.own, python))
         say(f" 5/6  {order.engine}")
@@ -220,7 +230,13 @@ def _make_for_a_cpu(order: Order) -> None:
     say(" 6/6  imports")
     _check_imports(order)
     _mark(order, made=True)
-    say(f"{order.folder}: {order.engine} {version}; next: {order.target}")
+    say(f"{order.folder}: {order.engine} {version}, {_size(order.folder)}; next: {order.target}")
+
+
+def _size(folder: Path) -> str:
+    """What a folder takes on the disk."""
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return f"{sum(file.lstat().st_size for file in files) / 1e9:.1f} GB"
 
 
 def _order(
@@ -324,11 +340,13 @@ def _make_base(order: Order) -> None:
         _run([order.python, "-I", "-m", "venv", str(order.base)], "make an environment")
     lacks = [each for each in (order.torch, *BASE, *NEEDS[order.engine].light) if each not in known]
     if lacks:
-        say(f"      {len(lacks)} packages: {', '.join(lacks)}")
+        size = "" if known else "; gigabytes and minutes, once for all engines"
+        say(f"      {counted(len(lacks), 'package')}{size}: {', '.join(lacks)}")
         _pip(order.base, "install", order.torch, *lacks)
         # compressed_tensors and others pull a transformers of their own; each release brings its own.
         _pip(order.base, "uninstall", "--yes", "transformers", "huggingface_hub", "tokenizers")
         write_text(has, "\n".join((*known, *lacks)) + "\n")
+        say(f"      {_size(order.base)}")
 
 
 def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
@@ -343,6 +361,16 @@ def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
     if len(wheels) != 1:
         raise UnknownVerdict(f"pip download {release}: expected one wheel, got {len(wheels)}")
     return requirements_of_wheel(wheels[0]), wheels[0]
+
+
+def _constraints(order: Order, scratch: Path) -> list[str]:
+    """Options of pip that keep the torch of the base: without them a newer package would bring another torch."""
+    if not order.has_base:
+        return []
+    program = "from importlib.metadata import version; print('torch==' + version('torch'))"
+    python = str(order.folder / "bin" / "python")
+    write_text(scratch / "torch.txt", _run([python, "-I", "-c", program], "say which torch the base has"))
+    return ["--constraint", str(scratch / "torch.txt")]
 
 
 def _put_engine(order: Order, wheel: Path | None) -> str:
@@ -390,7 +418,11 @@ def _check_imports(order: Order) -> None:
                 child.stdout.close()
         if lines or status:
             last = tail(said.fileno(), 20_000).splitlines()[-1:]
-            raise UnknownVerdict(f"{order.folder} is not made: {'; '.join(lines or last) or f'status {status}'}")
+            raise UnknownVerdict(
+                f"{order.folder} is not made: {'; '.join(lines or last) or f'status {status}'}; next: the same command "
+                "with --also PACKAGE for a package that is missing or too new, or an environment of your own in which "
+                f"{order.engine} can be imported: kvcheck stress --target {order.engine}:VENV"
+            )
 
 
 def _make_folder(folder: Path) -> None:
@@ -412,22 +444,48 @@ def _python_version(folder: Path) -> str:
 
 
 def _pip(folder: Path, action: str, *arguments: str) -> None:
-    """Run the pip of an environment."""
-    _run([str(folder / "bin" / "python"), "-I", "-m", "pip", action, "--quiet", *arguments], f"pip {action}")
+    """Run the pip of an environment, and show what it does and for how long."""
+    options = ["--quiet"] if action == "uninstall" else ["--progress-bar", "off"]
+    _run([str(folder / "bin" / "python"), "-I", "-m", "pip", action, *options, *arguments], f"pip {action}")
 
 
 def _run(command: Sequence[str], what: str) -> str:
-    """What a program says. Raises UnknownVerdict with the reason if it fails."""
+    """The output of a program; its last line is shown with a clock. Raises UnknownVerdict with the reason if it
+    fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                command, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, stdout=said, stderr=errors
+            )
+        except OSError as error:
+            raise UnknownVerdict(f"{what}: {command[0]} cannot be started: {error}") from error
+        _wait(child, lambda: f"{what}: {tail(said.fileno(), 4000).rpartition(chr(10))[2].strip()}")
+        if not child.returncode:
+            return tail(said.fileno(), MOST_BYTES)
+        lines = (tail(errors.fileno(), MOST_BYTES) + "\n" + tail(said.fileno(), MOST_BYTES)).splitlines()
+    told = [line.strip() for line in lines if line.strip()]
+    why = next((line for line in told if line.startswith("ERROR")), told[-1] if told else "it said nothing")
+    is_final = any(words in line for line in told for words in FINAL)
+    next_step = "another version, or another --python" if is_final else "run the command again"
+    raise UnknownVerdict(f"{what} ended with status {child.returncode}: {why[:400]}; next: {next_step}")
+
+
+def _wait(child: subprocess.Popen[bytes], last_line: Callable[[], str]) -> None:
+    """Wait for a program, with its last line and a clock: on a terminal in place, elsewhere a line each HEARTBEAT_S."""
+    began = time.monotonic()
+    shown_s = 0.0
     try:
-        done = subprocess.run(
-            command, env={**os.environ, **quiet}, stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-    except OSError as error:
-        raise UnknownVerdict(f"{what}: {command[0]} cannot be started: {error}") from error
-    if done.returncode:
-        lines = (done.stderr + b"\n" + done.stdout).decode("utf-8", "replace").splitlines()
-        told = [line.strip() for line in lines if line.strip()]
-        why = next((line for line in told if line.startswith("ERROR")), told[-1] if told else "it said nothing")
-        raise UnknownVerdict(f"{what} ended with status {done.returncode}: {why[:400]}; next: run the command again")
-    return done.stdout.decode("utf-8", "replace")
+        while child.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+                break
+            spent_s = time.monotonic() - began
+            passing(f"{spent_s:6.0f}s  {last_line()[:70]}")
+            if not sys.stderr.isatty() and spent_s - shown_s >= HEARTBEAT_S:
+                shown_s = spent_s
+                complain(f"{spent_s:.0f} s: {last_line()[:200]}")
+    finally:
+        clear_passing()
+        child.kill()  # where it was interrupted
+        child.wait()

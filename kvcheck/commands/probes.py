@@ -6,12 +6,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvcheck.core.base.causes import CONDITIONAL, place_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import to_plain
+from kvcheck.core.base.record import Finding, RunRecord, Verdict, to_plain
+from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.stress.schedule import Kind, Plan
 
 if TYPE_CHECKING:
@@ -53,6 +55,37 @@ def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
         yield runner
     finally:
         runner.close()
+
+
+def split_absent(plans: list[Plan], runner: ProbeRunner | None) -> tuple[list[Plan], list[str]]:
+    """The plans that the engine's release can run, and a line for each whose subject it has dropped."""
+    absent = {} if runner is None else runner.start().absent
+    lines = [f"{plan.cell}: not in this release: {absent[plan.cell]}" for plan in plans if plan.cell in absent]
+    return [plan for plan in plans if plan.cell not in absent], lines
+
+
+def reviewed_findings(record: RunRecord, findings: Sequence[Finding]) -> dict[tuple[str, str], list[Finding]]:
+    """Conditional findings that its tables know of this very release, by their cell and why they harm nobody there.
+
+    None of a cell that fails: the user asked to fail by them, or something else is wrong.
+    """
+    engine = record.environment.get("engine")
+    if not isinstance(engine, dict):
+        return {}
+    passing = {row.id for row in record.scenarios if row.verdict is Verdict.PASS}
+    why_of = {
+        (f"{row.scenario}/{row.name}.{each.subject}", f"{place}{CONDITIONAL}"): each.why
+        for row in ENGINES.load(str(engine["engine"])).probes
+        for each in row.reviewed
+        if engine["version"] in each.releases
+        for place in each.places
+    }
+    known: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        why = why_of.get((finding.cell, f"{finding.code} {place_of(finding)}"))
+        if why is not None and finding.cell in passing:
+            known.setdefault((finding.cell, why), []).append(finding)
+    return known
 
 
 def engine_facts(runner: ProbeRunner | None) -> dict[str, object]:

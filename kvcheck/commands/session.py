@@ -141,6 +141,8 @@ class Cell:
         elif not self.evidence.schedules or self.reason or not (self.is_done or self.is_enough):
             verdict, code = Verdict.UNKNOWN, "KV990"
         reason = self.reason or (None if self.is_done or self.findings else STOPPED)
+        if self.findings and reason is not None:
+            reason = f"it fails, and not all of it was judged: {reason}"
         return ScenarioResult(
             id=self.id,
             shape=self.plan.tried_with,
@@ -244,6 +246,7 @@ class Session:
         for finding in findings:
             symptoms = sum(each.cause is not None for each in self.findings)
             full = symptoms >= MAX_SYMPTOMS_KEPT if finding.cause else len(self.findings) - symptoms >= MAX_CAUSES_KEPT
+            full = full and any(each.cell == finding.cell for each in self.findings)  # the first cause of a cell stays
             if full or (finding.cause is not None and finding.cause not in own):
                 self.left_out += 1
                 continue

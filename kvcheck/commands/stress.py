@@ -35,7 +35,7 @@ from kvcheck.commands.options import (
     identity,
     repro,
 )
-from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts
+from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts, split_absent
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.smaller import look_for_smaller
@@ -136,26 +136,26 @@ def stress(
     _check_given(ctx)
     if is_address(target):
         return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
-    outputs = parse_outputs(output, format_name)
     base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
     check_jobs(base, jobs)
     wanted, bounded = _schedules(ctx, row)
-    check_outputs(outputs)
+    check_outputs(outputs := parse_outputs(output, format_name))
     if (place := find_place(base, bind)) is not None and place.rank:
         return serve_place(place)
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     with installed_engine(base) as engine, ranks_of(place) as rank_runner:
+        named, (plans, absent) = plans, split_absent(plans, engine)
         session = _session(ctx, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
         workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
         limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
         _plan_cells(ctx, session, plans, wanted, min_schedules)
         _plan_cells(ctx, session, beside.plans, min(wanted, MOST), MOST)
         tasks = _tasks(session, out if resume else None)
-        session.warnings += [*(of_row := row.untried(base, plans)), *beside.untried, *exposure(base, place)]
+        session.warnings += [*absent, *(of_row := row.untried(base, named)), *beside.untried, *exposure(base, place)]
         _tell_head(session, base, workers, engine)
-        told = [*(of_row if base.own_target or row.tells_notes or base.on_device else ()), *beside.untried]
+        told = [*absent, *(of_row if base.own_target or row.tells_notes or base.on_device else ()), *beside.untried]
         interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
         _tell_end(session, mutant, told, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
@@ -426,7 +426,7 @@ def _tell_cell(session: Session, cell: Cell) -> None:
     found = sum(each.cell == cell.id for each in session.findings)
     row = cell.result()
     if cell.told != found or row.verdict is not Verdict.PASS:
-        for line in cell_lines(row):
+        for line in cell_lines(row, session.findings):
             session.say(line)
     cell.told = found
 

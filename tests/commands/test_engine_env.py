@@ -13,6 +13,7 @@ import sysconfig
 import venv
 import zipfile
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import commit_of
 from kvcheck.core.base.record import read_record
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.import_check import compiled_errors
 from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.report.gate.builds import build_problems
@@ -85,6 +87,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, version in (("transformers", "5.8.1"), ("xgrammar", "0.2.1"), ("apache-tvm-ffi", "0.1.7")):
         wheel(folder, name, version)
         wheel(folder, name, "99")
+    monkeypatch.setattr(engine_env, "HEARTBEAT_S", 1e9)  # on a busy machine pip is slow
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -171,7 +174,10 @@ def test_a_release_is_made_and_runs_and_is_not_made_twice(
     (folder / MARKER).write_text(json.dumps({"order": order, "made": False}))
     assert run(asked) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert all(f" {step}/6 " in said for step in range(1, 7)) and "sglang 0.7.0; next: kvcheck stress" in said
+    assert (
+        all(f" {step}/6 " in said for step in range(1, 7))
+        and "next: kvcheck stress --target sglang:" in said.splitlines()[-1]
+    )
     assert "was not finished: it is made anew" in said and not (folder / "half").exists()
     (site,) = folder.glob("lib/python*/site-packages")
     assert {"transformers-5.8.1.dist-info", "xgrammar-0.2.1.dist-info"} <= {each.name for each in site.iterdir()}
@@ -304,7 +310,7 @@ def test_a_checkout_is_linked_judged_and_named_with_its_commit(
     source, folder = checkout(tmp_path / "sglang"), tmp_path / "env"
     base = str(full_base(tmp_path / "base"))
     assert run(["engine-env", "sglang", str(folder), "--source", str(source), "--base", base]) == 0
-    assert "sglang 0.6.0.dev1; next:" in capsys.readouterr().out
+    assert "sglang 0.6.0.dev1" in capsys.readouterr().out.splitlines()[-1]
     (site,) = folder.glob("lib/python*/site-packages")
     (told,) = site.glob("sglang-*.dist-info/direct_url.json")
     assert json.loads(told.read_text()) == {"url": source.as_uri(), "dir_info": {"editable": True}}
@@ -419,6 +425,7 @@ def test_pip_that_finds_nothing_is_exit_4_with_its_reason(
     assert run(["engine-env", "sglang==0.0.404", str(tmp_path / "env"), "--base", str(base)]) == 4
     told = capsys.readouterr().err
     assert "pip download ended with status 1: ERROR: " in told and "sglang==0.0.404" in told
+    assert "run the command again" not in told and "next: another version" in told
     assert told.count("\n") == 1
 
 
@@ -432,4 +439,42 @@ def test_imports_are_checked_under_the_engines_interpreter(tmp_path: Path) -> No
 
     assert told("") == ""
     (line,) = told("import-breaks").splitlines()
-    assert line.startswith("sglang unknown: cannot be imported: InvalidVersion: 'N/A': request,")
+    assert line.startswith("sglang unknown: cannot be imported: InvalidVersion: 'N/A' (raised in sglang.")
+    assert " request," in line and line.endswith(" more"), "the first capabilities by name, of dozens"
+
+
+def test_an_error_is_told_by_its_first_line_with_words_and_by_the_module_that_raised_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("raise ImportError('\\nneeds the library Vision.\\nInstall it.')\n")
+    (tmp_path / "an_engine.py").write_text("import needs_more\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = Names({"pool": ("an_engine:Pool",)}).find("pool")
+    assert found.error == "ImportError: needs the library Vision. (raised in needs_more)"
+    silent = attempt(lambda: exec("raise ValueError"))
+    assert isinstance(silent, Fault) and silent.text == "ValueError"
+
+
+@pytest.mark.processes
+def test_versions_are_chosen_that_go_together_and_with_the_torch_of_the_base(
+    tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest xgrammar wants another ffi than the release pins, and the newest vision another torch."""
+    wheel(shelf, "xgrammar", "99.1", asks="Requires-Dist: apache-tvm-ffi==99\n")
+    ours = metadata.version("torch").partition("+")[0]
+    for torch in (ours, "99"):
+        wheel(shelf, "vision", torch, asks=f"Requires-Dist: torch=={torch}\n")
+    wheel(shelf, "torch", "99")
+    asks = "Requires-Dist: xgrammar>=0.2\nRequires-Dist: apache-tvm-ffi==0.1.7\n"
+    wheel(shelf, "sglang", "0.7.0", release(tmp_path), asks)
+    folder, base = tmp_path / "env", full_base(tmp_path / "base")
+    (info,) = base.glob("lib/python*/site-packages/torch-*.dist-info")
+    info.unlink()  # what the real one asks for need not be there
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {ours}+cpu\n")
+    asked = ["engine-env", "sglang==0.7.0", str(folder), "--base", str(base), "--also", "vision"]
+    assert run(asked) == 0, capsys.readouterr().err
+    (site,) = folder.glob("lib/python*/site-packages")
+    made = {each.name.removesuffix(".dist-info") for each in site.glob("*.dist-info")}
+    assert {"xgrammar-99", "apache_tvm_ffi-0.1.7", f"vision-{ours}"} <= made
+    assert not any(name.startswith("torch-") for name in made)

@@ -21,7 +21,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Rig, run
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine, SideEvent, SideStream
-from kvcheck.core.probes.frame.stubs import Stubs
+from kvcheck.core.probes.frame.stubs import ASKERS, Stubs
 from kvcheck.core.probes.frame.wire import decode
 from kvcheck.core.probes.sglang.rig.requests import end_of
 
@@ -120,6 +120,15 @@ def test_stub_is_served_to_the_engine_alone(stubs: Stubs) -> None:
     assert list(stubs.served) == ["a_kernel", "a_kernel.ops"] and not stubs.calls
     assert module.Mine.__mro__[1] is object
     as_module("a_library", "import a_kernel.more")  # it is there by now, so all of it is
+
+
+def test_a_library_that_refuses_to_go_on_without_a_package_is_served_that_package_alone(
+    monkeypatch: pytest.MonkeyPatch, stubs: Stubs
+) -> None:
+    look = "import importlib.util\nfound = importlib.util.find_spec('a_kernel') is not None"
+    assert not as_module("a_library.utils", look).found
+    monkeypatch.setitem(ASKERS, "a_kernel", "a_library")
+    assert as_module("a_library.utils", look).found and not as_module("another_library", look).found
 
 
 def test_calls_of_stubs_are_counted_and_seen_by_open_windows(stubs: Stubs) -> None:

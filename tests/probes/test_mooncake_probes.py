@@ -38,6 +38,7 @@ FAULTS = [
     ("landing.async", "torn", {("KV103", "torn")}),
     ("registration.batch", "unregistered", {("KV308", "up to one byte behind the registered memory")}),
     ("failure.refused", "unregistered", {("KV308", "accepted")}),
+    ("failure.frozen", "unawaited", {("KV203", "early")}),
     ("failure.refused", "late-failure", {("KV203", "after-failure")}),
     ("notification.batch", "early-notification", {("KV203", "notification")}),
     ("death.killed", "dies-with-peer", {("KV902", "writer")}),
@@ -88,6 +89,7 @@ def test_fault_is_found(engines: Engines, place: Path, shape: str, fault: str, w
     reply = ask(engines(f"mooncake:{place}", fault), shape)
     assert wanted <= {(finding.code, finding.lane) for finding in reply.findings}, reply
     assert all(" of " in finding.message for finding in reply.findings if finding.code != "KV902")
+    assert reply.unknown is None, "a schedule that shows the fault is no schedule that cannot be driven"
 
 
 @pytest.mark.processes

@@ -276,6 +276,8 @@ def test_findings_that_a_record_lacks_may_be_new(warning: str) -> None:
         (replace(ROW, engine="vllm"), run(), "elsewhere", 0),
         (replace(ROW, cell="retract-*", place="content: *", engine="builtin"), run(FOREIGN), "known", 0),
         (EXPECTED, run(), "unused", 1),
+        (EXPECTED, replace(run(), environment={"engine": {"absent": {EXPECTED.cell: "no tree"}}}), "gone", 0),
+        (EXPECTED, replace(run(), environment={"engine": {"absent": {"other/cell": "no tree"}}}), "unused", 1),
         (replace(EXPECTED, cell=CELL), run(), "gone", 0),
         (replace(EXPECTED, says="no time"), run(unknown=True), "undecided", 4),
     ],

@@ -6,13 +6,23 @@ Invariants:
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 from dataclasses import replace
 
 from rigs.literal_record import FAILED, FOREIGN, MARKUP, MUTANTS, PASSED, SCENARIOS
 
+from kvcheck.commands.terminal import cell_lines
 from kvcheck.core.base.record import BenchRow, Coverage, Evidence, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
+from kvcheck.core.report.ci.outcome import of_record
+from kvcheck.core.report.ci.to_github import summary as github
+from kvcheck.core.report.ci.to_gitlab import render as gitlab
+from kvcheck.core.report.ci.to_junit import render as junit
+from kvcheck.core.report.ci.to_sarif import render as sarif
+from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
 FAMILIES = {"glm-5.1-tiny": "nsa", "llama-3-tiny": "mha", "deepseek-v3.2-tiny": "nsa"}
@@ -147,3 +157,25 @@ def test_the_banner_says_how_much_of_the_plan_ran() -> None:
     assert judged_text(record) == "2 cells, 6 schedules of 48 planned, 1,505,280 words verified"
     unplanned = replace(record, scenarios=tuple(replace(each, coverage=None) for each in record.scenarios))
     assert judged_text(unplanned) == "2 cells, 6 schedules, 1,505,280 words verified"
+
+
+def test_conditional_findings_are_marked_on_their_cells_line_everywhere() -> None:
+    cell, other = PASSED.scenarios[0], replace(PASSED.scenarios[0], id="handover/other", shape="other")
+    shown = replace(FOREIGN, scenario="handover", shape=cell.shape, condition="the peers differ")
+    record = replace(PASSED, scenarios=(cell, other), findings=(shown,))
+    outcome, word = of_record(record), "1 conditional finding"
+    lines = [cell_lines(row, record.findings)[0] for row in record.scenarios]
+    cases = junit(outcome).split("<testcase")[1:]
+    table = [line for line in github(outcome).splitlines() if line.startswith("| &#10004; PASS")]
+    rows = render(record).split('<tr id="cell:')[1:]
+    for marked, plain in (lines, cases, table, rows):
+        assert word in marked and word not in plain
+    assert render(record).count("&nbsp;37/37 conditional</a>") == 1
+    counts = [row["conditional_findings"] for row in csv.DictReader(io.StringIO(tables(record)["scenarios.csv"]))]
+    assert counts == ["1", "0"]
+    (entry,) = json.loads(gitlab(outcome))
+    (result,) = json.loads(sarif(outcome))["runs"][0]["results"]
+    assert entry["description"].startswith("conditional KV102") and (result["level"], result["kind"]) == (
+        "none",
+        "review",
+    )

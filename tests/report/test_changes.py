@@ -135,6 +135,17 @@ def test_a_cell_that_is_not_run_or_unknown_has_less_evidence() -> None:
     ]
 
 
+def test_a_cell_that_the_later_release_has_dropped_is_told_and_counts_for_nothing() -> None:
+    dropped = {"environment": {"engine": {"engine": "sglang", "version": "2", "absent": {CELL: "no tree"}}}}
+    for before in (made(), made(FOREIGN)):
+        after = later(made(), scenarios=(), findings=(), **dropped)
+        (note,) = changes(before, after, share=0.5).notes
+        assert not changes(before, after, share=0.5).rows and CELL in note and "no tree" in note
+        row = replace(made().scenarios[0], verdict=Verdict.UNKNOWN, reason="no tree")
+        judged = later(made(), scenarios=(row,), findings=(), **dropped)
+        assert told(before, judged)["less evidence"], "what was run and not judged is no dropped cell"
+
+
 def test_fewer_words_and_situations_are_less_evidence() -> None:
     row = made().scenarios[0]
     rich = replace(row, evidence=replace(row.evidence, situations={"a": 1, "b": 2, "c": 0}))

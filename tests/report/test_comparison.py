@@ -89,6 +89,18 @@ def test_worst_row_is_the_bugs_verdict_and_what_was_not_run_is_unknown() -> None
     assert (missing.verdict, missing.name) == (None, "not run")
 
 
+def test_what_a_release_has_dropped_is_neither_not_run_nor_unknown() -> None:
+    engine = {"engine": "sglang", "version": "0.5.14", "absent": {INDEX: "no <tree>: dropped on purpose"}}
+    found = compare([OLD, replace(NEW, environment={"engine": engine})])
+    cell = found.tables[0].groups[1].rows[0].cells[1]
+    assert (cell.verdict, cell.name) == (None, "not in this release")
+    both = {**{RETRACT: Verdict.PASS}, "retract-resume/pool-copy.nsa": Verdict.PASS}
+    dropped = replace(release("0.5.23", {RETRACT: Verdict.PASS}), environment={"engine": engine | {"absent": both}})
+    assert verdicts(compare([release("0.5.22", both), dropped])) == {"a": ("pass", "pass")}
+    for text in (to_md(found), to_csv(found), to_html(found)):
+        assert "dropped on purpose" in text and "<tree>" not in to_html(found)
+
+
 def test_commits_of_one_version_are_told_apart() -> None:
     def at(commit: str | None) -> RunRecord:
         made = release("0.6.0", {RETRACT: Verdict.PASS})

@@ -24,6 +24,9 @@ from kvcheck.core.probes.frame.tables import EngineSpec
 from kvcheck.core.probes.frame.wire import Hello, Refusal
 from kvcheck.core.probes.installed import ENGINES
 
+MOST_NAMED = 4
+"""Capabilities that an error takes away, by name; the first ones are needed by most probes."""
+
 
 def errors(engine: str, device: str = "cpu") -> list[str]:
     """What breaks, in words: each error once."""
@@ -34,7 +37,8 @@ def errors(engine: str, device: str = "cpu") -> list[str]:
     if isinstance(started, Refusal):
         return [started.reason]
     broken = [
-        f"{engine} {started.version}: cannot be imported: {error}: {', '.join(names)}"
+        f"{engine} {started.version}: cannot be imported: {error}: needed by {', '.join(names[:MOST_NAMED])}"
+        + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
         for error, names in breaks(spec).items()
     ]
     return broken or ([] if device == "cpu" else compiled_errors(spec, device))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.wording import MARKS, WORST_FIRST, coverage_text, evidence_text, why_text
+from kvcheck.core.report.wording import MARKS, WORST_FIRST, conditional_text, coverage_text, evidence_text, why_text
 
 MOST_COLUMNS = 10
 LEAST_FILLED = 0.4
@@ -51,7 +51,7 @@ def cells_section(record: RunRecord) -> dict[str, object] | None:
     ordered = sorted(told, key=lambda each: (each[0] not in reasons, WORST_FIRST.index(each[1].verdict)))
     has_matrix = len(told) > 1 and not record.bench
     unfolded = min(len(reasons), MOST_OPEN) if has_matrix else len(ordered)
-    rows = [_row(anchor, cell) for anchor, cell in ordered]
+    rows = [_row(anchor, cell, conditional_text(cell.id, record.findings)) for anchor, cell in ordered]
     return {
         "matrix": _grid(record, told) if has_matrix else None,
         "open": rows[:unfolded],
@@ -74,7 +74,9 @@ def _grid(record: RunRecord, cells: Sequence[tuple[str, ScenarioResult]]) -> dic
     places: dict[str, dict[str, list[dict[str, str]]]] = {}
     for anchor, cell in cells:
         place = place_of(cell, is_probe=is_probe)
-        places.setdefault(place.row, {}).setdefault(place.column, []).append(_entry(anchor, cell, place))
+        places.setdefault(place.row, {}).setdefault(place.column, []).append(
+            _entry(anchor, cell, place, conditional_text(cell.id, record.findings))
+        )
     columns = [*dict.fromkeys(column for row in places.values() for column in row)]
     kinds = [*dict.fromkeys(families.values())]
     columns.sort(key=lambda column: kinds.index(families[column]) if column in families else len(kinds))
@@ -88,27 +90,27 @@ def _grid(record: RunRecord, cells: Sequence[tuple[str, ScenarioResult]]) -> dic
     }
 
 
-def _entry(anchor: str, cell: ScenarioResult, place: Place) -> dict[str, str]:
+def _entry(anchor: str, cell: ScenarioResult, place: Place, conditional: str) -> dict[str, str]:
     planned = "" if cell.coverage is None else f"/{cell.coverage.wanted:,}"
-    why = why_text(cell)
+    why = ", ".join(part for part in (why_text(cell), conditional) if part)
     return {
         "anchor": anchor,
         "verdict": cell.verdict.value,
         "mark": MARKS[cell.verdict.value],
         "column": place.column,
-        "schedules": f"{cell.schedules:,}{planned}",
+        "schedules": f"{cell.schedules:,}{planned}{' conditional' if conditional else ''}",
         "title": f"{cell.id}: {cell.verdict.value.upper()}{f', {why}' if why else ''}",
     }
 
 
-def _row(anchor: str, cell: ScenarioResult) -> dict[str, str]:
+def _row(anchor: str, cell: ScenarioResult, conditional: str) -> dict[str, str]:
     """One row of the table."""
     return {
         "anchor": anchor,
         "verdict": cell.verdict.value,
         "id": cell.id,
         "shape": cell.shape,
-        "why": why_text(cell),
+        "why": "; ".join(part for part in (why_text(cell), conditional) if part),
         "schedules": f"{cell.schedules:,}" + (f" of {cell.coverage.wanted:,}" if cell.coverage is not None else ""),
         "tried": "" if cell.coverage is None or not cell.coverage.tried else coverage_text(cell.coverage),
         "not_tried": "" if cell.coverage is None else ", ".join(cell.coverage.not_tried),

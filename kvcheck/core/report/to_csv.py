@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,6 +52,7 @@ COVERAGE_COLUMNS = tuple(row.name for row in dataclasses.fields(Coverage))
 IDENTITY_COLUMNS = tuple(f"identity_{row.name}" for row in dataclasses.fields(Identity))
 SCENARIO_COLUMNS = (
     *(row.name for row in dataclasses.fields(ScenarioResult) if row.name not in ("evidence", "coverage")),
+    "conditional_findings",
     *COVERAGE_COLUMNS,
     *(f"evidence_{name}" for name in EVIDENCE_COUNTS),
     *IDENTITY_COLUMNS,
@@ -148,7 +150,11 @@ def _scenario_rows(record: RunRecord) -> list[Row]:
     for row in dataclasses.fields(Identity):
         value = getattr(record.identity, row.name, None)
         identity[f"identity_{row.name}"] = None if value is None else short(value)
-    return [{**_scenario_row(result), **identity} for result in record.scenarios]
+    conditional = Counter(finding.cell for finding in record.findings if finding.condition is not None)
+    return [
+        {**_scenario_row(result), "conditional_findings": conditional[result.id], **identity}
+        for result in record.scenarios
+    ]
 
 
 def _scenario_row(result: ScenarioResult) -> dict[str, object]:

@@ -73,6 +73,12 @@ def why_text(row: ScenarioResult) -> str:
     return ": ".join(part for part in (named, row.reason) if part)
 
 
+def conditional_text(cell: str, findings: Iterable[Finding]) -> str:
+    """How many conditional findings a cell has, in words; "" where it has none."""
+    count = sum(each.condition is not None and each.cell == cell for each in findings)
+    return counted(count, "conditional finding") if count else ""
+
+
 def whose_text(finding: Finding) -> str:
     """Who read whose bytes; or whose operation the other one is."""
     mine, seen = finding.request, finding.seen_request

@@ -32,11 +32,13 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a call raised. is_engine: the engine's own code is at fault. where: module and line."""
+    """What a call raised. is_engine: the engine's own code is at fault. where: module and line of the engine's or
+    kvcheck's. raised_in: the module that raised it, whosever it is."""
 
     text: str
     where: str = ""
     is_engine: bool = False
+    raised_in: str = ""
 
 
 def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
@@ -54,8 +56,21 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
         is_refused = isinstance(error, Refused)
         where = _innermost(error.__traceback__, package, is_ours_too=not is_refused)
         is_engine = bool(package) and where.partition(".")[0] == package and not isinstance(error, _OF_THE_HARNESS)
-        text = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-        return Fault(text, where, is_engine)
+        return Fault(_first_line(error), where, is_engine, _raised_in(error.__traceback__))
+
+
+def _first_line(error: Exception) -> str:
+    """The error's type, and its first line that is not empty."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return ": ".join(part for part in (type(error).__name__, next(filter(None, lines), "")) if part)[:300]
+
+
+def _raised_in(trace: TracebackType | None) -> str:
+    """The module of the innermost frame; "" where that is the import machinery or kvcheck."""
+    name = ""
+    while trace is not None:
+        name, trace = str(trace.tb_frame.f_globals.get("__name__", "")), trace.tb_next
+    return "" if name.partition(".")[0] in (OURS, "importlib") else name
 
 
 def _innermost(trace: TracebackType | None, package: str, *, is_ours_too: bool = True) -> str:

@@ -76,7 +76,7 @@ class Names:
                 absent.append(f"{place}: {result.text}")
             elif isinstance(result, Fault):
                 broken.append(f"{place}: {result.text}")
-                error = error or result.text
+                error = error or result.text + (f" (raised in {result.raised_in})" if result.raised_in else "")
             else:
                 return Found(place, result)
         if broken:

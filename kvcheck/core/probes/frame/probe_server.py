@@ -74,18 +74,33 @@ class ProbeServer:
             ready = attempt(lambda: prepare(self._names))
             if isinstance(ready, Fault):
                 return Refusal(reason=f"{spec.package} cannot be made ready: {ready.text} ({ready.where})")
-        version = attempt(lambda: metadata.version(spec.package))
+        told = attempt(lambda: metadata.version(spec.package))
+        version = "unknown" if isinstance(told, Fault) else told
         folders = map(Path, getattr(sys.modules[spec.package], "__path__", ()))
         folder = next((each for each in folders if each.is_dir()), None)
         return Hello(
             engine=spec.name,
-            version="unknown" if isinstance(version, Fault) else version,
+            version=version,
             python=platform.python_version(),
             torch=str(torch.__version__),
             device="cpu" if self._device == "cpu" else str(torch.cuda.get_device_name()),
             files=None if folder is None else folder_digest(folder),
             commit=None if folder is None else commit_of(folder),
+            absent={
+                f"{row.scenario}/{row.name}.{gone.subject}": f"no {gone.lacks}: {gone.why}"
+                for row in spec.probes
+                for gone in row.dropped
+                if version in gone.releases and self._missing(row, gone.subject) == [gone.lacks]
+            },
         )
+
+    def _missing(self, row: ProbeRow, subject: str) -> list[str]:
+        """What the release does not have of a probe's needs; all of them where one cannot be imported."""
+        probe = load(row.entry)
+        assert callable(probe)
+        needs = probe().needs(subject)
+        found = [(name, self._names.find(name)) for name in needs]
+        return [*needs] if any(each.error for _, each in found) else [name for name, each in found if each.why_not]
 
     def answer(self, ask: Ask) -> Reply:
         """Run one schedule of a probe."""

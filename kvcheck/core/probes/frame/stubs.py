@@ -2,7 +2,8 @@
 
 Invariants:
 - A stub is served only if every other finder has failed, the package is on the allow-list, and a module of the engine
-  asks for it. Optional imports of other libraries still fail. Once a package was served, every module gets its rest.
+  asks for it, or one of ASKERS. Optional imports of other libraries still fail. Once a package was served, every module
+  gets its rest.
 - Every served module and every call of something in it is recorded. A case with a call inside a window is no evidence.
 """
 
@@ -14,6 +15,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, ModuleType
+
+ASKERS = {"torchvision": "transformers"}
+"""Package -> a library that refuses what the engine does at import where the package is not there (SGLang 0.5.21)."""
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -56,7 +60,9 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """A stand-in, if the package may have one and the engine asks for it."""
         package = fullname.partition(".")[0]
-        if package not in self._allowed or not (package in self.served or self._is_asked_by_engine()):
+        if package not in self._allowed:
+            return None
+        if package not in self.served and self._asker() not in (self._package, ASKERS.get(package)):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -68,14 +74,15 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """A stand-in runs no code."""
 
-    def _is_asked_by_engine(self) -> bool:
+    def _asker(self) -> str | None:
+        """The package of the module that imports, or looks for, something."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            name = str(frame.f_globals.get("__name__", ""))
-            if name.partition(".")[0] not in ("importlib", "_frozen_importlib"):
-                return name.partition(".")[0] == self._package
+            name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            if name not in ("importlib", "_frozen_importlib"):
+                return name
             frame = frame.f_back
-        return False
+        return None
 
 
 class StubModule(ModuleType):

@@ -11,11 +11,36 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A subject that releases have dropped on purpose: there it has no cell. lacks: the one capability that is gone.
+
+    Where a release has it, or lacks another one too, the subject is tried as any other.
+    """
+
+    subject: str
+    lacks: str
+    releases: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reviewed:
+    """Conditional findings of a subject that somebody has looked into: they take one line. places: of causes, each
+    "CODE PLACE" as a baseline has them. Any other finding is shown whole."""
+
+    subject: str
+    releases: tuple[str, ...]
+    places: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRow:
     """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: its text for people.
 
     scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
     to be evidence. devices: kinds of device that it runs on. wants_held: more of them, where streams are held.
+    dropped, reviewed: what is known of releases, by their exact versions.
     """
 
     name: str
@@ -26,6 +51,8 @@ class ProbeRow:
     wants: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     wants_held: tuple[str, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    reviewed: tuple[Reviewed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

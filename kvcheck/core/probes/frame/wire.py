@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 
@@ -19,6 +19,7 @@ class Hello:
     """The child is ready. version: what the engine reports; it is recorded and decides nothing.
 
     files: digest of its package's files. commit: of its working tree. None: it lies in no folder, or in no tree.
+    absent: cells that it has dropped, as its tables know and the child has seen, with the reason.
     """
 
     engine: str
@@ -28,6 +29,7 @@ class Hello:
     device: str
     files: str | None
     commit: str | None
+    absent: dict[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:

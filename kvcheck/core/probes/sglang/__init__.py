@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import Dropped, EngineSpec, ProbeRow, Reviewed
 from kvcheck.core.probes.sglang.names import NAMES
 
 _WAYS = tuple(f"{family}-{way}" for family in ("mha", "mla", "nsa") for way in ("kernel", "late", "direct"))
 _BOTH = ("cpu", "cuda")
 _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
+
+_UNIFIED = ("0.5.22", "0.5.23")
+"""Releases whose scheduler makes unified trees alone."""
+_CUT = "no way is known in which peers of one release build unequal lists (#27004), and copies cut them (#23323)"
+_WINDOWS = ("KV301 content: device swa_kv_pool.k_buffer", "KV301 content: device swa_kv_pool.v_buffer")
+_STALE = ("KV102 content: device swa_kv_pool.k_buffer", "KV102 content: device swa_kv_pool.v_buffer")
+_ENDS = ("KV301 contract: lengths, prefill shorter at the start", "KV301 contract: lengths, prefill shorter at the end")
 
 SGLANG: Final = EngineSpec(
     name="sglang",
@@ -48,6 +55,18 @@ SGLANG: Final = EngineSpec(
             subjects=_POOLS,
             entry="kvcheck.core.probes.sglang.token_moves:TokenMoves",
             shows="move_kv_cache moves a token's bytes of every buffer to its new slot, and no others",
+            reviewed=(
+                Reviewed(
+                    subject="nsa",
+                    releases=("0.5.22",),
+                    places=(
+                        "KV301 content: index_key_cache.buffer",
+                        "KV902 liveness: DSATokenToKVPool: tokens # moved to #: move_kv_cache raised IndexError: index "
+                        "# is out of bounds for dimension # with size # (sglang.srt.mem_cache.index_key_cac",
+                    ),
+                    why="servers with this pool draft chains, which move no tokens; trees do (#31215, #31218)",
+                ),
+            ),
         ),
         ProbeRow(
             name="metadata",
@@ -95,6 +114,20 @@ SGLANG: Final = EngineSpec(
             entry="kvcheck.core.probes.sglang.prefix_cache:PrefixCache",
             shows="prefix trees over their allocators and pools: owners, locks, sizes, hits and contents of pages",
             wants=("requests", "retractions", "resumes", "lookups", "device_hit_pages", "device_evictions"),
+            dropped=(
+                Dropped(
+                    subject="swa",
+                    lacks="tree.swa",
+                    releases=_UNIFIED,
+                    why="windows have the unified tree alone since 0.5.22 (prefixes.unified-swa)",
+                ),
+                Dropped(
+                    subject="mamba",
+                    lacks="tree.mamba",
+                    releases=_UNIFIED,
+                    why="states have the unified tree alone since 0.5.22 (prefixes.unified-mamba)",
+                ),
+            ),
         ),
         ProbeRow(
             name="state-lengths",
@@ -102,6 +135,21 @@ SGLANG: Final = EngineSpec(
             subjects=("nsa-longer", "nsa-shorter", "swa-longer", "swa-shorter"),
             entry="kvcheck.core.probes.sglang.state_lengths:StateLengths",
             shows="a state list longer or shorter than its receiver's harms nobody: its own request at most fails",
+            reviewed=(
+                Reviewed(
+                    subject="nsa-shorter",
+                    releases=_UNIFIED,
+                    places=("KV102 content: device index_key_cache.buffer", _ENDS[1]),
+                    why=_CUT,
+                ),
+                Reviewed(
+                    subject="swa-longer",
+                    releases=_UNIFIED,
+                    places=(*_WINDOWS, "KV301 contract: lengths, prefill longer at the start"),
+                    why=_CUT,
+                ),
+                Reviewed(subject="swa-shorter", releases=_UNIFIED, places=(*_WINDOWS, *_STALE, *_ENDS), why=_CUT),
+            ),
         ),
         ProbeRow(
             name="sent-lists",

@@ -22,7 +22,7 @@ from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
 from kvcheck.core.report.gate.text import row_text, run_text, summary_text
 from kvcheck.core.report.prices import is_check
-from kvcheck.core.report.wording import coverage_text, evidence_text
+from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
 
 RUN = "run"
 """The case of what belongs to no cell."""
@@ -176,7 +176,8 @@ def _of_cell(causes: Iterable[Trouble], cell: str) -> tuple[Trouble, ...]:
 
 
 def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[Trouble, ...]) -> Case:
-    details = [f"evidence: {evidence_text(row.evidence) or 'nothing counted'}"]
+    details = [text] if (text := conditional_text(row.id, record.findings)) else []
+    details.append(f"evidence: {evidence_text(row.evidence) or 'nothing counted'}")
     if row.coverage is not None:
         details.append(f"planned {counted(row.coverage.wanted, 'schedule')}; {coverage_text(row.coverage)}")
     details += [_price_text(each) for each in record.bench if each.case == row.id]

@@ -55,8 +55,9 @@ class Trouble:
 
     @property
     def head(self) -> str:
-        """Code and title."""
-        return f"{self.code} {self.title}" if self.code else self.title
+        """Code and title, and whether it is conditional."""
+        words = ("conditional" if self.kind is Kind.CONDITIONAL else None, self.code, self.title)
+        return " ".join(word for word in words if word)
 
     @property
     def where(self) -> str:

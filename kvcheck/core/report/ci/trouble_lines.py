@@ -13,7 +13,7 @@ from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.markdown import code_block, code_span, escaped
 
 MOST_SHOWN = 100
-WORDS = {Kind.GAP: " (unknown: no pass)", Kind.CONDITIONAL: " (conditional: changes no verdict)"}
+WORDS = {Kind.GAP: " (unknown: no pass)", Kind.CONDITIONAL: " (changes no verdict)"}
 
 
 def trouble_lines(troubles: Sequence[Trouble], runs: Sequence[str | None] = ()) -> list[str]:

@@ -29,7 +29,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, is_cut, roots
-from kvcheck.core.report.gate.builds import BUILTIN
+from kvcheck.core.report.gate.builds import BUILTIN, absent_of
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import Rules
 from kvcheck.core.report.gate.result import has_enough
@@ -189,6 +189,8 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
         if cause in shown_now:
             continue
         row = rows_now.get(finding.cell)
+        if row is None and finding.cell in absent_of(after):
+            continue
         if row is not None and row.verdict is Verdict.PASS and has_enough(after, row):
             text = f"gone after {counted(row.schedules, 'schedule')}"
             yield _change(State.FIXED, finding, text, counts=counts)
@@ -243,6 +245,8 @@ def _cells(before: RunRecord, after: RunRecord, share: float) -> Iterator[Change
         if row.verdict is Verdict.UNKNOWN:
             continue
         other = now.get(row.id)
+        if other is None and row.id in absent_of(after):
+            continue
         if other is None or other.verdict is Verdict.UNKNOWN:
             reason = f": {other.reason}" if other is not None and other.reason else ""
             yield Change(state=State.LESS, cell=row.id, text=f"judged before, and now {_unseen(other)}{reason}")
@@ -327,6 +331,9 @@ def _problems(before: RunRecord, after: RunRecord) -> Iterator[str]:
 def _notes(before: RunRecord, after: RunRecord) -> Iterator[str]:
     if before.seed != after.seed:
         yield f"their seeds differ ({before.seed} and {after.seed}), so their schedules do too"
+    for cell, why in absent_of(after).items():
+        if cell in _rows(before):
+            yield f"{cell}: not in the later release: {why}"
     added = [name for name in _rows(after) if name not in _rows(before)]
     if added:
         more = ", ..." if len(added) > NAMED else ""

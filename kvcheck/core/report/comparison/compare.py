@@ -1,7 +1,8 @@
 """Comparison: compares several runs of `kvcheck stress`, releases by bugs.
 
 Invariants:
-- A row that a run of the same engine lacks is "not run" there, and its bug is unjudged. It is never a pass.
+- A row that a run of the same engine lacks is "not run" there, and its bug is unjudged. It is never a pass. One that
+  the release has dropped is "not in this release", and its bug is judged by the other rows.
 - Every entry has the counts that its verdict rests on, and a command that repeats it.
 - Runs of different installed engines share no table, because their rows mean different things. Runs against servers
   share one: the same is asked of every server.
@@ -23,9 +24,10 @@ from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
 from kvcheck.core.report.comparison.changes import Changes
 from kvcheck.core.report.comparison.trend import Trend, trend_of
+from kvcheck.core.report.gate.builds import absent_of
 from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
-NOT_RUN = "not run"
+NOT_RUN, ABSENT = "not run", "not in this release"
 SERVERS = "servers"
 """The table of runs against running servers."""
 
@@ -51,8 +53,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row in one run. verdict None: not run. words: verified; orderings: checked; observed: what a
-    server did. replay: a command.
+    """One row in one run. verdict None: not run; is_absent: because the release has dropped it. words: verified;
+    orderings: checked; observed: what a server did. replay: a command.
 
     notes: remarks of the run about this row, such as what was not exercised.
     """
@@ -68,11 +70,12 @@ class Entry:
     observed: Mapping[str, int] = field(default_factory=dict)
     replay: str = ""
     notes: tuple[str, ...] = ()
+    is_absent: bool = False
 
     @property
     def name(self) -> str:
         """The verdict as it is written."""
-        return NOT_RUN if self.verdict is None else self.verdict.value
+        return ABSENT if self.is_absent else NOT_RUN if self.verdict is None else self.verdict.value
 
     @property
     def is_conditional(self) -> bool:
@@ -103,7 +106,10 @@ class Group:
     def verdicts(self) -> tuple[Verdict, ...]:
         """Worst wins, column by column."""
         columns = zip(*(row.cells for row in self.rows), strict=True)
-        return tuple(Verdict.worst(cell.verdict or Verdict.UNKNOWN for cell in column) for column in columns)
+        return tuple(
+            Verdict.worst(cell.verdict or Verdict.UNKNOWN for cell in column if not cell.is_absent)
+            for column in columns
+        )
 
     @property
     def conditional(self) -> tuple[bool, ...]:
@@ -257,11 +263,16 @@ def _results(column: Column) -> dict[str, ScenarioResult]:
 def _cells(column: Column, ids: Iterable[str]) -> list[Entry]:
     """The run's cells of these rows."""
     record = column.record
-    results = _results(column)
+    results, absent = _results(column), absent_of(record)
     found: dict[str, list[Finding]] = {}
     for finding in record.findings:
         found.setdefault(finding.cell, []).append(finding)
-    return [_cell(column, row, found.get(row.id, []) if row else []) for row in map(results.get, ids)]
+    return [
+        Entry(label=column.label, verdict=None, text=absent[name], is_absent=True)
+        if name in absent and name not in results
+        else _cell(column, row := results.get(name), found.get(row.id, []) if row else [])
+        for name in ids
+    ]
 
 
 def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> Entry:

@@ -2,7 +2,8 @@
 
     status       when                                                               fails the gate
     known        a finding, or an UNKNOWN with its reason, matches the row          no
-    gone         its cells ran, passed with enough evidence and match nothing       with strict
+    gone         its cells ran, passed with enough evidence and match nothing, or   with strict
+                 the release has dropped them
     undecided    its cells ran, but cannot show whether it is gone                  no
     unused       no run has a cell of this name                                     yes
     expired      its date has passed; it covers nothing any more                    yes
@@ -27,7 +28,7 @@ from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
-from kvcheck.core.report.gate.builds import BUILTIN, engine_of, own_target_of
+from kvcheck.core.report.gate.builds import BUILTIN, absent_of, engine_of, own_target_of
 
 LEFT_OUT = "more findings were made and are not in this record"
 """Stands in the warning of a run that kept only its first findings, beside their number."""
@@ -249,6 +250,8 @@ def _status(
         text = f"expired on {entry.expires.isoformat()}; {entry.owner} has to renew it or remove it"
         return Status.EXPIRED, 0, text
     cells = [(record, row) for record in mine for row in record.scenarios if entry.has_cell(row.id)]
+    if not cells and any(entry.has_cell(name) for record in mine for name in absent_of(record)):
+        return Status.GONE, 0, "not in this release any more: remove this row"
     if not cells:
         return Status.UNUSED, 0, "no run has judged such a cell; correct this row or remove it"
     if entry.kind is Kind.FINDING:

@@ -11,10 +11,10 @@
 
     [[unknown]]
     engine = "sglang"
-    cell = "prefix-cache/prefixes.swa"
-    says = "this release has no tree.swa"          # a part of the reason
+    cell = "hicache-hybrid/index-moves.mamba-tree-kernel"
+    says = "only supports layout"                  # a part of the reason
     owner = "kv team"
-    reason = "the release has only unified trees"
+    reason = "0.5.14 and 0.5.15 keep states on the host by direct copies alone"
     expires = 2027-03-01
 
 Invariants:

@@ -49,6 +49,13 @@ def engine_of(record: RunRecord) -> str | None:
     return min(targets) if targets else None
 
 
+def absent_of(record: RunRecord) -> dict[str, str]:
+    """The cells that the run's release has dropped, as its tables know, with the reason."""
+    engine = record.environment.get("engine")
+    absent = engine.get("absent") if isinstance(engine, dict) else None
+    return {str(cell): str(why) for cell, why in absent.items()} if isinstance(absent, dict) else {}
+
+
 def own_target_of(record: RunRecord) -> str | None:
     """The target of the user's own that the run is about, as MODULE:NAME."""
     planned = _planned(record, but_servers=True)

@@ -1,6 +1,7 @@
 """A stand-in for the transfer engine: it moves bytes over loopback sockets, and says when they have landed.
 
-MC_STAND_IN names the fault: early, torn, late, unregistered, late-failure, early-notification, dies-with-peer.
+MC_STAND_IN names the fault: early, torn, late, unawaited, unregistered, late-failure,
+early-notification, dies-with-peer.
 
 Invariants:
 - Without a fault a write is done when its receiver has said that it landed, and refused memory is not touched.
@@ -73,6 +74,9 @@ class TransferEngine:
         return self.batch_transfer_sync_write(target, [local], [remote], [size])
 
     def batch_transfer_sync_write(self, target: str, local: list[int], remote: list[int], size: list[int]) -> int:
+        if self._fault == "unawaited":
+            threading.Thread(target=self._write, args=(target, local, remote, size, None), daemon=True).start()
+            return 0
         return self._write(target, local, remote, size, None)
 
     def batch_transfer_async_write(self, target: str, local: list[int], remote: list[int], size: list[int]) -> int:
