@@ -100,10 +100,7 @@ def check_round_trip(
         streams.report()
     mark_all(judge.ownership, found, units, plan)
     _check_kept(judge, found, units, plan)
-    before = {*threading.enumerate()}
-    with CopiesToHost():
-        copy = save(make(list(plan.ids)))
-    threaded = threads_of(found, before)
+    copy, threaded = save_once(found, lambda: save(make(list(plan.ids))))
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     _check_keeps_no_copies(judge, found, units, plan)
@@ -121,15 +118,36 @@ def check_round_trip(
     judge.buffers = again.buffers
     still = _judge_loaded(judge, again, units, plan, saved)
     padded = judge_padding(judge, again, units, plan, "load", saved, padded)
-    late: tuple[str, ...] = ()
-    if streams is None:
-        is_on_device = any(each.rows.is_cuda for each in found.buffers)
-        late = ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
-    elif not judge.findings:
-        late = judge_late_save(judge, look, units, plan, streams, save, load, lambda ids: make(list(ids)))
-        late = (*late, *streams.report().limits)
+    late = _late(judge, look, units, plan, streams, save, load, lambda ids: make(list(ids)))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
+
+
+def save_once(found: Pool, save: Callable[[], Saved]) -> tuple[Saved, tuple[str, ...]]:
+    """The saved value, and a line where save left work to a thread of its own."""
+    before = {*threading.enumerate()}
+    with CopiesToHost():
+        copy = save()
+    return copy, threads_of(found, before)
+
+
+def _late(
+    judge: RowJudge,
+    look: Callable[[], Pool],
+    units: Units,
+    plan: Plan,
+    streams: Streams | None,
+    save: Callable[[Any], Saved],
+    load: Callable[[Saved, Any], object],
+    make: Callable[[Sequence[int]], object],
+) -> tuple[str, ...]:
+    """Judge a save whose streams are late, inside streams(); what was not tried."""
+    if streams is None:
+        is_on_device = any(each.rows.is_cuda for each in judge.buffers)
+        return ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
+    if judge.findings:
+        return ()
+    return (*judge_late_save(judge, look, units, plan, streams, save, load, make), *streams.report().limits)
 
 
 def judge_late_save(

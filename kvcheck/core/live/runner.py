@@ -166,8 +166,7 @@ class LiveRunner:
         is_empty = not exchanges
         if self._answered is not None:
             self._answered.add(exchanges)
-        exchanges = [*self._cold, *exchanges]
-        self._cold = []
+        exchanges, self._cold = [*self._cold, *exchanges], []
         self._last = after
         setting = Setting(
             alphabet=self._alphabet,
