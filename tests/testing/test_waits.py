@@ -173,7 +173,9 @@ def test_a_reader_may_return_whole_buffers_and_what_none_returns_is_named() -> N
             return {"k": pool.k[layer]}
 
         result = judge(held, pool, read=whole)
-    assert beside_save(result.not_tried) == tuple(f"v, layer {layer}: no reader returned a row of it" for layer in range(LAYERS))
+    assert beside_save(result.not_tried) == tuple(
+        f"v, layer {layer}: no reader returned a row of it" for layer in range(LAYERS)
+    )
 
 
 class AtOnce(Pool):

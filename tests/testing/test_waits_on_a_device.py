@@ -111,7 +111,9 @@ def test_one_wait_at_the_first_layer_for_the_whole_load_is_enough(monkeypatch: p
     with device(monkeypatch, LAZY) as (machine, made):
         result = judge(made, lambda pool, layer: None if layer else pool.loaded[-1].wait(), LAZY)
     assert (result.orderings, machine.fires) == (LAYERS, 0)
-    assert beside_save(result.not_tried) == ("read: a layer that is read alone; it waits where the layers are read in order",)
+    assert beside_save(result.not_tried) == (
+        "read: a layer that is read alone; it waits where the layers are read in order",
+    )
 
 
 class ReadsOnItsStream(Pool):
