@@ -51,7 +51,7 @@ class Ownership:
         """Make the request the owner of these rows, and write its content to every buffer with this unit."""
         self.give(unit, request, ids)
         for held in buffers:
-            if held.unit == unit:
+            if held.unit == unit and ids:
                 held.write(ids, rows_of(held, request, range(len(ids))))
 
     def wanted(self, held: Buffer, ids: Sequence[int]) -> torch.Tensor:

@@ -358,7 +358,7 @@ class _HostMemory(TorchFunctionMode):
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        is_blocking = func in WRITES and not (named.get("non_blocking") or True in args[2:])
+        is_blocking = func in WRITES and not (named.get("non_blocking") or any(each is True for each in args[2:]))
         if is_blocking and args[0].untyped_storage().data_ptr() in self._made:
             self._machine.current.synchronize()
             with self._machine.on(self._machine.main):
@@ -435,7 +435,9 @@ def _methods(machine: _LateMachine) -> dict[str, Any]:
 def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> bool:
     """Whether these arguments of Tensor.to name the host, and no copy in the background."""
     places = [each for each in (*args, device) if isinstance(each, (str, torch.device))]
-    return any(torch.device(each).type == "cpu" for each in places) and not (non_blocking or True in args)
+    return any(torch.device(each).type == "cpu" for each in places) and not (
+        non_blocking or any(each is True for each in args)
+    )
 
 
 @contextmanager

@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-CPU, TO = torch.Tensor.cpu, torch.Tensor.to
-"""The methods of torch itself, whatever stands in for them later."""
-
 
 class CopiesToHost(TorchFunctionMode):
     """In here `.to(device)` and `.cpu()` return tensors with memory of their own."""
@@ -24,7 +21,7 @@ class CopiesToHost(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         made = func(*args, **named)
-        if func is CPU or (func is TO and _names_side((*args[1:], named.get("device")))):
+        if func is torch.Tensor.cpu or (func is torch.Tensor.to and _names_side((*args[1:], named.get("device")))):
             source = args[0].untyped_storage()
             return made.clone() if made.untyped_storage().data_ptr() == source.data_ptr() else made
         return made

@@ -1,0 +1,158 @@
+"""check_round_trip: rows of padding that are written are named, and NaN in rows that save reads is found.
+
+Invariants:
+- A pool that leaves padding alone, or writes back what is there, is clean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rigs.own_pools import SEEDS, SLOTS, Paged, found, judged
+
+WHOLE = 8
+
+
+class Padded:
+    """Writes batches that are filled up to eight rows, at slot `pad`, with `value`."""
+
+    pad, value, dtype = 0, float("nan"), torch.float16
+
+    def __init__(self) -> None:
+        self.rows = [torch.zeros(SLOTS, 4, dtype=self.dtype) for _ in range(2)]
+
+    def at(self, ids: Any) -> Any:
+        return torch.cat((ids, ids.new_full((-len(ids) % WHOLE,), self.pad)))
+
+    def save(self, ids: Any) -> Any:
+        return [each[ids] for each in self.rows]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.rows, copy, strict=True):
+            self.put(each, self.at(ids), torch.cat((rows, rows.new_full((-len(ids) % WHOLE, 4), self.value))))
+
+    def put(self, each: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+        each[at] = rows
+
+
+class Masked(Padded):
+    """Legal: rows of padding are dropped."""
+
+    def put(self, each: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> None:
+        each[at[at != self.pad]] = rows[at != self.pad]
+
+
+class LastSlot(Padded):
+    pad = SLOTS - 1
+
+
+class LastSlotMasked(Masked):
+    pad = SLOTS - 1
+
+
+class MinusOne(Padded):
+    """Row -1 is the last one, which is somebody's."""
+
+    pad = -1
+
+
+class Zeros(Padded):
+    """Legal: finite rows, whatever they are."""
+
+    value = 0
+
+
+class Integers(Padded):
+    value, dtype = 7, torch.int32
+
+
+@pytest.mark.parametrize("kind", [Padded, Zeros, Integers], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_padding_that_load_writes_is_named(kind: type[Padded], seed: int) -> None:
+    (told,) = judged(kind(), seed=seed).not_tried
+    assert told.startswith("rows[0], rows[1]: token 0 is padding, and load changed it")
+    assert ("NaN" in told) == (kind is Padded) and "padding=()" in told
+
+
+@pytest.mark.parametrize(("kind", "padding"), [(Masked, (0,)), (LastSlotMasked, (SLOTS - 1,)), (LastSlotMasked, (-1,))])
+def test_padding_that_is_left_alone_is_not_named(kind: type[Padded], padding: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        assert judged(kind(), padding=padding, seed=seed).not_tried == ()
+
+
+def test_the_advice_that_is_printed_finds_it() -> None:
+    options = {"padding": (), "ids": (3, 9, 27), "into": (40, 8, 51)}
+    assert {each.code for each in found(Padded(), **options).findings} == {"KV403"}
+    assert judged(Masked(), **options).not_tried == ()
+
+
+@pytest.mark.parametrize("padding", [(SLOTS - 1,), (-1,), (0, SLOTS - 1)])
+def test_the_last_slot_may_be_padding(padding: tuple[int, ...]) -> None:
+    for kind in (LastSlot, MinusOne):
+        (told,) = judged(kind(), padding=padding).not_tried
+        assert f"token {SLOTS - 1} is padding" in told
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_last_row_is_somebodys_where_nobody_says_otherwise(seed: int) -> None:
+    ids = {"ids": [3, 9, 27], "into": [40, 8, 51]}
+    assert {each.row for each in found(MinusOne(), seed=seed, **ids).findings} == {SLOTS - 1}
+
+
+class ReadsPadding(Padded):
+    """Saves with rows of padding, and loads without them."""
+
+    def save(self, ids: Any) -> Any:
+        return [each[self.at(ids)] for each in self.rows]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        super().load([rows[: len(ids)] for rows in copy], ids)
+
+
+class ReadsZeros(ReadsPadding):
+    value = 0
+
+
+class WritesBack(ReadsPadding):
+    """Legal: what was read of padding is written there again."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.rows, copy, strict=True):
+            each[self.at(ids)] = rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nan_in_padding_that_save_reads_is_found_and_finite_rows_are_not(seed: int) -> None:
+    error = found(ReadsPadding(), seed=seed)
+    assert {(each.code, each.buffer, each.row) for each in error.findings} == {("KV403", "rows", 0)}
+    assert judged(WritesBack(), seed=seed).not_tried == ()
+    assert len(judged(ReadsZeros(), seed=seed).not_tried) == 1
+
+
+class SaveWrites(Padded):
+    def save(self, ids: Any) -> Any:
+        copy = super().save(ids)
+        self.rows[1][0] = 1
+        return copy
+
+    load = Masked.load
+    put = Masked.put
+
+
+class PageZero(Paged):
+    """A row of page 0, and the row that page 0 has in another buffer."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        super().load(copy, ids)
+        self.latent[1, 0, 5] = float("inf")
+        self.index_k[0][0] = 9
+
+
+def test_who_wrote_is_said_and_pages_of_several_rows_are_padding_whole() -> None:
+    (told,) = judged(SaveWrites()).not_tried
+    assert told.startswith("rows[1]: token 0 is padding, and save changed it")
+    index, latent = sorted(judged(PageZero(), slots=208, page_size=16).not_tried)
+    assert index.startswith("index_k[0]: page 0 is padding") and latent.startswith("latent[1]: token 5 is padding")
+    assert judged(Paged(), slots=208, page_size=16).not_tried == ()

@@ -1,0 +1,223 @@
+"""check_round_trip: buffers that share memory are named, and legal sharing is clean.
+
+Invariants:
+- What is shared is seen by address: by any type, view, storage, or memory of numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rigs.own_pools import SEEDS, SLOTS, Pool, judged
+
+from kvcheck.testing import IntegrityError, NotJudged, watch
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Two:
+    """A state and hidden states of each slot, in the memory that `make` gives."""
+
+    def __init__(self, make: Callable[[], Pair]) -> None:
+        self.state, self.hidden = make()
+
+    def save(self, ids: Any) -> Any:
+        return self.state[ids].clone(), self.hidden[ids].clone()
+
+    def load(self, copy: Any, ids: Any) -> None:
+        self.state[ids], self.hidden[ids] = copy
+
+
+def other_type() -> Pair:
+    state = torch.zeros(SLOTS, 8)
+    return state, state.view(torch.bfloat16)
+
+
+def by_bytes() -> Pair:
+    raw = torch.zeros(SLOTS, 32, dtype=torch.uint8)
+    return raw.view(torch.float32), raw.view(torch.float16)
+
+
+def bytes_of_it() -> Pair:
+    state = torch.zeros(SLOTS, 8)
+    return state, state.view(torch.uint8)
+
+
+def set_on_storage() -> Pair:
+    state = torch.zeros(SLOTS, 8)
+    return state, torch.empty(0, dtype=torch.int16).set_(state.untyped_storage(), 0, (SLOTS, 16), (16, 1))
+
+
+def strided() -> Pair:
+    state = torch.zeros(SLOTS, 8)
+    return state, state.as_strided((SLOTS, 4), (8, 2))
+
+
+def of_numpy() -> Pair:
+    memory = np.zeros((SLOTS, 8), dtype=np.float32)
+    return torch.from_numpy(memory), torch.from_numpy(memory.view(np.int16))
+
+
+def of_a_memoryview() -> Pair:
+    memory = memoryview(bytearray(SLOTS * 32))
+    return tuple(torch.frombuffer(memory, dtype=kind).view(SLOTS, -1) for kind in (torch.float32, torch.float16))  # type: ignore[return-value]
+
+
+def one_object() -> Pair:
+    state = torch.zeros(SLOTS, 8)
+    return state, state
+
+
+def same_slice() -> Pair:
+    raw = torch.zeros(2 * SLOTS * 8)
+    return raw[: SLOTS * 8].view(SLOTS, 8), raw[: SLOTS * 8].view(SLOTS, 8)
+
+
+SHARED = (other_type, by_bytes, bytes_of_it, set_on_storage, strided, of_numpy, of_a_memoryview, one_object, same_slice)
+
+
+@pytest.mark.parametrize("make", SHARED, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_buffer_in_the_memory_of_another_is_named(make: Callable[[], Pair], seed: int) -> None:
+    (told,) = judged(Two(make), seed=seed).not_tried
+    assert told.startswith("hidden: shares memory with state") and "watch()" in told
+
+
+def test_the_advice_that_is_printed_finds_it() -> None:
+    pool = Two(other_type)
+    with pytest.raises(IntegrityError, match="KV303"), watch(pool.state[7], is_view=True):
+        pool.hidden[7] = 3
+
+
+class Layers(Pool):
+    """A list of layers that `make` gives, instead of keys, values and scales."""
+
+    def __init__(self, make: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        raw = torch.zeros(3 * SLOTS * 4)
+        self.k = [make(raw, layer) for layer in range(3)]
+        self.v = self.k_scale = []
+
+
+@pytest.mark.parametrize("is_multiplied", [False, True])
+def test_layers_that_are_one_memory_are_named_once(is_multiplied: bool) -> None:
+    pool = Layers(lambda raw, layer: raw[: SLOTS * 4].view(SLOTS, 4))
+    pool.k = pool.k[:1] * 3 if is_multiplied else pool.k
+    (told,) = judged(pool).not_tried
+    assert told.startswith("k[1], k[2]: shares memory with k[0]")
+
+
+def overlapping() -> Pair:
+    raw = torch.zeros(SLOTS * 16)
+    return raw[: SLOTS * 8].view(SLOTS, 8), raw[SLOTS * 4 : SLOTS * 12].view(SLOTS, 8)
+
+
+def overlapping_of_memoryviews() -> Pair:
+    memory = memoryview(bytearray(SLOTS * 64))
+    first = torch.frombuffer(memory, dtype=torch.float32, count=SLOTS * 8).view(SLOTS, 8)
+    return first, torch.frombuffer(memory, dtype=torch.float32, count=SLOTS * 8, offset=SLOTS * 16).view(SLOTS, 8)
+
+
+def own_rows_overlap() -> Pair:
+    return torch.zeros(SLOTS * 4 + 4).as_strided((SLOTS, 8), (4, 1)), torch.zeros(SLOTS, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (overlapping, r"hidden shares a part of its memory with state"),
+        (overlapping_of_memoryviews, r"hidden shares a part of its memory with state"),
+        (own_rows_overlap, r"state, does not keep what is written to token"),
+    ],
+)
+def test_rows_that_overwrite_each_other_are_not_judged(make: Callable[[], Pair], told: str) -> None:
+    with pytest.raises(NotJudged, match=told):
+        judged(Two(make))
+
+
+def test_memory_that_two_addresses_lead_to_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    file.write_bytes(bytes(SLOTS * 32))
+
+    def mapped_twice() -> Pair:
+        both = [torch.from_file(str(file), shared=True, size=SLOTS * 8).view(SLOTS, 8) for _ in range(2)]
+        return both[0], both[1]
+
+    with pytest.raises(NotJudged, match=r"another buffer \(hidden\) shares its memory"):
+        judged(Two(mapped_twice))
+
+
+class Arena(Two):
+    """Legal: one arena, kept beside views of its parts."""
+
+    def __init__(self, kind: torch.dtype, at: int) -> None:
+        self.arena = torch.zeros(SLOTS, 64, dtype=kind)
+        self.state, self.hidden = self.arena[:, :at], self.arena[:, at:]
+
+
+class TypedArena(Arena):
+    def __init__(self) -> None:
+        super().__init__(torch.uint8, 32)
+        self.state, self.hidden = self.state.view(torch.float32), self.hidden.view(torch.bfloat16)
+
+
+class ArenaOfLayers(Pool):
+    """Legal: an arena, its layers, and keys, values and typed scales of each."""
+
+    def __init__(self) -> None:
+        self.arena = torch.zeros(2, SLOTS, 24, dtype=torch.uint8)
+        self.layers = list(self.arena)
+        self.k, self.v = [each[:, :8] for each in self.layers], [each[:, 8:16] for each in self.layers]
+        self.k_scale = [each[:, 16:].view(torch.float32) for each in self.layers]
+
+
+def apart_in_one_memory() -> Pair:
+    memory = memoryview(bytearray(SLOTS * 64))
+    first = torch.frombuffer(memory, dtype=torch.float32, count=SLOTS * 8).view(SLOTS, 8)
+    return first, torch.frombuffer(memory, dtype=torch.bfloat16, offset=SLOTS * 32).view(SLOTS, 16)
+
+
+LEGAL: tuple[Callable[[], Any], ...] = (
+    lambda: Arena(torch.float32, 40),
+    TypedArena,
+    ArenaOfLayers,
+    lambda: Two(apart_in_one_memory),
+    lambda: Layers(lambda raw, layer: raw.view(3, SLOTS, 4)[layer]),
+    lambda: Layers(lambda raw, layer: raw.view(SLOTS, 3, 4)[:, layer]),
+)
+
+
+@pytest.mark.parametrize("make", LEGAL)
+def test_parts_that_lie_apart_in_one_memory_are_clean(make: Callable[[], Any]) -> None:
+    for seed in SEEDS:
+        assert judged(make(), seed=seed).not_tried == ()
+
+
+class Latent(Pool):
+    """Legal: values are a part of the keys, and each row is moved once."""
+
+    def __init__(self) -> None:
+        self.k = [torch.zeros(SLOTS, 12) for _ in range(2)]
+        self.v = [each[:, :8] for each in self.k]
+
+    def buffers(self) -> list[torch.Tensor]:
+        return self.k
+
+
+class Tied(Pool):
+    """Legal: the second layer uses the memory of the first on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k[1] = self.k[0]
+
+
+@pytest.mark.parametrize("kind", [Latent, Tied])
+def test_sharing_on_purpose_is_no_finding(kind: type) -> None:
+    for seed in SEEDS:
+        result = judged(kind(), seed=seed)
+        assert not result.findings and min(result.words.values()) > 0
