@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from itertools import takewhile
 
 import pytest
 from rigs.live_client import ALPHABET, ScriptedClient, right
@@ -149,9 +150,14 @@ def test_a_round_of_a_right_server_has_no_finding_and_no_reason() -> None:
 
 
 def test_a_round_that_time_cut_short_is_told_and_no_reason_against_a_pass() -> None:
+    prompts: list[tuple[int, ...]] = []
+
     def answer(sending: Sending) -> Answer:
         time.sleep(0.05)
-        return right(sending, cached=16)
+        ids = sending.question.ids
+        alike = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, row))) for row in prompts]
+        prompts.append(ids)
+        return right(sending, cached=max(alike, default=0) // 16 * 16)
 
     runner = begun(answer)
     until = time.monotonic() + 2.0

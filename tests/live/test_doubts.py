@@ -1,11 +1,14 @@
-"""Answers that a response cache gives, beside those that an engine gives."""
+"""Answers that a response cache gives, beside those that an engine gives, and counters that tell them apart."""
 
 from __future__ import annotations
 
-from rigs.live_client import exchange
+from collections.abc import Sequence
 
-from kvcheck.core.live.doubts import doubts
-from kvcheck.core.live.exchange import Abort, End, Question
+import pytest
+from rigs.live_client import ScriptedClient, exchange
+
+from kvcheck.core.live.doubts import Answered, Compared, compare, doubts
+from kvcheck.core.live.exchange import Abort, Counters, End, Exchange, Question
 
 ASKED = Question(number=4, ids=(1, 3, 9), expected=(5,))
 
@@ -31,3 +34,86 @@ def test_an_answer_that_says_less_than_others_may_be_stored() -> None:
 def test_an_aborted_answer_may_say_less() -> None:
     aborted = exchange(ASKED, abort=Abort(after=0), end=End.ABORTED, cached=None, rid="r3")
     assert doubts([exchange(ASKED, cached=0), aborted]) == []
+
+
+COMPUTED = {"request": ("e:requests",), "token": ("e:tokens",)}
+FRESH = [exchange(Question(number=100 + i, ids=(1, 3, 9), expected=(5, 6)), cached=0) for i in range(8)]
+
+
+class Counting(ScriptedClient):
+    """Shows these readings of (requests, tokens, hits), one after the other, and then the last one."""
+
+    def __init__(self, *rows: tuple[int, int, int], starts: Sequence[float] = ()) -> None:
+        super().__init__(computed=COMPUTED, counted={"hit-token": ("e:hits",)})
+        self.rows, self.starts, self.new = rows, starts, 0
+
+    def counters(self) -> Counters:
+        at = min(self._readings, len(self.rows) - 1)
+        self._readings += 1
+        shown = {name: float(n) for name, n in zip(("e:requests", "e:tokens", "e:hits"), self.rows[at], strict=True)}
+        start = {"process_start_time_seconds": self.starts[min(at, len(self.starts) - 1)]} if self.starts else {}
+        return {**shown, **start}
+
+
+def compared(client: Counting, answered: int = 20, *, cached: int = 0, whole: bool = True) -> Compared:
+    """20 answers of two tokens, after counters that stood at 0. whole: the engine counts each new prompt."""
+    begun = Answered(before=client.rows and dict.fromkeys(("e:requests", "e:tokens", "e:hits"), 0.0))
+    if client.starts:
+        begun.before = {**begun.before, "process_start_time_seconds": client.starts[0]}
+    begun.add([exchange(Question(number=i, ids=(1, 3, 9), expected=(5, 6)), cached=cached) for i in range(answered)])
+
+    def ask_new() -> Sequence[Exchange]:
+        if whole:
+            requests, tokens, hits = client.rows[-1]
+            client.rows = ((requests + 8, tokens + 16, hits),)
+        client.new += 1
+        return FRESH
+
+    return compare(client, begun, client.counters(), ask_new=ask_new, sleep=lambda seconds: None)
+
+
+def test_fewer_requests_than_answers_are_told_once_new_prompts_are_counted_whole() -> None:
+    client = Counting((9, 18, 0))
+    found = compared(client)
+    assert client.new == 2
+    assert found.elsewhere is not None and "25 of 36 answered requests (e:requests)" in found.elsewhere
+
+
+def test_fewer_tokens_than_answers_are_told_too() -> None:
+    assert "34 of 72 answered tokens" not in (compared(Counting((20, 40, 0))).elsewhere or "")
+    assert "answered tokens (e:tokens)" in (compared(Counting((20, 18, 0))).elsewhere or "")
+
+
+@pytest.mark.parametrize(
+    ("client", "whole", "is_told"),
+    [
+        (Counting((20, 40, 0)), True, False),
+        (Counting((900, 9000, 70)), True, False),  # others use the server
+        (Counting((19, 38, 0)), True, False),  # one that is late for ever
+        (Counting((9, 18, 0), (9, 18, 0), (15, 30, 0), (20, 40, 0)), True, False),  # counters come late
+        (Counting((9, 18, 0)), False, True),  # new prompts are not counted either: another server answers
+        (Counting((9, 18, 0), (5, 10, 0), (9, 18, 0), (5, 10, 0)), True, True),  # two servers in turns
+        (Counting((9, 18, 0), (9, 18, 0), starts=(1.0, 2.0)), True, True),  # it was started again
+    ],
+)
+def test_nothing_is_said_of_a_proxy_where_counters_can_be_others_late_or_incomplete(
+    client: Counting, whole: bool, is_told: bool
+) -> None:
+    found = compared(client, whole=whole)
+    assert found.elsewhere is None and found.contradicted is None
+    assert (found.note is not None) == is_told
+
+
+def test_aborted_answers_need_not_be_counted() -> None:
+    begun = Answered(before={})
+    begun.add([exchange(ASKED, abort=Abort(after=0), end=End.ABORTED), exchange(ASKED, end=End.REFUSED, tokens=())])
+    assert (begun.requests, begun.tokens) == (0, 0)
+
+
+def test_cached_tokens_beyond_the_own_counter_are_contradicted_and_fewer_are_not() -> None:
+    over = compared(Counting((20, 40, 160)), cached=16).contradicted
+    assert over is not None and "320 cached tokens" in over and "(e:hits) moved by 160" in over
+    assert compared(Counting((20, 40, 320)), cached=16).contradicted is None
+    assert compared(Counting((20, 40, 9000)), cached=16).contradicted is None
+    late = Counting((20, 40, 160), (20, 40, 160), (20, 40, 320))
+    assert compared(late, cached=16).contradicted is None
