@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcheck.core.base.causes import CONDITIONAL, place_of
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, Verdict, to_plain
 from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.stress.schedule import Kind, Plan
@@ -62,6 +63,22 @@ def split_absent(plans: list[Plan], runner: ProbeRunner | None) -> tuple[list[Pl
     absent = {} if runner is None else runner.start().absent
     lines = [f"{plan.cell}: not in this release: {absent[plan.cell]}" for plan in plans if plan.cell in absent]
     return [plan for plan in plans if plan.cell not in absent], lines
+
+
+def pass_lines(floors: Sequence[tuple[Plan, int]], max_time: object) -> list[str]:
+    """How long a pass takes, where an engine's probes wait; nothing for other targets. floors: schedules of a pass."""
+    from kvcheck.core.stress.probe_runner import probe_of
+
+    needed = [(probe_of(plan)[0].schedule_s, floor) for plan, floor in floors if plan.kind is Kind.PROBE]
+    seconds = sum(each * floor for each, floor in needed)
+    if not seconds:
+        return []
+    few = isinstance(max_time, int | float) and max_time < seconds
+    schedules = counted(max(floor for _, floor in needed), "schedule")
+    return [
+        f" a pass takes {schedules} of each cell, about {seconds:.0f} s on two quiet cores"
+        + (f"; --max-time {max_time:g} is too short for it" if few else "")
+    ]
 
 
 def reviewed_findings(record: RunRecord, findings: Sequence[Finding]) -> dict[tuple[str, str], list[Finding]]:

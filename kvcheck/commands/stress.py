@@ -35,7 +35,7 @@ from kvcheck.commands.options import (
     identity,
     repro,
 )
-from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, plan_facts, split_absent
+from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, pass_lines, plan_facts, split_absent
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.smaller import look_for_smaller
@@ -242,6 +242,8 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
         torch = f", torch {hello.torch}" if hello.torch else ""
         about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}{torch}"
     session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {about}")
+    for line in pass_lines([(cell.plan, cell.floor) for cell in session.cells.values()], session.plan["max_time_s"]):
+        session.say(line)
     session.say()
 
 

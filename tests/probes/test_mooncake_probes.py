@@ -8,6 +8,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands.main import run
+from kvcheck.commands.probes import pass_lines
 from kvcheck.core.cache.transfer.mooncake.library import why_unusable
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
@@ -24,7 +26,7 @@ from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.bounds import longest_call_s
 from kvcheck.core.probes.mooncake.words import Places, held
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.stress.schedule import Plan, parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"
 BY_LIBRARY = "landing.batch"
@@ -126,6 +128,22 @@ def test_a_fault_makes_the_command_red(
     ended, record = stress(place, tmp_path, shape, "--engine-env", f"MC_STAND_IN={fault}")
     assert ended == 1
     assert (code, lane) in {(finding["code"], finding["lane"]) for finding in record["findings"]}  # type: ignore[attr-defined]
+
+
+def test_a_run_announces_how_long_a_pass_takes_and_whether_its_time_is_too_short() -> None:
+    plans = [
+        Plan(scenario="transfer", probe=f"{row.name}.{subject}", target="mooncake")
+        for row in MOONCAKE.probes
+        for subject in row.subjects
+    ]
+    floors = [(plan, 12) for plan in plans]
+    (line,) = pass_lines(floors, None)
+    (seconds,) = map(int, re.findall(r"about (\d+) s", line))
+    assert seconds == round(12 * sum(row.schedule_s * len(row.subjects) for row in MOONCAKE.probes)) > 60
+    assert "12 schedules" in line and "--max-time" not in line
+    assert pass_lines(floors, seconds + 1) == [line] and "--max-time 60" in pass_lines(floors, 60.0)[0]
+    (one,) = pass_lines([(plans[0], 3)], None)
+    assert one != line and pass_lines([(Plan(scenario="hicache", shape="glm-5.1-tiny"), 3)], 1.0) == []
 
 
 @pytest.mark.processes

@@ -40,7 +40,8 @@ class ProbeRow:
 
     scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
     to be evidence. devices: kinds of device that it runs on. wants_held: more of them, where streams are held.
-    dropped, reviewed: what is known of releases, by their exact versions.
+    dropped, reviewed: what is known of releases, by their exact versions. schedule_s: how long a schedule takes on two
+    quiet cores, of a probe that waits; 0.0: short enough to be left out of what a run announces.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ProbeRow:
     wants_held: tuple[str, ...] = ()
     dropped: tuple[Dropped, ...] = ()
     reviewed: tuple[Reviewed, ...] = ()
+    schedule_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

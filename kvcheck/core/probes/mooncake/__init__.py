@@ -31,6 +31,7 @@ MOONCAKE: Final = EngineSpec(
             shows="a write that is reported done has landed whole: 4 calls in each of 5 size classes, 64 B to 8 MiB, "
             "in batches of up to 64, to up to 4 peers at once; frozen: to a peer that is stopped and goes on",
             wants=("transfers",),
+            schedule_s=2.3,
         ),
         ProbeRow(
             name="failure",
@@ -39,6 +40,7 @@ MOONCAKE: Final = EngineSpec(
             entry="kvcheck.core.probes.mooncake.failure:Failure",
             shows="after a failure is reported nothing of that write lands; its source and its target are used again",
             wants=("transfers", "aborts"),
+            schedule_s=1.3,
         ),
         ProbeRow(
             name="registration",
@@ -47,6 +49,7 @@ MOONCAKE: Final = EngineSpec(
             entry="kvcheck.core.probes.mooncake.registration:Registration",
             shows="writes to memory that is not registered, wholly or in part, are refused and change nothing",
             wants=("transfers", "refusals"),
+            schedule_s=0.8,
         ),
         ProbeRow(
             name="notification",
@@ -55,6 +58,7 @@ MOONCAKE: Final = EngineSpec(
             entry="kvcheck.core.probes.mooncake.notification:Notification",
             shows="a notification comes after the data of its write",
             wants=("transfers",),
+            schedule_s=0.4,
         ),
         ProbeRow(
             name="death",
@@ -63,6 +67,7 @@ MOONCAKE: Final = EngineSpec(
             entry="kvcheck.core.probes.mooncake.death:Death",
             shows="a peer that is killed or frozen in the middle of a write harms nobody else, and the call to it ends",
             wants=("transfers", "aborts"),
+            schedule_s=1.1,
         ),
     ),
 )

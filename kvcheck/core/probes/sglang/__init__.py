@@ -15,8 +15,8 @@ _WAYS = tuple(f"{family}-{way}" for family in ("mha", "mla", "nsa") for way in (
 _BOTH = ("cpu", "cuda")
 _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
 
-_UNIFIED = ("0.5.22", "0.5.23")
-"""Releases whose scheduler makes unified trees alone."""
+_UNIFIED = ("0.5.21", "0.5.22", "0.5.23")
+"""Releases whose scheduler makes the unified tree where older ones made SWARadixCache and MambaRadixCache."""
 _CUT = "no way is known in which peers of one release build unequal lists (#27004), and copies cut them (#23323)"
 _WINDOWS = ("KV301 content: device swa_kv_pool.k_buffer", "KV301 content: device swa_kv_pool.v_buffer")
 _STALE = ("KV102 content: device swa_kv_pool.k_buffer", "KV102 content: device swa_kv_pool.v_buffer")
@@ -58,7 +58,7 @@ SGLANG: Final = EngineSpec(
             reviewed=(
                 Reviewed(
                     subject="nsa",
-                    releases=("0.5.22",),
+                    releases=("0.5.21", "0.5.22"),
                     places=(
                         "KV301 content: index_key_cache.buffer",
                         "KV902 liveness: DSATokenToKVPool: tokens # moved to #: move_kv_cache raised IndexError: index "
@@ -119,13 +119,13 @@ SGLANG: Final = EngineSpec(
                     subject="swa",
                     lacks="tree.swa",
                     releases=_UNIFIED,
-                    why="windows have the unified tree alone since 0.5.22 (prefixes.unified-swa)",
+                    why="hybrid models with windows have the unified tree since 0.5.21 (prefixes.unified-swa)",
                 ),
                 Dropped(
                     subject="mamba",
                     lacks="tree.mamba",
                     releases=_UNIFIED,
-                    why="states have the unified tree alone since 0.5.22 (prefixes.unified-mamba)",
+                    why="hybrid models with states have the unified tree since 0.5.21 (prefixes.unified-mamba)",
                 ),
             ),
         ),
