@@ -78,7 +78,7 @@ WRONG_PREFIXES = {
     "rows-by-number lock-stays": "KV401",
     "numbered-from-0 frees-twice": "KV402",
     "numbered-from-0 evicts-locked": "KV402",
-    "row-number-stays": "KV102",
+    "row-number-stays": "KV401",
 }
 NO_EVIDENCE = [
     ("row-each-chunk", "prefixes.radix", "after a request came in chunks, it is not clear who holds a row: of rows [1"),

@@ -70,6 +70,12 @@ class Made:
         self.key = key
 
 
+class Parts:
+    """Components of a tree."""
+
+    MAMBA = 1
+
+
 class Core:
     """A compiled core."""
 
@@ -101,6 +107,7 @@ def test_slots_of_a_match_are_listed_in_each_releases_words(kind: type[ByNode | 
     table = dict.fromkeys(("tree.match", "tree.key"), (f"{__name__}:Made",))
     table |= {
         "tree.compiled-core": (f"{__name__}:Core",),
+        "tree.components": (f"{__name__}:Parts",),
         "tree.path-slots": (f"{__name__}:{kind.__name__}.path_device_indices",),
     }
     rig: Any = SimpleNamespace(names=Names(table), measured=lambda call, _: call())
