@@ -94,10 +94,7 @@ def check_round_trip(
     plan = plan_of(units, ids, into, padding, seed_of(seed))
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
     judge = RowJudge(Ownership(), found.buffers)
-    streams = active_streams()
-    if streams is not None:
-        streams.release()
-        streams.report()
+    _settle(streams := active_streams())
     mark_all(judge.ownership, found, units, plan)
     _check_kept(judge, found, units, plan)
     copy, threaded = save_once(found, lambda: save(make(list(plan.ids))))
@@ -121,6 +118,13 @@ def check_round_trip(
     late = _late(judge, look, units, plan, streams, save, load, lambda ids: make(list(ids)))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
+
+
+def _settle(streams: Streams | None) -> None:
+    """Run what the caller queued before, and forget the counts of it."""
+    if streams is not None:
+        streams.release()
+        streams.report()
 
 
 def save_once(found: Pool, save: Callable[[], Saved]) -> tuple[Saved, tuple[str, ...]]:

@@ -164,7 +164,10 @@ def test_a_staging_buffer_that_the_stream_fills_again_is_found() -> None:
     with pytest.raises(IntegrityError) as caught:
         judge("round trip", Overwritten, RIGHT["event"])
     assert {(each.code, each.layer) for each in caught.value.findings} == {("KV106", 0)}
-    assert any("kv, layer 0: a load that runs at once" in text for text in judge("waits", Overwritten, RIGHT["event"]).not_tried)
+    assert any(
+        "kv, layer 0: a load that runs at once" in text
+        for text in judge("waits", Overwritten, RIGHT["event"]).not_tried
+    )
 
 
 class Blocking(Pool):
