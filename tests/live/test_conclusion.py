@@ -155,7 +155,8 @@ def test_a_round_that_time_cut_short_is_told_and_no_reason_against_a_pass() -> N
     def answer(sending: Sending) -> Answer:
         time.sleep(0.05)
         ids = sending.question.ids
-        alike = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, row))) for row in prompts]
+        pairs = [zip(ids, row, strict=False) for row in prompts]
+        alike = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], each)) for each in pairs]
         prompts.append(ids)
         return right(sending, cached=max(alike, default=0) // 16 * 16)
 
