@@ -32,12 +32,12 @@ class RankRunner:
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
         shape, load = work_of(plan)
+        supervisor = Supervisor(plan, launcher=self._launcher)
+        reports = supervisor.run()
         reference = reference_run(plan, load)
         if reference.broke is not None:
             crash = in_causal_order([complete(finding_of(reference.broke), plan)])
             return Outcome(plan=plan, findings=crash, evidence=Evidence(schedules=1), digest=0)
-        supervisor = Supervisor(plan, launcher=self._launcher)
-        reports = supervisor.run()
         found = judge(reports, shape, load, reference.outputs, silence=supervisor.silence)
         prefill, decode = ranks_of(plan)
         note = (
