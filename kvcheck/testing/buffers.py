@@ -196,6 +196,49 @@ def index_text(index: object) -> str:
     return "..." if index is Ellipsis else repr(index)
 
 
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in memory as its shape and strides say."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+    return is_plain and (tensor.element_size() in BITS or tensor.is_complex())
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor's bytes on the host."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    bits = torch.view_as_real(plain).reshape(-1) if plain.is_complex() else plain
+    return bits.view(torch.uint8).cpu().clone()
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have a byte in common."""
+    if not (is_readable(one) and is_readable(other) and one.numel() and other.numel()) or one.device != other.device:
+        return False
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    taken: dict[int, torch.Tensor] = {}
+    _map_of(taken, one).fill_(True)
+    return bool(_map_of(taken, other).any())
+
+
+def rows_in(tensor: torch.Tensor, held: Buffer) -> frozenset[int]:
+    """The rows of a buffer that a tensor has a byte of."""
+    if not overlap(tensor, held.rows):
+        return frozenset()
+    taken: dict[int, torch.Tensor] = {}
+    _map_of(taken, tensor).fill_(True)
+    count = held.rows.shape[0] * max(1, held.split)
+    return frozenset(torch.nonzero(_map_of(taken, held.rows).reshape(count, -1).any(1)).view(-1).tolist())
+
+
+def _map_of(maps: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """One bool for each byte of the tensor, as a view of the map of its storage."""
+    storage, size = tensor.untyped_storage(), tensor.element_size()
+    if storage.data_ptr() not in maps:
+        maps[storage.data_ptr()] = torch.zeros(storage.nbytes(), dtype=torch.bool)
+    strides = (*(stride * size for stride in tensor.stride()), 1)
+    return maps[storage.data_ptr()].as_strided((*tensor.shape, size), strides, tensor.storage_offset() * size)
+
+
 def _check_names(every: Sequence[Held], names: Collection[str], option: str, paths: Sequence[str] = ()) -> None:
     for name in [names] if isinstance(names, str) else names:
         is_met = any(held.is_named((name,)) for held in every) or any(is_named(path, path, (name,)) for path in paths)
