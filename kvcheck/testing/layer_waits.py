@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge
@@ -38,7 +36,7 @@ from kvcheck.testing.plan import (
     wait_for_device,
 )
 from kvcheck.testing.reached import reached
-from kvcheck.testing.round_trip import judge_late_save, judge_padding, threads_of
+from kvcheck.testing.round_trip import judge_late_save, judge_padding, saved_once
 from kvcheck.testing.streams import Streams
 from kvcheck.testing.trial import conclude, seed_of
 
@@ -107,10 +105,7 @@ def waits(
     streams.release()
     streams.report()
     mark_all(scene.judge.ownership, found, units, plan)
-    before = {*threading.enumerate()}
-    with CopiesToHost():
-        copy = save(make(list(plan.ids)))
-    threaded = threads_of(found, before)
+    copy, threaded = saved_once(found, save, make(list(plan.ids)))
     streams.release()
 
     def begin() -> None:
@@ -124,9 +119,7 @@ def waits(
         for at, layer in [*enumerate(named)][:: 1 if drawn % 2 == 0 else -1]:
             scene.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
     right, padded = scene.restored(begin)
-    late = judge_late_save(
-        scene.judge, look, units, plan, streams, save, load, lambda numbers: make(list(numbers)), keys=right
-    )
+    late = judge_late_save(scene.judge, look, units, plan, streams, save, load, make, keys=right)
     return conclude(scene.judged(len(named) * len(readers), (*padded, *late, *threaded)))
 
 
