@@ -34,6 +34,8 @@ TRIAL = pytest.StashKey[Trial]()
 JUDGED = "kvcheck_judged"
 """The attribute of a test's report that carries its Outcome, as plain JSON, from a worker to the process that waits."""
 REASON_AT_MOST = 300
+MOST_LEFT = 8
+"""Lines of what was not tried, each once for all tests."""
 
 
 class PoolChecks:
@@ -46,7 +48,7 @@ class PoolChecks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What one run of a test gave. test: its node id. cell: that without the seed. reason: why it is no evidence, or
-    None."""
+    None. not_tried: what its calls left out."""
 
     test: str
     cell: str
@@ -56,6 +58,7 @@ class Outcome:
     findings: tuple[Finding, ...]
     reason: str | None
     duration_s: float
+    not_tried: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -161,6 +164,13 @@ class CheckedRun:
         counts = f"{counted(cells, 'test')}, {counted(len(self.outcomes), 'schedule')}"
         told = f"kvcheck: {counts}, {counted(words, 'word')} judged"
         terminalreporter.write_line(told)
+        left = [*dict.fromkeys(text for each in self.outcomes for text in each.not_tried)]
+        for text in left[:MOST_LEFT]:
+            terminalreporter.write_line(f"kvcheck: not tried: {text}")
+        if len(left) > MOST_LEFT:
+            terminalreporter.write_line(
+                f"kvcheck: not tried: {len(left) - MOST_LEFT} more, in the results of the calls"
+            )
         if self.session is not None:
             folder = self.session.folder
             saved = f"kvcheck: record {folder / 'run.json'}; next: kvcheck report {folder}"
@@ -202,6 +212,7 @@ class CheckedRun:
             findings=tuple(replace(each, scenario=SCENARIO, shape=cell, replay=again) for each in findings),
             reason=reason,
             duration_s=round(duration_s, 3),
+            not_tried=tuple(text for each in made.judged for text in each.not_tried),
         )
 
     def _results(self) -> list[ScenarioResult]:

@@ -36,7 +36,7 @@ from kvcheck.testing.plan import (
     wait_for_device,
 )
 from kvcheck.testing.reached import reached
-from kvcheck.testing.round_trip import judge_late_save, judge_padding, save_once
+from kvcheck.testing.round_trip import judge_late_save, judge_padding, saved_once
 from kvcheck.testing.streams import Streams
 from kvcheck.testing.trial import conclude, seed_of
 
@@ -105,7 +105,7 @@ def waits(
     streams.release()
     streams.report()
     mark_all(scene.judge.ownership, found, units, plan)
-    copy, threaded = save_once(found, lambda: save(make(list(plan.ids))))
+    copy, threaded = saved_once(found, save, make(list(plan.ids)))
     streams.release()
 
     def begin() -> None:
@@ -119,9 +119,7 @@ def waits(
         for at, layer in [*enumerate(named)][:: 1 if drawn % 2 == 0 else -1]:
             scene.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
     right, padded = scene.restored(begin)
-    late = judge_late_save(
-        scene.judge, look, units, plan, streams, save, load, lambda numbers: make(list(numbers)), keys=right
-    )
+    late = judge_late_save(scene.judge, look, units, plan, streams, save, load, make, keys=right)
     return conclude(scene.judged(len(named) * len(readers), (*padded, *late, *threaded)))
 
 

@@ -80,9 +80,8 @@ def check_round_trip(
 
     Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
     KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
-    load changed is KV403. Inside a block of `streams()` save and load are called a second time: what save does on a
-    stream then runs when somebody waits for it, and a copy that was taken too early is KV203. Raises NotJudged if a
-    tensor cannot be judged and is not excluded.
+    load changed is KV403. Inside `streams()` save and load are called again, with streams of save that run when they
+    are waited for: a copy that was taken too early is KV203. Raises NotJudged if a tensor cannot be judged.
 
     A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of copies that
     run later than save returns, unless CUDA's synchronisation covers them, of lossy copies, of memory that no attribute
@@ -94,10 +93,13 @@ def check_round_trip(
     plan = plan_of(units, ids, into, padding, seed_of(seed))
     make = as_ids if as_ids is not None else tensors_on(found.buffers[0].rows.device)
     judge = RowJudge(Ownership(), found.buffers)
-    _settle(streams := active_streams())
+    streams = active_streams()
+    if streams is not None:
+        streams.release()
+        streams.report()
     mark_all(judge.ownership, found, units, plan)
     _check_kept(judge, found, units, plan)
-    copy, threaded = save_once(found, lambda: save(make(list(plan.ids))))
+    copy, threaded = saved_once(found, save, make(list(plan.ids)))
     wait_for_device(found)
     _check_saved_nothing_else(judge, found, units, plan)
     _check_keeps_no_copies(judge, found, units, plan)
@@ -109,33 +111,16 @@ def check_round_trip(
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     load(copy, make(list(plan.into)))
-    again = look()
-    _check_same(found, again)
-    wait_for_device(again)
+    again = _looked_again(found, look)
     judge.buffers = again.buffers
     still = _judge_loaded(judge, again, units, plan, saved)
     padded = judge_padding(judge, again, units, plan, "load", saved, padded)
-    late = _late(judge, look, units, plan, streams, save, load, lambda ids: make(list(ids)))
+    late = _late_copies(judge, look, units, plan, streams, save, load, make)
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
 
 
-def _settle(streams: Streams | None) -> None:
-    """Run what the caller queued before, and forget the counts of it."""
-    if streams is not None:
-        streams.release()
-        streams.report()
-
-
-def save_once(found: Pool, save: Callable[[], Saved]) -> tuple[Saved, tuple[str, ...]]:
-    """The saved value, and a line where save left work to a thread of its own."""
-    before = {*threading.enumerate()}
-    with CopiesToHost():
-        copy = save()
-    return copy, threads_of(found, before)
-
-
-def _late(
+def _late_copies(
     judge: RowJudge,
     look: Callable[[], Pool],
     units: Units,
@@ -143,15 +128,16 @@ def _late(
     streams: Streams | None,
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
-    make: Callable[[Sequence[int]], object],
+    make: Callable[[list[int]], object],
 ) -> tuple[str, ...]:
-    """Judge a save whose streams are late, inside streams(); what was not tried."""
+    """Judge late copies of save, where there are streams and nothing was found without. Returns what was not tried."""
     if streams is None:
         is_on_device = any(each.rows.is_cuda for each in judge.buffers)
         return ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
     if judge.findings:
-        return ()
-    return (*judge_late_save(judge, look, units, plan, streams, save, load, make), *streams.report().limits)
+        return ("save: no copy of it was late, as there are findings without",)
+    late = judge_late_save(judge, look, units, plan, streams, save, load, make)
+    return (*late, *streams.report().limits)
 
 
 def judge_late_save(
@@ -162,7 +148,7 @@ def judge_late_save(
     streams: Streams,
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
-    make: Callable[[Sequence[int]], object],
+    make: Callable[[list[int]], object],
     *,
     keys: Collection[object] | None = None,
 ) -> tuple[str, ...]:
@@ -173,7 +159,7 @@ def judge_late_save(
     found = look()
     streams.release()
     mark_all(judge.ownership, found, units, plan, SAVED_LATE)
-    given = make(plan.ids)
+    given = make(list(plan.ids))
     fired = streams.fired
     streams.hold(0, is_lazy=True)
     with CopiesToHost(), streams.host_memory():
@@ -183,11 +169,9 @@ def judge_late_save(
     if not queued:
         return ("save: it put nothing on a stream of its own, so no copy of it was late",)
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-    load(copy, make(plan.into))
+    load(copy, make(list(plan.into)))
     streams.release()
-    again = look()
-    _check_same(found, again)
-    wait_for_device(again)
+    again = _looked_again(found, look)
     give(judge.ownership, again, units, SAVED_LATE, plan.into)
     for held in again.buffers:
         if keys is not None and held.key not in keys:
@@ -211,17 +195,25 @@ def judge_late_save(
     return ("save with late copies: the watchdog of the device ended a hold",) if streams.fired > fired else ()
 
 
-def threads_of(found: Pool, before: Collection[threading.Thread]) -> tuple[str, ...]:
-    """That copies of save in other threads were not late on purpose, if there are any since then or in the pool."""
+def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[Saved, tuple[str, ...]]:
+    """What save returns; and a note if it may copy in other threads, which were not late on purpose."""
+    before = {*threading.enumerate()}
+    with CopiesToHost():
+        copy = save(ids)
     names = (*found.threads, *(each.name for each in threading.enumerate() if each not in before))
-    return (f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose",) if names else ()
+    told = f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose"
+    return copy, (told,) if names else ()
 
 
-def _check_same(found: Pool, again: Pool) -> None:
+def _looked_again(found: Pool, look: Callable[[], Pool]) -> Pool:
+    """The buffers behind load, once copies to them have run. They are the same as before, or it raises NotJudged."""
+    again = look()
     if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
         raise NotJudged(
             "load replaced tensors of the pool by others of another shape or name, which have no known content"
         )
+    wait_for_device(again)
+    return again
 
 
 def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
