@@ -97,7 +97,7 @@ def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeyp
         "loops in C": "hang",
         "dies": "crash",
         "segfaults": "crash",
-        "usage": "crash",
+        "usage": "killed",
         "not imported": "invalid",
         "unreached": "unreached",
         "first schedule misses": "survived",
@@ -111,6 +111,7 @@ def test_each_edit_ends_as_it_must(pool: ServerPool, pristine: Pristine, monkeyp
     assert "no" in raised.message and raised.kinds
     assert "signal 11" in found["segfaults"].message and "status 7" in found["dies"].message
     assert found["dies"].line == pristine.plan(CELL, 0).line(), "the plan that was running"
+    assert found["usage"].code == "KV902"
     assert "undefined" in found["not imported"].message
 
 
