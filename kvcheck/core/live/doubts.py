@@ -51,14 +51,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Answers beside the engine's own counters. after: the last reading. elsewhere: that not all of the answers are the
-    engine's. contradicted: that cached tokens of answers are not those of its counter. note: why nothing is compared.
+    """Answers beside the engine's own counters. elsewhere: that not all of the answers are the
+    engine's. contradicted: that cached tokens of answers are not those of its counter. notes: why nothing is compared.
     """
 
-    after: Counters
     elsewhere: str | None = None
     contradicted: str | None = None
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def compare(
@@ -71,26 +70,25 @@ def compare(
 ) -> Compared:
     """What counters say of the answers. ask_new: sends prompts that nobody has sent, as long and as many at a time."""
     if not _short(client, answered, after) and not _overstated(client, answered, after):
-        return Compared(after=after)
+        return Compared()
     settled = _settled(client, after, sleep)
     if settled is None or settled.get(_STARTED) != answered.before.get(_STARTED):
-        return Compared(after=after, note=_SEVERAL)
+        return Compared(notes=(_SEVERAL,))
     if not _short(client, answered, settled):
-        return Compared(after=settled, contradicted=_overstated(client, answered, settled))
+        return Compared(contradicted=_overstated(client, answered, settled))
     asked = 0
     for _ in range(CONTROLS):
         new = Answered(before=settled)
         new.add(sent := ask_new())
         later = _settled(client, settled, sleep)
         if later is None or new.requests < len(sent) or not sent or _short(client, new, later, slack=0):
-            return Compared(after=settled, note=_SEVERAL)
+            return Compared(notes=(_SEVERAL,))
         answered.add(sent)
         settled, asked = later, asked + len(sent)
     short = _short(client, answered, settled)
     if short is None:
-        return Compared(after=settled)
+        return Compared()
     return Compared(
-        after=settled,
         elsewhere=f"the engine computed {short}, all of {asked} new prompts among them: a response cache or a proxy in "
         "front of it gave the other answers; ask the engine itself",
     )

@@ -184,12 +184,9 @@ class LiveRunner:
             setting = dataclasses.replace(setting, retracts=_may_have_retracted(self._client, self._before, after))
             judged = judge_round(setting, exchanges, self._sent)
         self._counts = self._counts.plus(judged.counts)
-        compared_with = self._compare(plan, exchanges, after) if is_last or judged.wrong else None
-        elsewhere = None if compared_with is None else compared_with.elsewhere
-        if elsewhere is not None:
-            judged = judge_round(dataclasses.replace(setting, elsewhere=elsewhere), exchanges, self._sent)
-        contradicted = None if compared_with is None else compared_with.contradicted
-        refuted = self._counts.refuted or contradicted
+        beside = self._compare(plan, exchanges, after) if is_last or judged.wrong else Compared()
+        if beside.elsewhere is not None:
+            judged = judge_round(dataclasses.replace(setting, elsewhere=beside.elsewhere), exchanges, self._sent)
         self._sent = self._sent.plus(self._alphabet, exchanges)
         self._typical_s = typical_s([each.answer for each in exchanges if each.answer.end is End.DONE])
         dead, unclear = judge_health(self._client, exchanges, timeout_s=self._timeout_s)
@@ -206,7 +203,7 @@ class LiveRunner:
         seen.add("token", judged.tokens, "each request")
         # A server that died explains the answers that it broke off.
         wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
-        if contradicted or (self._counts.refuted and self._counts.is_false):
+        if beside.contradicted or (self._counts.refuted and self._counts.is_false):
             wrong = [each for each in wrong if each.code != CACHED]
         findings = (*(finding(each) for each in wrong), *dead)
         reasons = [*unjudged_reasons(judged, exchanges), *unclear, *doubts(exchanges)]
@@ -223,18 +220,18 @@ class LiveRunner:
             moved=seen.moved,
             findings=tuple(_placed(each, plan) for each in findings),
             reasons=tuple(reasons),
-            notes=(*cut, *judged.notes, *_told_once(troubles), *trouble, *_note_of(compared_with)),
-            elsewhere=elsewhere,
-            refuted=refuted,
+            notes=(*cut, *judged.notes, *_told_once(troubles), *trouble, *beside.notes),
+            elsewhere=beside.elsewhere,
+            refuted=self._counts.refuted or beside.contradicted,
             is_over=bool(dead),
             duration_s=time.monotonic() - self._began,
         )
 
-    def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> Compared | None:
-        """All answers beside the engine's counters; None where it has none, or a request ended in another way."""
+    def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> Compared:
+        """All answers beside the engine's counters, where it has some and no request was cut off."""
         ends = {each.answer.end for each in exchanges}
         if after is None or self._answered is None or not ends <= {End.DONE, End.ABORTED, End.REFUSED}:
-            return None
+            return Compared()
 
         def ask_new() -> Sequence[Exchange]:
             """Prompts that begin as no other one, as long as those of the round and as many at a time."""
@@ -263,10 +260,6 @@ class LiveRunner:
             return self._client.counters(), []
         except Trouble as trouble:
             return None, [f"counters could not be read: {trouble}"]
-
-
-def _note_of(compared: Compared | None) -> tuple[str, ...]:
-    return () if compared is None or compared.note is None else (compared.note,)
 
 
 def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
