@@ -138,8 +138,9 @@ class PrefixCacheRun(SchedulerLoop):
         for _ in range(2):
             self.add(self.generator.unshared(SHORT, FEW, 0))
         self.must_retract = True
-        while self.unfinished and not self.rig.judge.counts.get("retractions"):
-            self.judged_step()
+        for _ in range(2 * SHORT):  # each comes in chunks, and then one step decodes both
+            if not self.rig.judge.counts.get("retractions"):
+                self.judged_step()
         self.must_retract = None
         self.work()
 
