@@ -112,14 +112,16 @@ class _Calendar(datetime.datetime):
         return cls(TODAY.year, TODAY.month, TODAY.day, tzinfo=tz)
 
 
-def stored_for(document: str, desk: Path) -> None:
-    """`runs/RUN` of a page: of docs/engines.md, published records of the newest SGLang and of another release."""
+def stored_for(document: str, start: str, desk: Path) -> None:
+    """`runs/RUN` of a page: of docs/engines.md, published records of the newest SGLang and of another release, or of the
+    newest vLLM, whose finding the baseline knows."""
     if document != "docs/engines.md":
         (desk / "kept").rename(desk / "runs")
         return
     texts = [path.read_text(encoding="utf-8") for path in (PUBLISHED / "runs").glob("*/run.json")]
-    for name, version in (("RUN", "0.5.23"), ("RUN...", "0.5.9")):
-        (text,) = [each for each in texts if f'"sglang {version}, ' in each]
+    newest = "vllm 0.33.0" if start.startswith("kvcheck gate") else "sglang 0.5.23"
+    for name, engine in (("RUN", newest), ("RUN...", "sglang 0.5.9")):
+        (text,) = [each for each in texts if f'"{engine}, ' in each]
         (desk / "runs" / name).mkdir(parents=True)
         (desk / "runs" / name / "run.json").write_text(text)
 
@@ -139,7 +141,7 @@ def test_a_block_ends_as_its_row_says(document: str, start: str, desk: Path) -> 
     if start == MAKES_ITS_RUNS:
         (desk / "pyproject.toml").write_text(SETTINGS)
     else:
-        stored_for(document, desk)
+        stored_for(document, start, desk)
     seen = []
     for line in block_of(document, start).commands:
         words = kvcheck_words(line)

@@ -382,7 +382,9 @@ def test_stress_prints_the_proof_and_its_line(
 @pytest.mark.schedules
 def test_a_child_process_confirms_when_its_task_says_so() -> None:
     for confirms in (True, False):
+        begun: list[str] = []
         task = CellTask(plan=cell(RACE, 1), schedules=1, confirms=confirms)
-        reports = [json.loads(line) for line in work(tasks_text([(0, task)], Limit()), target_of)]
+        reports = [json.loads(line) for line in work(tasks_text([(0, task)], Limit()), target_of, begun.append)]
         told = [each for each in reports[0]["findings"] if "confirmed" in each["minimal"]]
         assert len(told) == confirms
+        assert [json.loads(line)["begins"] for line in begun] == [task.plan.line()]
