@@ -113,8 +113,8 @@ class _Calendar(datetime.datetime):
 
 
 def stored_for(document: str, start: str, desk: Path) -> None:
-    """`runs/RUN` of a page: of docs/engines.md, published records of the newest SGLang and of another release, or of the
-    newest vLLM, whose finding the baseline knows."""
+    """`runs/RUN` of a page: of docs/engines.md, published records of the newest SGLang and of another release; for the
+    gate, of the newest vLLM, whose finding the baseline knows."""
     if document != "docs/engines.md":
         (desk / "kept").rename(desk / "runs")
         return
