@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,8 +32,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
-from kvcheck.commands.session import HEARTBEAT_S
-from kvcheck.commands.terminal import clear_passing, complain, passing, say
+from kvcheck.commands.terminal import ProgressLine, clear_passing, say
 from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
 from kvcheck.core.base.devices import DRIVER
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -472,19 +470,14 @@ def _run(command: Sequence[str], what: str) -> str:
 
 
 def _wait(child: subprocess.Popen[bytes], last_line: Callable[[], str]) -> None:
-    """Wait for a program, with its last line and a clock: on a terminal in place, elsewhere a line each HEARTBEAT_S."""
-    began = time.monotonic()
-    shown_s = 0.0
+    """Wait for a program, and show its last line of output with a clock."""
+    line = ProgressLine()
     try:
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
                 break
-            spent_s = time.monotonic() - began
-            passing(f"{spent_s:6.0f}s  {last_line()[:70]}")
-            if not sys.stderr.isatty() and spent_s - shown_s >= HEARTBEAT_S:
-                shown_s = spent_s
-                complain(f"{spent_s:.0f} s: {last_line()[:200]}")
+            line.show(last_line()[:200])
     finally:
         clear_passing()
         child.kill()  # where it was interrupted

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvcheck.commands.options import environment, identity, new_run_id, tool
-from kvcheck.commands.terminal import WRITING, clear_passing, complain, is_live, passing, say, warn
+from kvcheck.commands.terminal import WRITING, ProgressLine, clear_passing, say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
@@ -47,8 +46,6 @@ MAX_SYMPTOMS_KEPT = 200
 
 STOPPED = "stopped before the cell was finished"
 
-HEARTBEAT_S = 30.0
-"""Seconds between two lines of progress where no terminal is."""
 TICK_S = 1.0
 """Seconds between two looks at the clock of the progress line."""
 
@@ -185,8 +182,7 @@ class Session:
         self.identity = identity()
         self.warnings: list[str] = []
         self.is_saved = False
-        self._started = time.monotonic()
-        self._tell_at = self._started + HEARTBEAT_S
+        self._line = ProgressLine()
         self._text = ""
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
@@ -216,7 +212,7 @@ class Session:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the session began."""
-        return time.monotonic() - self._started
+        return self._line.elapsed_s
 
     def add(self, cell: Cell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
         """One judged schedule of a cell."""
@@ -304,18 +300,14 @@ class Session:
         return record
 
     def progress(self, text: str) -> None:
-        """A line that overwrites itself on a terminal; elsewhere a line each HEARTBEAT_S, as for a log of CI."""
+        """Show what goes on, until the next text."""
         self._text = text
         self._tell()
 
     def _tell(self) -> None:
         """The line of progress, with the time as of now."""
-        if self._quiet or not self._text:
-            return
-        passing(f"{self.elapsed_s:6.1f}s  {self._text}")
-        if not is_live() and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + HEARTBEAT_S
-            complain(f"{self.elapsed_s:.0f} s: {self._text}")
+        if self._text and not self._quiet:
+            self._line.show(self._text)
 
     @contextmanager
     def ticking(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -93,6 +94,32 @@ def _columns() -> int:
 def clear_passing() -> None:
     """Take the line away that the next one overwrites."""
     passing("")
+
+
+HEARTBEAT_S = 30.0
+"""Seconds between two lines of progress where no terminal is."""
+
+
+class ProgressLine:
+    """What goes on, with a clock that begins now: in place on a terminal; elsewhere a line each HEARTBEAT_S, as for a
+    log of CI."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._written_s = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def show(self, text: str) -> None:
+        """The text with the time as of now."""
+        elapsed_s = self.elapsed_s
+        passing(f"{elapsed_s:6.1f}s  {text}")
+        if not is_live() and elapsed_s - self._written_s >= HEARTBEAT_S:
+            self._written_s = elapsed_s
+            complain(f"{elapsed_s:.0f} s: {text}")
 
 
 def complain(message: str) -> None:

@@ -23,7 +23,7 @@ TELLING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LayerRows:
     """Whole rows of a request in one layer: before load, after it, and as they were saved. [rows, bytes] each."""
 
     before: torch.Tensor
@@ -74,7 +74,7 @@ def untouched(
     return None
 
 
-def named_and_left(held: Buffer, rows: Rows) -> Left | None:
+def named_and_left(held: Buffer, rows: LayerRows) -> Left | None:
     """The part of a layer that unused= names, if load has left it as it was."""
     if held.used is None:
         return None
@@ -87,7 +87,7 @@ def named_and_left(held: Buffer, rows: Rows) -> Left | None:
 def judge_left(
     judge: RowJudge,
     found: Sequence[Left],
-    layers: Mapping[tuple[str, int | None], tuple[Buffer, Rows]],
+    layers: Mapping[tuple[str, int | None], tuple[Buffer, LayerRows]],
     saved: Sequence[torch.Tensor],
     request: int,
 ) -> list[str]:

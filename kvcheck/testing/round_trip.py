@@ -27,7 +27,7 @@ from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge, Wrong
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import Ownership, dump
-from kvcheck.testing.padding import Left, Rows, judge_left, named_and_left, untouched
+from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, untouched
 from kvcheck.testing.plan import (
     NEXT,
     SAVED,
@@ -327,7 +327,7 @@ def _judge_loaded(
     unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
     lossy: list[str] = []
     before = {held.key: _wanted_whole(judge, held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
-    layers: dict[tuple[str, int | None], tuple[Buffer, Rows]] = {}
+    layers: dict[tuple[str, int | None], tuple[Buffer, LayerRows]] = {}
     bits = [each for _, each in saved]
     everybody = [*plan.ids, *plan.held, *plan.free]
     others = [number for number in everybody if number not in set(plan.into)]
@@ -336,7 +336,7 @@ def _judge_loaded(
     give(judge.ownership, found, units, SAVED, plan.into)
     for held in found.buffers:
         rows = rows_named(plan.into, held.unit, units)
-        whole = Rows(before[held.key], held.whole.read(rows), _wanted_whole(judge, held, rows))
+        whole = LayerRows(before[held.key], held.whole.read(rows), _wanted_whole(judge, held, rows))
         layers[held.key] = held, whole
         if (named := named_and_left(held, whole)) is not None:
             parts.append(named)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from fakes.engine import environment, interpreter
 
-from kvcheck.commands import engine_env
+from kvcheck.commands import engine_env, terminal
 from kvcheck.commands.engine_env import BASE, HAS, MARKER, NEEDS, TORCH
 from kvcheck.commands.engine_source import pins, requirements_of_wheel, source_of
 from kvcheck.commands.main import run
@@ -87,7 +87,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, version in (("transformers", "5.8.1"), ("xgrammar", "0.2.1"), ("apache-tvm-ffi", "0.1.7")):
         wheel(folder, name, version)
         wheel(folder, name, "99")
-    monkeypatch.setattr(engine_env, "HEARTBEAT_S", 1e9)  # on a busy machine pip is slow
+    monkeypatch.setattr(terminal, "HEARTBEAT_S", 1e9)  # on a busy machine pip is slow
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands import session as module
+from kvcheck.commands import terminal as lines
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import complain, has_colours, passing, say, warn
 from kvcheck.core.base.record import Evidence
@@ -129,7 +130,7 @@ def test_the_clock_goes_on_while_nothing_is_reported(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.001)
     session, painted = made(tmp_path), threading.Semaphore(0)
-    monkeypatch.setattr(module, "passing", lambda text: painted.release())
+    monkeypatch.setattr(lines, "passing", lambda text: painted.release())
     session.progress("begun")
     with session.ticking():
         assert all(painted.acquire(timeout=60) for _ in range(4)), "once when it was reported, and by the clock alone"
@@ -150,7 +151,7 @@ def test_a_log_gets_a_line_each_half_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(lines.time, "monotonic", lambda: now)
     session = made(tmp_path)
     for now in (101.0, 129.0, 130.5, 131.0, 160.0, 160.6):
         session.progress(f"at {now}")
@@ -172,7 +173,7 @@ def test_progress_names_a_total_only_where_one_is_known(
 def test_a_run_that_prints_json_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(lines, "HEARTBEAT_S", 0.0)
     session = made(tmp_path, quiet=True)
     session.progress("now")
     session.clear_progress()

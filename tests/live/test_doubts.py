@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from rigs.live_client import ScriptedClient, exchange
 
-from kvcheck.core.live.doubts import Answered, Compared, compare, doubts
+from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts
 from kvcheck.core.live.exchange import Abort, Counters, End, Exchange, Question
 
 ASKED = Question(number=4, ids=(1, 3, 9), expected=(5,))
@@ -55,9 +55,9 @@ class Counting(ScriptedClient):
         return {**shown, **start}
 
 
-def compared(client: Counting, answered: int = 20, *, cached: int = 0, whole: bool = True) -> Compared:
+def compared(client: Counting, answered: int = 20, *, cached: int = 0, whole: bool = True) -> CounterCheck:
     """20 answers of two tokens, after counters that stood at 0. whole: the engine counts each new prompt."""
-    begun = Answered(before=client.rows and dict.fromkeys(("e:requests", "e:tokens", "e:hits"), 0.0))
+    begun = AnswerTotals(before=client.rows and dict.fromkeys(("e:requests", "e:tokens", "e:hits"), 0.0))
     if client.starts:
         begun.before = {**begun.before, "process_start_time_seconds": client.starts[0]}
     begun.add([exchange(Question(number=i, ids=(1, 3, 9), expected=(5, 6)), cached=cached) for i in range(answered)])
@@ -105,7 +105,7 @@ def test_nothing_is_said_of_a_proxy_where_counters_can_be_others_late_or_incompl
 
 
 def test_aborted_answers_need_not_be_counted() -> None:
-    begun = Answered(before={})
+    begun = AnswerTotals(before={})
     begun.add([exchange(ASKED, abort=Abort(after=0), end=End.ABORTED), exchange(ASKED, end=End.REFUSED, tokens=())])
     assert (begun.requests, begun.tokens) == (0, 0)
 

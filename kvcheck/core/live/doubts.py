@@ -32,7 +32,7 @@ _STARTED = "process_start_time_seconds"
 
 
 @dataclass(slots=True, kw_only=True)
-class Answered:
+class AnswerTotals:
     """What was answered to its end since counters were read. cached: prompt tokens that answers count as cached."""
 
     before: Counters
@@ -50,7 +50,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class CounterCheck:
     """Answers beside the engine's own counters. elsewhere: that not all of the answers are the
     engine's. contradicted: that cached tokens of answers are not those of its counter. notes: why nothing is compared.
     """
@@ -62,33 +62,33 @@ class Compared:
 
 def compare(
     client: Client,
-    answered: Answered,
+    answered: AnswerTotals,
     after: Counters,
     *,
     ask_new: Callable[[], Sequence[Exchange]],
     sleep: Callable[[float], None],
-) -> Compared:
+) -> CounterCheck:
     """What counters say of the answers. ask_new: sends prompts that nobody has sent, as long and as many at a time."""
     if not _short(client, answered, after) and not _overstated(client, answered, after):
-        return Compared()
+        return CounterCheck()
     settled = _settled(client, after, sleep)
     if settled is None or settled.get(_STARTED) != answered.before.get(_STARTED):
-        return Compared(notes=(_SEVERAL,))
+        return CounterCheck(notes=(_SEVERAL,))
     if not _short(client, answered, settled):
-        return Compared(contradicted=_overstated(client, answered, settled))
+        return CounterCheck(contradicted=_overstated(client, answered, settled))
     asked = 0
     for _ in range(CONTROLS):
-        new = Answered(before=settled)
+        new = AnswerTotals(before=settled)
         new.add(sent := ask_new())
         later = _settled(client, settled, sleep)
         if later is None or new.requests < len(sent) or not sent or _short(client, new, later, slack=0):
-            return Compared(notes=(_SEVERAL,))
+            return CounterCheck(notes=(_SEVERAL,))
         answered.add(sent)
         settled, asked = later, asked + len(sent)
     short = _short(client, answered, settled)
     if short is None:
-        return Compared()
-    return Compared(
+        return CounterCheck()
+    return CounterCheck(
         elsewhere=f"the engine computed {short}, all of {asked} new prompts among them: a response cache or a proxy in "
         "front of it gave the other answers; ask the engine itself",
     )
@@ -100,7 +100,7 @@ _SEVERAL = (
 )
 
 
-def _short(client: Client, answered: Answered, after: Counters, *, slack: int = SLACK) -> str | None:
+def _short(client: Client, answered: AnswerTotals, after: Counters, *, slack: int = SLACK) -> str | None:
     """By which counter, and how much, the engine computed less than was answered; None where none says so."""
     mean = answered.tokens / max(1, answered.requests)
     for unit, count, spare in (("request", answered.requests, slack), ("token", answered.tokens, slack * mean)):
@@ -110,7 +110,7 @@ def _short(client: Client, answered: Answered, after: Counters, *, slack: int = 
     return None
 
 
-def _overstated(client: Client, answered: Answered, after: Counters) -> str | None:
+def _overstated(client: Client, answered: AnswerTotals, after: Counters) -> str | None:
     """That answers count more cached tokens than the engine's own counter of them; None where they do not."""
     names = client.counted.get(HIT, ())
     hits = moved(names, answered.before, after)

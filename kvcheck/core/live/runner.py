@@ -20,7 +20,7 @@ from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.counting import observe
-from kvcheck.core.live.doubts import Answered, Compared, compare, doubts
+from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
@@ -89,7 +89,7 @@ class LiveRunner:
         self._next = 0
         self._typical_s = 0.0
         self._last: Counters | None = None
-        self._answered: Answered | None = None
+        self._answered: AnswerTotals | None = None
         self._counts = Counts()
         self._cold: list[Exchange] = []
         self._began = 0.0
@@ -142,7 +142,7 @@ class LiveRunner:
         self._next += len(round_.orders)
         self._before, trouble = (self._last, []) if self._last is not None else self._counters()
         if self._last is None or self._answered is None:
-            self._answered = None if self._before is None else Answered(before=self._before)
+            self._answered = None if self._before is None else AnswerTotals(before=self._before)
         self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
         sent = self._sender.send(round_, told)
         if is_last and self._before is not None:
@@ -184,7 +184,7 @@ class LiveRunner:
             setting = dataclasses.replace(setting, retracts=_may_have_retracted(self._client, self._before, after))
             judged = judge_round(setting, exchanges, self._sent)
         self._counts = self._counts.plus(judged.counts)
-        beside = self._compare(plan, exchanges, after) if is_last or judged.wrong else Compared()
+        beside = self._compare(plan, exchanges, after) if is_last or judged.wrong else CounterCheck()
         if beside.elsewhere is not None:
             judged = judge_round(dataclasses.replace(setting, elsewhere=beside.elsewhere), exchanges, self._sent)
         self._sent = self._sent.plus(self._alphabet, exchanges)
@@ -227,11 +227,11 @@ class LiveRunner:
             duration_s=time.monotonic() - self._began,
         )
 
-    def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> Compared:
+    def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> CounterCheck:
         """All answers beside the engine's counters, where it has some and no request was cut off."""
         ends = {each.answer.end for each in exchanges}
         if after is None or self._answered is None or not ends <= {End.DONE, End.ABORTED, End.REFUSED}:
-            return Compared()
+            return CounterCheck()
 
         def ask_new() -> Sequence[Exchange]:
             """Prompts that begin as no other one, as long as those of the round and as many at a time."""

@@ -143,7 +143,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceRun:
     """A reference run: the output of each request, or what the code under test raised in it."""
 
     outputs: Mapping[int, tuple[int, ...]]
@@ -158,9 +158,9 @@ class Workloads:
 
     def __init__(self, known: Callable[[Plan], Mapping[int, tuple[int, ...]] | None] = lambda plan: None) -> None:
         self._known = known
-        self._kept: dict[object, tuple[Load, Reference]] = {}
+        self._kept: dict[object, tuple[Load, ReferenceRun]] = {}
 
-    def of(self, plan: Plan) -> tuple[Load, Reference]:
+    def of(self, plan: Plan) -> tuple[Load, ReferenceRun]:
         """The plan's workload and its reference run."""
         seed = workload_seed(plan)
         variant = plan.variant if plan.trace is None else None
@@ -187,7 +187,7 @@ class Workloads:
             )
             load = bounded(decoded(load, plan, shape), plan, shape)
             known = self._known(plan)
-            self._kept[key] = load, reference_run(plan, load) if known is None else Reference(known)
+            self._kept[key] = load, reference_run(plan, load) if known is None else ReferenceRun(known)
             if len(self._kept) > KEPT_WORKLOADS:
                 del self._kept[next(iter(self._kept))]
         return self._kept[key]
@@ -380,10 +380,10 @@ def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
     return "; ".join(notes) or None
 
 
-def reference_run(plan: Plan, load: Load) -> Reference:
+def reference_run(plan: Plan, load: Load) -> ReferenceRun:
     """The reference run of a workload, which is made with kvcheck's own classes, whatever the target is."""
     try:
-        return Reference(MappingProxyType(dict(reference_outputs(shape_named(plan.shape), load))))
+        return ReferenceRun(MappingProxyType(dict(reference_outputs(shape_named(plan.shape), load))))
     except Stuck:
         broke = Broke(
             "KV901", "Hang", f"in the reference run, an endless loop: no event in {STUCK_CPU_S:g} CPU seconds"
@@ -394,7 +394,7 @@ def reference_run(plan: Plan, load: Load) -> Reference:
         raise InternalError(
             f"the reference run, which kvcheck's own cache makes, failed: {broke.error}: {broke.message}"
         )
-    return Reference({}, broke)
+    return ReferenceRun({}, broke)
 
 
 def _code_of(error: BaseException) -> str:
