@@ -314,9 +314,14 @@ class PairEngine:
 
 
 def _reasons(reports: Sequence[StepReport]) -> list[tuple[int, str]]:
-    """Failed requests, each with the reason of the rank that saw the failure; others only know that some rank did."""
-    reasons = dict(reports[0].failed)
-    for request, reason in (each for report in reports for each in report.failed):
-        if reasons.get(request) == ANOTHER_RANK:
-            reasons[request] = reason
-    return list(reasons.items())
+    """Failed attempts, each with the reason of the rank that saw the failure; others only know that some rank did.
+
+    Two attempts of a request can fail in one round. Ranks that decided alike list failures in the same order.
+    """
+    first, *others = (report.failed for report in reports)
+    rows = list(first)
+    for failed in others:
+        for at, (known, row) in enumerate(zip(rows, failed, strict=False)):
+            if known == (row[0], ANOTHER_RANK):
+                rows[at] = row
+    return rows
