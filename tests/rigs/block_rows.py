@@ -85,11 +85,14 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck engine-env sglang envs/fork": Parsed(ENGINE),
         "#!/bin/sh": By(BISECT),
         "cd ~/sglang": By(BISECT),
+    },
+    "docs/releases.md": {
         "kvcheck report runs/RUN": Runs((0,)),
         "kvcheck gate runs/RUN": Runs((0,)),
-        "kvcheck stress --target": Parsed(ENGINE),
         "PYTHONPATH=.:tests python -m engines.fork": Parsed(ENGINE),
     },
+    "docs/engines-gpu.md": {"kvcheck engine-env": Parsed(GPU)},
+    "docs/mooncake.md": {"kvcheck stress --target": Parsed(ENGINE)},
     "docs/first-red.md": {
         "pip install torch": Parsed(INSTALLS),
         "kvcheck stress --mutant": Runs((1, 0, 0)),
