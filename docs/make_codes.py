@@ -40,11 +40,9 @@ def page() -> str:
 
 
 def _entry(code: Code) -> str:
-    """One code: what it means, what usually causes it, and where it was seen."""
-    return (
-        f"### {code.code} {code.title}\n\n{code.meaning}\n\n"
-        f"- Usual cause: {_inline(code.usual_cause)}\n- Seen in: {_inline(code.seen_in)}\n\n"
-    )
+    """One code: its meaning, its usual cause, and where it was seen."""
+    cause, seen = _inline(code.usual_cause), _inline(code.seen_in)
+    return f"### {code.code} {code.title}\n\n{code.meaning} **Usual cause:** {cause} **Seen in:** {seen}\n\n"
 
 
 def _inline(text: str) -> str:

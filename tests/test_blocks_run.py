@@ -113,9 +113,9 @@ class _Calendar(datetime.datetime):
 
 
 def stored_for(document: str, start: str, desk: Path) -> None:
-    """`runs/RUN` of a page: of docs/engines.md, published records of the newest SGLang and of another release; for the
+    """`runs/RUN` of a page: of docs/releases.md, published records of the newest SGLang and of another release; for the
     gate, of the newest vLLM, whose finding the baseline knows."""
-    if document != "docs/engines.md":
+    if document != "docs/releases.md":
         (desk / "kept").rename(desk / "runs")
         return
     texts = [path.read_text(encoding="utf-8") for path in (PUBLISHED / "runs").glob("*/run.json")]

@@ -105,7 +105,7 @@ AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a serve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What only a run against a server reads, by the names of the options; None and False are what nobody gave."""
+    """Options that apply to running servers only. Unset options are None or False."""
 
     known_answers: Path | None = None
     own_model: bool = False

@@ -1,4 +1,4 @@
-"""The published tables of the transfer engine are those of the published runs, and the pages show them.
+"""The published tables of the transfer engine are those of the published runs, and the README shows them.
 
 Invariants:
 - Each statement of the pages about releases is compared with the records.
@@ -31,8 +31,6 @@ def test_the_tables_are_those_of_the_runs() -> None:
     rows = set(markdown(RUNS))
     page = (PUBLISHED / "README.md").read_text(encoding="utf-8").splitlines()
     assert rows <= set(page)
-    shown = [line for line in (ROOT / "docs" / "engines.md").read_text().splitlines() if line.startswith("| 0.3.")]
-    assert shown and set(shown) <= rows
 
 
 def test_the_readme_shows_the_same_counts() -> None:

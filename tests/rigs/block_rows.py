@@ -85,11 +85,14 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck engine-env sglang envs/fork": Parsed(ENGINE),
         "#!/bin/sh": By(BISECT),
         "cd ~/sglang": By(BISECT),
+    },
+    "docs/releases.md": {
         "kvcheck report runs/RUN": Runs((0,)),
         "kvcheck gate runs/RUN": Runs((0,)),
-        "kvcheck stress --target": Parsed(ENGINE),
         "PYTHONPATH=.:tests python -m engines.fork": Parsed(ENGINE),
     },
+    "docs/engines-gpu.md": {"kvcheck engine-env": Parsed(GPU)},
+    "docs/mooncake.md": {"kvcheck stress --target": Parsed(ENGINE)},
     "docs/first-red.md": {
         "pip install torch": Parsed(INSTALLS),
         "kvcheck stress --mutant": Runs((1, 0, 0)),
@@ -114,12 +117,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "docs/live.md": {
         "kvcheck model make --out known": Parsed(SERVER),
         "VLLM_CPU": Parsed(SERVER),
-        "kvcheck model make --out tiny": Runs((0, 0)),
-        "kvcheck model make --arch deepseek-v3 ": Runs((0,)),
-        "kvcheck model make --arch deepseek-v32": Runs((0,)),
-        "kvcheck model make --arch gpt": Runs((0,)),
-        "kvcheck model make --dtype": Runs((0,)),
-        "kvcheck model make --arch qwen3-next": Runs((0,)),
+        "kvcheck model make --out tiny": Runs((0,) * 7),
         "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
     },
     "docs/mutation.md": {

@@ -48,7 +48,7 @@ from kvcheck.core.live.conclusion import common_place
 PROJECT = Path(__file__).parents[2]
 MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
 FOR_FAULTS = ("--nodes", "16384")
-"""With more nodes, a page of another request seldom holds a second key for a node: see docs/live.md."""
+"""With more nodes, a page of another request seldom holds a second key for a node: docs/live.md, "Places"."""
 LAYERS = 4
 START_S = 300.0
 TRIALS, NAMED, ATTEMPTS = 20, 18, 5

@@ -118,7 +118,7 @@ class Picture:
 
 
 def picture_of(minimal: Mapping[str, object] | None) -> Picture | None:
-    """What a finding's `minimal` says of a wrong token; None if it is about none."""
+    """Parse the wrong-token fields of a finding; None if it has none."""
     if minimal is None or minimal.get("test") not in ("walk", "position"):
         return None
     page = _number(minimal.get("page"), least=1)

@@ -26,7 +26,8 @@ from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 
 LOAD_ENGINES = 2
-"""Loads take turns on so many pairs of lanes, as a device has several copy engines."""
+"""Loads take turns on so many pairs of lanes, as a device has several copy engines. With one pair, the events of a
+later load imply those of an earlier one, and a gate that waits for the wrong load is right by accident."""
 
 
 def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:

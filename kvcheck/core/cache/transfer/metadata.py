@@ -149,6 +149,7 @@ class MetadataBuffers:
         self._row_views = tuple(self._rows[slot, : self.packed_bytes] for slot in range(slots))
         self._readings: dict[int, _Reading] = {}
         rows = self._rows
+        # Waited for: otherwise the first lease of a slot could come before the clear.
         backend.wait(
             backend.submit(
                 Operation("metadata.clear", (lambda: fill_torch(rows, 0),)),

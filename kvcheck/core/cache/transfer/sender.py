@@ -41,7 +41,7 @@ REFUSED, UNWANTED, WANTED = 0, 1, 2
 """In both rows the least value of all ranks is what counts."""
 
 REPEATS = 3
-"""How often within its patience a room that nobody took is reported again."""
+"""How often within its patience a room that nobody took is reported again. So a lost message costs no memory."""
 
 
 @dataclass(slots=True, kw_only=True)

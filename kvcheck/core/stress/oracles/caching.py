@@ -11,7 +11,7 @@
 
 Invariants:
 - A cache is judged by the rules that it declares. Without a declaration nothing is judged.
-- A finding holds in every reading of a rule: of uses that may or may not count, and of ties.
+- A finding is reported only if it holds for every tie-break and every way to count uses.
 - After the counts at the end the cache may give everything back.
 """
 

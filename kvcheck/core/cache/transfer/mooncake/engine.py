@@ -178,6 +178,8 @@ class MooncakeEngine:
             entries = entries_of(batches, self._regions, peer.regions)
             self._last_submission += 1
             submission = Submission(self._last_submission, int(entries[2].sum()))
+            # The library does not order the writes of a call, so no call holds those of two submissions: a flag could
+            # arrive before its data.
             if submission.size_bytes:
                 for call in calls_of(entries):
                     self._waiting.append((submission.number, peer.session, call.tobytes()))
