@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.bench import CASES, applies
+from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Maker, Setting
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.workload.shapes import shape as shape_named
@@ -31,7 +31,7 @@ def arms() -> dict[str, Maker]:
     return {
         f"{point.case}/{point.size}/{name}": maker
         for case in CASES.names()
-        if case not in IN_PROCESSES and applies(case, SHAPE.family)
+        if case not in IN_PROCESSES
         for point in CASES.load(case)(setting)
         for name, maker in point.makers.items()
     }

@@ -57,7 +57,7 @@ def bench(
     cases: Annotated[
         list[str] | None,
         typer.Argument(
-            help="See kvcheck list cases. Default: all that apply to the shape. serve: running servers, by --target."
+            help="See kvcheck list cases. Default: all of them. serve: running servers, by --target."
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
@@ -114,14 +114,12 @@ def bench(
 
 def _plan(asked: Mapping[str, Any], *, seed: int) -> BenchPlan:
     """The plan of these options. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
-    from kvcheck.core.bench import CASES, applies
+    from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
     from kvcheck.core.bench.plan import BenchPlan
-    from kvcheck.core.workload.shapes import shape as shape_named
 
-    family = shape_named(asked["shape"]).family
     plan = BenchPlan(
-        cases=tuple(dict.fromkeys(asked["cases"] or [name for name in CASES.names() if applies(name, family)])),
+        cases=tuple(dict.fromkeys(asked["cases"] or CASES.names())),
         shape=asked["shape"],
         device=asked["device"],
         seed=seed,

@@ -159,7 +159,7 @@ def test_other_arms_with_lanes_are_right_over_threads(case: str, monkeypatch: py
 
 def test_a_batch_of_threads_begins_and_ends_with_joined_lanes() -> None:
     done: list[str] = []
-    batch = ThreadsClock().batch([lambda: done.append("call")], 2, "graph", lambda: done.append("join"))
+    batch = ThreadsClock().batch([lambda: done.append("call")], 2, "events", lambda: done.append("join"))
     assert batch() > 0 and done == ["join", "call", "call", "join"]
     with pytest.raises(InternalError, match="timed in another process"):
         ThreadsClock().batch([lambda: None], 1, "own")

@@ -33,9 +33,9 @@ class Arm:
     """One way to do the work. call: does it once. check: raises WrongOutput unless the last call left the right bytes;
     the lanes of its memory have been joined.
 
-    clock: how it is timed on a device: "wall" (the process waits for it), "events" or "graph". A CPU and threads have
-    wall time only. "own": the call returns nanoseconds that were measured in another process. close: releases resources
-    other than memory.
+    clock: how it is timed on a device: "wall" (the process waits for it) or "events". A CPU and threads have wall time
+    only. "own": the call returns nanoseconds that were measured in another process. close: releases resources other
+    than memory.
     """
 
     call: Callable[[], object]

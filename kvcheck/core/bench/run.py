@@ -68,7 +68,7 @@ def run_bench(
     rows: list[BenchRow] = []
     try:
         with ExitStack() as stack:
-            if kind_of(clock.name) == "cuda":  # events, graphs and kernels are those of the current device
+            if kind_of(clock.name) == "cuda":  # events and kernels are those of the current device
                 stack.enter_context(torch.cuda.device(tensor_device(clock.name)))
             setting = Setting(shape=shape_named(plan.shape), device=clock.name, stack=stack)
             points, left = _points(plan, setting, skip, deadline)

@@ -24,7 +24,6 @@ SERVER = "running server"
 KINDS = {
     "metadata-read": "clone",
     "offload-restore": "clone",
-    "index-read": "clone",
     "guarded-read": "wait",
     "layer-load": "wait",
     "decode-step": "all of them",
