@@ -86,7 +86,6 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
     "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
-    "core.bench.case_recorder": ((*JUDGED, "core.bench", "core.stress.history"), "the recorder is what it times"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
     "core.bench.gate_trials": (("core.bench", "core.report.gate"), "tries the gate on arms beside themselves"),
     "core.bench.gpu_jobs": (("core.report.store",), "a job's result is the record that it stored"),

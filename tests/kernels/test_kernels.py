@@ -21,8 +21,6 @@ KERNEL_FOLDER = PACKAGE / "kernels"
 # The torch form: the function that chooses the fastest form.
 KERNELS = {
     "kvcheck.kernels.content:differing_torch": "kvcheck.kernels.content_rows:differing",
-    "kvcheck.kernels.content_rows:fill_torch": "kvcheck.kernels.content_rows:fill",
-    "kvcheck.kernels.content_rows:verify_torch": "kvcheck.kernels.content_rows:verify",
     "kvcheck.kernels.digest:digest_torch": "kvcheck.kernels.digest:digest",
     "kvcheck.kernels.digest_rows:digest_rows_torch": "kvcheck.kernels.digest_rows:digest_rows",
     "kvcheck.kernels.hold:hold_torch": "kvcheck.kernels.hold:hold",

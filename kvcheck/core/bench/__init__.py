@@ -44,25 +44,5 @@ CASES: Registry[Callable[..., Any]] = Registry(
             "kvcheck.core.bench.case_nvlink:points",
             "Sends a metadata row to a peer: sealed in its memory, over host and socket, and without a proof.",
         ),
-        "content-verify": (
-            "kvcheck.core.bench.case_content:verify_points",
-            "Verifies every word of rows, against reading as many bytes once.",
-        ),
-        "content-fill": (
-            "kvcheck.core.bench.case_content:fill_points",
-            "Writes rows of content words, against memcpy of as many bytes.",
-        ),
-        "recorder": (
-            "kvcheck.core.bench.case_recorder:points",
-            "Runs a decode step with the recorder on, against the same step without it.",
-        ),
-        "tree": (
-            "kvcheck.core.bench.case_tree:points",
-            "Looks up and locks prefixes in the tree, against a dictionary of pages.",
-        ),
-        "transport": (
-            "kvcheck.core.bench.transport:points",
-            "Runs the transfer engine in its own process, with checks, against a bare loop of its library.",
-        ),
     },
 )

@@ -89,8 +89,6 @@ class CpuClock:
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
     ) -> Batch:
         (call,) = calls
-        if kind == "own":
-            return lambda: sum(_told(call()) for _ in range(count))
         if count == 1:
 
             def once() -> int:
@@ -124,8 +122,6 @@ class ThreadsClock(CpuClock):
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
     ) -> Batch:
         (call,) = calls
-        if kind == "own":
-            raise InternalError("expected calls on lanes of this process, got one that is timed in another process")
 
         def call_all() -> None:
             for _ in itertools.repeat(None, count):
@@ -207,13 +203,6 @@ def _run_delay(owner: object) -> Callable[[], int]:
         return lambda: 0
     weakref.finalize(owner, os.close, file)  # kept open until then: opening it takes as long as some batches
     return lambda: int(os.pread(file, 96, 0).split()[1])
-
-
-def _told(value: object) -> int:
-    """Nanoseconds that a call returned. Its work is timed in another process."""
-    if not isinstance(value, int):
-        raise InternalError(f"expected nanoseconds from a call that times itself, got {type(value).__name__}")
-    return value
 
 
 def _timing_event() -> torch.cuda.Event:

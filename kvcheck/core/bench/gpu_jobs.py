@@ -161,7 +161,7 @@ JOBS: tuple[GpuJob, ...] = (
         budget_s=30,
         arguments=(*_KVCHECK, "bench", "--device", "{device}", "--max-time", "17", *_RUN),
         over_threads=(
-            *(*_KVCHECK, "bench", "guarded-read", "layer-load", "decode-step", "recorder", "--device", "{device}"),
+            *(*_KVCHECK, "bench", "guarded-read", "layer-load", "decode-step", "--device", "{device}"),
             *("--shape", "glm-5.1-tiny", "--rounds", "6", "--max-time", "17", *_RUN),
         ),
         needs=("typer",),
