@@ -87,7 +87,6 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
-    "core.bench.gate_trials": (("core.bench", "core.report.gate"), "tries the gate on arms beside themselves"),
     "core.bench.gpu_jobs": (("core.report.store",), "a job's result is the record that it stored"),
     "testing": (
         ("core.base.content", "core.base.rng", "core.probes.frame"),
@@ -102,6 +101,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "commands.pytest_plugin": (("testing", "commands.pytest_asks", "commands.pytest_run"), "--kvcheck, and fixtures"),
     "__main__": (("commands.main",), "python -m kvcheck"),
     "kvcheck": ((), "the version, for everybody"),
+    "tools": (("core", "commands"), "a checkout's scripts, which measure kvcheck; they are not installed"),
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
 # No row: a row would let everything below import everything.
@@ -176,10 +176,11 @@ BANS = (
         calls=frozenset({"eval", "exec"}),
         why="a trace, a record or a schedule line from a stranger must not run code",
     ),
+    Ban(where=EVERYWHERE, but=("tools",), names=frozenset({"tools"}), why="it is not there where kvcheck is installed"),
     Ban(
         where=EVERYWHERE,
         # read by libraries
-        but=("commands", "core.base.child", *STARTED),
+        but=("commands", "core.base.child", *STARTED, "tools"),
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),
@@ -202,9 +203,9 @@ def row_of(module: str) -> str | None:
 
 
 def dotted(path: Path) -> str:
-    """Module name of a file below kvcheck/, without the leading "kvcheck."; the root package is "kvcheck"."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "kvcheck"
+    """Module name of a file below kvcheck/ or tools/, without the leading "kvcheck."; the root package is "kvcheck"."""
+    parts = path.relative_to(PROJECT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts).removeprefix("kvcheck.")
 
 
 @cache
@@ -404,16 +405,17 @@ def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[st
 
 
 MODULE_FILES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+RULED_FILES = MODULE_FILES | {dotted(path): path for path in sorted((PROJECT / "tools").rglob("*.py"))}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_modules_keep_the_rule(check: Callable[[str, ast.Module], Iterator[str]]) -> None:
-    found = [f"{name}: {text}" for name, path in MODULE_FILES.items() for text in check(name, parsed(path.read_text()))]
+    found = [f"{name}: {text}" for name, path in RULED_FILES.items() for text in check(name, parsed(path.read_text()))]
     assert not found, "\n".join(found)
 
 
 def test_no_file_is_long() -> None:
-    files = [*MODULE_FILES.items(), *(("", path) for path in sorted(Path(__file__).parent.rglob("*.py")))]
+    files = [*RULED_FILES.items(), *(("", path) for path in sorted(Path(__file__).parent.rglob("*.py")))]
     found = [
         f"{path.relative_to(PROJECT)}: {text}" for module, path in files for text in too_long(module, path.read_text())
     ]
@@ -488,7 +490,7 @@ def test_the_order_goes_downwards() -> None:
     order = list(MAY_IMPORT)
     for row, (below, reason) in MAY_IMPORT.items():
         assert reason, f"{row} has no reason"
-        if row != "commands":  # all of core, by one word
+        if row not in ("commands", "tools"):  # all of core, by one word
             assert all(order.index(row_of(name) or row) < order.index(row) for name in below), row
 
 

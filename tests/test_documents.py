@@ -50,6 +50,8 @@ OPTIONS_OF_OTHERS = {
     "--kv-cache-dtype": "vLLM's and SGLang's servers",
     **dict.fromkeys(("--speculative-eagle-topk", "--disable-radix-cache"), "SGLang's server"),
     "--no-enable-prefix-caching": "vLLM's server",
+    "--tool": "compute-sanitizer's",
+    "--planted": "of tools/gate_trials.py",
     **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
 }
 PATH = re.compile(r"(?:\.{1,2}/)*[\w.*<>{}-]+(?:/[\w.*<>{}-]+)*/?")
