@@ -87,7 +87,6 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
-    "core.bench.gpu_jobs": (("core.report.store",), "a job's result is the record that it stored"),
     "testing": (
         ("core.base.content", "core.base.rng", "core.probes.frame"),
         "for people's own tests; no cache of ours",
@@ -388,8 +387,7 @@ def defined(tree: ast.Module) -> set[str]:
 def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[str]) -> list[str]:
     """Modules that nothing reaches, and table rows that reach nothing."""
     trees = {module: parsed(source) for module, source in sources.items()}
-    # stress starts workers with python -m, and `make gpu` starts that
-    reached = {"__main__", "commands.worker", "commands.gpu", *entry_points, *packages}
+    reached = {"__main__", "commands.worker", *entry_points, *packages}  # stress starts workers with python -m
     found: list[str] = []
     for module, tree in trees.items():
         for line, target, attribute in table_rows(tree):
