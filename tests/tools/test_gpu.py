@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 import torch
+from rigs.literal_record import FAILED
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Verdict
+from kvcheck.core.base.record import MutantResult, ScenarioResult, Verdict
+from kvcheck.core.report.store import write_run
 from kvcheck.core.stress.coverage import settings_tried_by
 from kvcheck.core.stress.runner_rows import row_of
 from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan
@@ -169,11 +171,10 @@ def test_a_report_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
 
 
 class Runner:
-    """Gives back codes, one a process; KeyboardInterrupt for one that is "interrupt". said: what each writes."""
+    """Gives back codes, one a process; KeyboardInterrupt for one that is "interrupt"."""
 
-    def __init__(self, *codes: object, said: str = "") -> None:
+    def __init__(self, *codes: object) -> None:
         self.codes = list(codes)
-        self.said = said
         self.seen: list[Sequence[str]] = []
         self.asked_s: list[float] = []
 
@@ -184,7 +185,7 @@ class Runner:
         code = self.codes.pop(0)
         if code == "interrupt":
             raise KeyboardInterrupt
-        log.write_text(self.said or f"of {log.stem}")
+        log.write_text(f"of {log.stem}")
         return code  # type: ignore[return-value]
 
 
@@ -225,12 +226,25 @@ def test_an_interruption_keeps_what_was_done(out: Path, capsys: pytest.CaptureFi
     assert "after 1 of 3 jobs" in capsys.readouterr().err
 
 
-def test_the_summary_has_what_a_job_said_but_for_passes(out: Path) -> None:
-    lines = ["head", "", " PASS  a", *(f" FAIL  {number}" for number in range(50)), " ????  b", " exit 1"]
-    assert run_jobs((PLAIN,), out, Runner(1, said="\n".join(lines))) == 1
-    (row,) = summary(out)["jobs"]
-    assert row["lines"] == [*(f" FAIL  {number}" for number in range(12, 50)), " ????  b", " exit 1"]
-    assert "     FAIL  49\n" in (out / "summary.txt").read_text()
+def test_mutants_findings_cells_without_a_verdict_and_rates_of_a_record_are_told(out: Path) -> None:
+    row = MutantResult(
+        name="a-mutant",
+        bug="b",
+        killer="x",
+        outcome="not-reproduced",
+        schedules=3,
+        verdict=Verdict.UNKNOWN,
+        message="why",
+    )
+    late = [ScenarioResult(id=f"late/{at}", shape="x", verdict=Verdict.UNKNOWN, reason="its time") for at in range(20)]
+    record = replace(FAILED, mutants=(row,), scenarios=(*FAILED.scenarios, *late), warnings=("rates",))
+    write_run(record, out.parent / "work" / "runs" / "plain" / "one")
+    assert run_jobs((PLAIN,), out, Runner(1)) == 1
+    (job,) = summary(out)["jobs"]
+    assert job["lines"][0] == "a-mutant: not-reproduced, why" and job["lines"][-1] == "rates"
+    assert any(line.startswith(FAILED.findings[0].code) for line in job["lines"])
+    assert 0 < sum(line == f"late/{at}: its time" for line in job["lines"] for at in range(20)) <= gpu.TOLD
+    assert "    rates\n" in (out / "summary.txt").read_text()
 
 
 def test_a_job_that_cannot_run_is_unknown_and_starts_nothing(out: Path) -> None:
@@ -307,29 +321,21 @@ def test_a_folder_that_cannot_be_written_is_named_as_the_user_named_it(
     file.touch()
     monkeypatch.setenv("DEVICE", "threads")
     monkeypatch.setenv("OUT", str(file / inside))
-    monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
     assert gpu.main() == 2
     told = capsys.readouterr().err
     assert told.startswith(f"kvcheck gpu: cannot write {file / inside}: ") and told.count("\n") == 1
     assert "expected a folder that can be written: name one with OUT=DIR" in told and "--out" not in told
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_names_what_the_environment_says_and_runs_nothing(
-    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("words", "code"), [(["--help"], "0"), (["--device", "threads"], "2"), (["stress"], "2")])
+def test_help_names_what_the_environment_says_and_an_argument_is_refused(
+    words: list[str], code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "run_jobs", None)
-    assert gpu.main([word]) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in ("OUT=DIR", "DEVICE=NAME", "PYTHON=NAME", "CUDA_HOME", *BY_NAME))
-
-
-@pytest.mark.parametrize("words", [["--device", "threads"], ["stress"], ["--help", "stress"]])
-def test_an_argument_is_one_line_and_exit_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(words) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    assert told.err.startswith(f"kvcheck gpu: expected no arguments, got '{' '.join(words)}'; ")
+    with pytest.raises(SystemExit, match=code):
+        gpu.main(words)
+    shown = capsys.readouterr().out
+    assert all((name in shown) == (code == "0") for name in ("OUT=DIR", "DEVICE=NAME", "CUDA_HOME", *BY_NAME))
 
 
 @pytest.mark.processes
@@ -341,7 +347,6 @@ def test_over_threads_the_jobs_are_judged_and_their_records_are_in_the_archive(
     monkeypatch.setenv("OUT", str(out))
     monkeypatch.setenv("DEVICE", "threads")
     monkeypatch.setattr(gpu, "JOBS", (stress, BY_NAME["mutants"], BY_NAME["initcheck"]))
-    monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
     assert gpu.main() == 0
     rows = {row["name"]: row for row in summary(out)["jobs"]}
     assert {name: row["verdict"] for name, row in rows.items()} == {"stress": "pass", "mutants": "pass"}, rows

@@ -8,8 +8,7 @@ It takes no arguments, installs nothing and uses no network. Variables of the en
     PYTHONPATH    further folders to import from, behind this tree
     CUDA_HOME     the toolkit whose compute-sanitizer is taken if none is on PATH; otherwise /usr/local/cuda
 
-The archive has a log for each job and the records of runs. These are written to a folder of this run's own below
-build/gpu-jobs, so that two runs do not meet; the folders of runs that have ended are removed.
+The archive has a log for each job and the records of runs.
 
 Invariants:
 - All three files are rewritten after every job, whole or not at all, so that an interrupted run keeps its results.
@@ -20,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -34,17 +34,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 from kvcheck.core.base.child import has_ended, kill_group
 from kvcheck.core.base.devices import CONNECTIONS, STREAMED
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Verdict, to_plain
+from kvcheck.core.base.record import Verdict, read_record, to_plain
 from kvcheck.core.report.store import make_folder, replacing, write_text
 from tools.gpu.jobs import JOBS, TOTAL_S, GpuJob
 
 ROOT = Path(__file__).parents[2]
-WORK = ROOT / "build" / "gpu-jobs"
 ARCHIVE = "gpu.tar.gz"
 GRACE_S = 8
 """Seconds between asking a job to end, when it saves what it has, and ending it."""
@@ -52,8 +52,8 @@ SANITIZER, SANITIZER_FOUND = "compute-sanitizer", 99
 """The tool, and what it is told to exit with where it found something; no test runner does."""
 TOUCH, PROBE_S = "import torch; torch.ones(8, device='cuda').sum().item()", 60
 """What a sanitizer is tried on before it judges, and for how long: some machines refuse it."""
-TOLD = 40
-"""Lines of a job's log, but for those of passes, that the summary has at most: the last ones."""
+TOLD = 10
+"""Findings of a job, and cells without a verdict, that the summary has at most."""
 ELSEWHERE = "name one with OUT=DIR"
 
 Run = Callable[[Sequence[str], Path, Mapping[str, str], float], int | None]
@@ -81,13 +81,11 @@ class GpuJobResult:
 
 def main(words: Sequence[str] = ()) -> int:
     """Run every job; the exit code. words: behind the name of the module."""
-    if words and {*words} <= {"--help", "-h"}:
-        sys.stdout.write(f"{__doc__}\nJobs: {', '.join(job.name for job in JOBS)}.\n")
-        return 0
+    text = f"{__doc__}\nJobs: {', '.join(job.name for job in JOBS)}."
+    shown = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(prog="tools.gpu", description=text, formatter_class=shown).parse_args(words)
     device = os.environ.get("DEVICE") or "cuda"
     try:
-        if words:
-            raise UsageError(f"expected no arguments, got {' '.join(words)!r}; see --help")
         if device not in STREAMED:
             raise UsageError(f"DEVICE: expected {' or '.join(sorted(STREAMED))}, got {device!r}")
         facts = surroundings(device)
@@ -96,14 +94,10 @@ def main(words: Sequence[str] = ()) -> int:
             return Verdict.UNKNOWN.exit_code
         out = Path(os.environ.get("OUT") or ROOT / "build" / "gpu").resolve()
         make_folder(out, elsewhere=ELSEWHERE)
-        for each in WORK.glob("*"):
-            if not each.name.isdigit() or not Path("/proc", each.name).exists():
-                shutil.rmtree(each, ignore_errors=True)
-        own = WORK / str(os.getpid())
-        make_folder(own, elsewhere="run it in a copy of this tree that can be written")
         signal.signal(signal.SIGTERM, _interrupt)
         jobs = [job for job in JOBS if job.tool is None or device != "threads"]
-        return run_jobs(jobs, out, own, device=device, facts=facts, run=run_process)
+        with TemporaryDirectory(prefix="kvcheck-gpu-") as work:  # one of its own, so that two runs do not meet
+            return run_jobs(jobs, out, Path(work), device=device, facts=facts, run=run_process)
     except UsageError as error:
         sys.stderr.write(f"kvcheck gpu: {error}\n")
         return error.exit_code
@@ -146,10 +140,9 @@ def _run_job(job: GpuJob, work: Path, *, device: str, left_s: float, run: Run) -
             reason = f"{job.tool} does not work on this machine: one small tensor ended with {code}"
     if reason is not None:
         return GpuJobResult(name=job.name, verdict=Verdict.UNKNOWN, reason=f"not run: {reason}", budget_s=job.budget_s)
-    asked_s, log = _asked_s(job.budget_s, left_s - (time.monotonic() - began)), work / f"{job.name}.log"
-    code = run(command, log, variables, asked_s)
+    asked_s = _asked_s(job.budget_s, left_s - (time.monotonic() - began))
+    code = run(command, work / f"{job.name}.log", variables, asked_s)
     verdict, reason = judge_end(job, code, work / f"{job.name}.xml", asked_s=asked_s)
-    told = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return GpuJobResult(
         name=job.name,
         verdict=verdict,
@@ -158,7 +151,7 @@ def _run_job(job: GpuJob, work: Path, *, device: str, left_s: float, run: Run) -
         duration_s=round(time.monotonic() - began, 1),
         budget_s=job.budget_s,
         command=command,
-        lines=tuple([line for line in told if line.strip() and not line.startswith(" PASS")][-TOLD:]),
+        lines=tuple(line for path in sorted((work / "runs" / job.name).glob("*/run.json")) for line in told(path)),
     )
 
 
@@ -248,6 +241,18 @@ def judge_end(job: GpuJob, exit_code: int | None, report: Path, *, asked_s: floa
     if tests == skipped:
         return Verdict.UNKNOWN, f"all {tests} tests were skipped"
     return Verdict.PASS, f"{tests - skipped} tests passed, {skipped} were skipped"
+
+
+def told(path: Path) -> list[str]:
+    """What the summary has of a record: mutants, findings, cells without a verdict, and warnings, such as the rates."""
+    try:
+        record = read_record(path)
+    except UsageError as error:
+        return [f"no record: {error}"]
+    mutants = [f"{row.name}: {row.outcome}, {row.message or 'no message'}" for row in record.mutants]
+    found = [f"{finding.code} {finding.message}" for finding in record.findings]
+    unknown = [f"{row.id}: {row.reason}" for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
+    return [*mutants, *found[:TOLD], *unknown[:TOLD], *record.warnings]
 
 
 def _save(out: Path, work: Path, facts: Mapping[str, object], results: list[GpuJobResult], *, complete: bool) -> None:
