@@ -55,7 +55,7 @@ gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by report
 	@$(VENV)/bin/kvcheck gate $(GATE_RUNS)/* --budget reports/baselines/cpu.toml --max-time 20 --on-inconclusive warn
 
 gpu: ## all that needs a GPU, by PYTHON as it is, in under 8 minutes; files in $$OUT or build/gpu; installs nothing
-	@PYTHONPATH="$(CURDIR)" $(PYTHON) -m kvcheck.commands.gpu
+	@PYTHONPATH="$(CURDIR)" $(PYTHON) -m tools.gpu
 
 engine-env: $(STAMP) ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
 	@$(VENV)/bin/kvcheck engine-env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))

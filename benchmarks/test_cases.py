@@ -3,7 +3,7 @@
 Prices, ratios and intervals come from `kvcheck bench`; here each arm runs alone, over one set of buffers.
 
 Invariants:
-- Every arm of every case is here but those that need processes of their own; each is checked after it was timed.
+- Every arm of every case is here; each is checked after it was timed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvcheck.core.bench import CASES, applies
+from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Maker, Setting
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.workload.shapes import shape as shape_named
 
 SHAPE = shape_named("glm-5.1")
 CPU = "cpu"
-IN_PROCESSES = {"transport"}
 
 
 def arms() -> dict[str, Maker]:
@@ -31,7 +30,6 @@ def arms() -> dict[str, Maker]:
     return {
         f"{point.case}/{point.size}/{name}": maker
         for case in CASES.names()
-        if case not in IN_PROCESSES and applies(case, SHAPE.family)
         for point in CASES.load(case)(setting)
         for name, maker in point.makers.items()
     }

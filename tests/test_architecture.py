@@ -86,10 +86,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
     "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
-    "core.bench.case_recorder": ((*JUDGED, "core.bench", "core.stress.history"), "the recorder is what it times"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
-    "core.bench.gate_trials": (("core.bench", "core.report.gate"), "tries the gate on arms beside themselves"),
-    "core.bench.gpu_jobs": (("core.report.store",), "a job's result is the record that it stored"),
     "testing": (
         ("core.base.content", "core.base.rng", "core.probes.frame"),
         "for people's own tests; no cache of ours",
@@ -103,6 +100,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "commands.pytest_plugin": (("testing", "commands.pytest_asks", "commands.pytest_run"), "--kvcheck, and fixtures"),
     "__main__": (("commands.main",), "python -m kvcheck"),
     "kvcheck": ((), "the version, for everybody"),
+    "tools": (("core", "commands"), "a checkout's scripts, which measure kvcheck; they are not installed"),
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
 # No row: a row would let everything below import everything.
@@ -177,10 +175,11 @@ BANS = (
         calls=frozenset({"eval", "exec"}),
         why="a trace, a record or a schedule line from a stranger must not run code",
     ),
+    Ban(where=EVERYWHERE, but=("tools",), names=frozenset({"tools"}), why="it is not there where kvcheck is installed"),
     Ban(
         where=EVERYWHERE,
         # read by libraries
-        but=("commands", "core.base.child", *STARTED),
+        but=("commands", "core.base.child", *STARTED, "tools"),
         names=frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"}),
         why="the environment is read in commands/ only, so a plan says everything a run depends on",
     ),
@@ -203,9 +202,9 @@ def row_of(module: str) -> str | None:
 
 
 def dotted(path: Path) -> str:
-    """Module name of a file below kvcheck/, without the leading "kvcheck."; the root package is "kvcheck"."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "kvcheck"
+    """Module name of a file below kvcheck/ or tools/, without the leading "kvcheck."; the root package is "kvcheck"."""
+    parts = path.relative_to(PROJECT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts).removeprefix("kvcheck.")
 
 
 @cache
@@ -388,8 +387,7 @@ def defined(tree: ast.Module) -> set[str]:
 def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[str]) -> list[str]:
     """Modules that nothing reaches, and table rows that reach nothing."""
     trees = {module: parsed(source) for module, source in sources.items()}
-    # stress starts workers with python -m, and `make gpu` starts that
-    reached = {"__main__", "commands.worker", "commands.gpu", *entry_points, *packages}
+    reached = {"__main__", "commands.worker", *entry_points, *packages}  # stress starts workers with python -m
     found: list[str] = []
     for module, tree in trees.items():
         for line, target, attribute in table_rows(tree):
@@ -405,16 +403,17 @@ def loose_ends(sources: dict[str, str], packages: set[str], entry_points: set[st
 
 
 MODULE_FILES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+RULED_FILES = MODULE_FILES | {dotted(path): path for path in sorted((PROJECT / "tools").rglob("*.py"))}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_modules_keep_the_rule(check: Callable[[str, ast.Module], Iterator[str]]) -> None:
-    found = [f"{name}: {text}" for name, path in MODULE_FILES.items() for text in check(name, parsed(path.read_text()))]
+    found = [f"{name}: {text}" for name, path in RULED_FILES.items() for text in check(name, parsed(path.read_text()))]
     assert not found, "\n".join(found)
 
 
 def test_no_file_is_long() -> None:
-    files = [*MODULE_FILES.items(), *(("", path) for path in sorted(Path(__file__).parent.rglob("*.py")))]
+    files = [*RULED_FILES.items(), *(("", path) for path in sorted(Path(__file__).parent.rglob("*.py")))]
     found = [
         f"{path.relative_to(PROJECT)}: {text}" for module, path in files for text in too_long(module, path.read_text())
     ]
@@ -489,7 +488,7 @@ def test_the_order_goes_downwards() -> None:
     order = list(MAY_IMPORT)
     for row, (below, reason) in MAY_IMPORT.items():
         assert reason, f"{row} has no reason"
-        if row != "commands":  # all of core, by one word
+        if row not in ("commands", "tools"):  # all of core, by one word
             assert all(order.index(row_of(name) or row) < order.index(row) for name in below), row
 
 

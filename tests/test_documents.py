@@ -50,6 +50,8 @@ OPTIONS_OF_OTHERS = {
     "--kv-cache-dtype": "vLLM's and SGLang's servers",
     **dict.fromkeys(("--speculative-eagle-topk", "--disable-radix-cache"), "SGLang's server"),
     "--no-enable-prefix-caching": "vLLM's server",
+    "--tool": "compute-sanitizer's",
+    "--planted": "of tools/gate_trials.py",
     **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
 }
 PATH = re.compile(r"(?:\.{1,2}/)*[\w.*<>{}-]+(?:/[\w.*<>{}-]+)*/?")
@@ -240,7 +242,7 @@ def test_the_pages_are_found() -> None:
         ("commands", "Run `kvcheck stres --seed 1`.", "no command 'stres'"),
         ("commands", "Run `kvcheck stress --sed 1`.", "kvcheck stress has no option --sed"),
         ("commands", "```\nkvcheck stress pd-transfer \\\n  --rank 2x2\n```\n", "no option --rank"),
-        ("commands", "```\ntorchrun x -m kvcheck bench --rounds=3 --wall 2  # prices\n```\n", "no option --wall"),
+        ("commands", "```\ntaskset x -m kvcheck bench --rounds=3 --wall 2  # prices\n```\n", "no option --wall"),
         ("commands", "Run `make tset`.", "no target 'tset'"),
         ("options", "With `--sed` it", "the option --sed"),
         ("modules", "See `kvcheck.core.nowhere`.", "leads nowhere"),

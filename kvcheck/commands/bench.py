@@ -1,10 +1,10 @@
-"""`kvcheck bench`: measures copies, waits, checks and seals, compared with the plainest code that does the same.
+"""`kvcheck bench`: measures copies, waits and seals, compared with the plainest code that does the same.
 
 `kvcheck bench serve` measures running servers instead: commands/bench_serve.py.
 
 Invariants:
-- Slowness never fails. Exit 0 if each named case has a price and its output was right, 4 if one has no price or cannot
-  be measured here, 1 if an arm's output was wrong, 130 if interrupted, with all that was measured saved.
+- Slowness never fails. Exit 0 if each named case has a price and its output was right, 4 if one has no price, 1 if an
+  arm's output was wrong, 130 if interrupted, with all that was measured saved.
 - Over threads nothing has a price. There, exit 0 says that each case's outputs were right in LEAST_ROUNDS rounds.
 - Rows and sizes without a price are counted and named.
 - Everything the user named is checked before anything is timed.
@@ -56,9 +56,7 @@ def bench(
     ctx: typer.Context,
     cases: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="See kvcheck list cases. Default: all that apply to the shape. serve: running servers, by --target."
-        ),
+        typer.Argument(help="See kvcheck list cases. Default: all of them. serve: running servers, by --target."),
     ] = None,
     shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
     device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.")] = "cpu",
@@ -114,14 +112,12 @@ def bench(
 
 def _plan(asked: Mapping[str, Any], *, seed: int) -> BenchPlan:
     """The plan of these options. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
-    from kvcheck.core.bench import CASES, applies
+    from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
     from kvcheck.core.bench.plan import BenchPlan
-    from kvcheck.core.workload.shapes import shape as shape_named
 
-    family = shape_named(asked["shape"]).family
     plan = BenchPlan(
-        cases=tuple(dict.fromkeys(asked["cases"] or [name for name in CASES.names() if applies(name, family)])),
+        cases=tuple(dict.fromkeys(asked["cases"] or CASES.names())),
         shape=asked["shape"],
         device=asked["device"],
         seed=seed,
@@ -156,24 +152,20 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         session.results = list(verdicts.values())
         session.save(complete=False)
 
-    def skip(case: str, reason: str) -> None:
-        verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
-        session.say(f" ????  {case}: {reason}")
-
     def late(case: str, sizes: tuple[str, ...]) -> None:
         left = f": {', '.join(sizes)}" if sizes else ""
         again = f"kvcheck bench {case} --shape {plan.shape} --device {plan.device} --max-time {2 * plan.max_time_s:g}"
         reason = f"its time was up before a first round{left}; next: {again}"
         if verdicts[case].verdict is Verdict.UNKNOWN:
-            skip(case, reason)
+            verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
         else:
             session.warnings.append(f"{case}: {reason}")
-            session.say(f" ????  {case}: {reason}")
+        session.say(f" ????  {case}: {reason}")
 
     session.facts = {"device": plan.device, "hardware": machine(), "noise_before": noise()}
     interrupted = False
     try:
-        run_bench(plan, tell, skip=skip, late=late, progress=session.progress, learn=session.facts.update)
+        run_bench(plan, tell, late=late, progress=session.progress, learn=session.facts.update)
     except KeyboardInterrupt:
         interrupted = True
     except WrongOutput as error:

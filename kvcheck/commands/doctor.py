@@ -37,7 +37,6 @@ from kvcheck.core.base.scratch import sweep
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
 from kvcheck.core.report.store import write_text
-from kvcheck.core.stress.invariants import Invariant
 
 OLDEST_PYTHON = (3, 11)
 PRESSURE_FILE = Path("/proc/pressure/cpu")
@@ -78,20 +77,18 @@ KINDS: dict[str, tuple[str, ...]] = {
         "kvcheck.core.report:STORY_WRITERS",
     ),
     "codes": ("kvcheck.core.base.codes:CODES",),
-    "invariants": ("kvcheck.core.stress.invariants:INVARIANTS",),
     "server-scenarios": ("kvcheck.core.live.scenarios:LIVE_SCENARIOS",),
     "servers": ("kvcheck.core.live.clients:CLIENTS",),
     "evidence": ("kvcheck.core.base.evidence_kinds:OBSERVED",),
     "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {
-    "invariants": "What the host tier must keep true.",
     "server-scenarios": "For kvcheck stress --target http://...",
     "servers": "Engines that kvcheck asks over HTTP.",
     "evidence": "What a running server did under requests that were judged.",
     "situations": "What a schedule makes happen, by the state in which it happens.",
 }
-EXPLAINED_KINDS = ("oracles", "mutants", "scenarios", "invariants")
+EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
 _TOLD_IN_A_LINE = tuple(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes"))
 _ONE_OF = {"strategies": "strategy", "evidence": "evidence"}
 CARD_FIELDS = ("shows", "matters", "example")
@@ -144,8 +141,7 @@ def list_kind(
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         breaks = f" (breaks {', '.join(row['breaks'])})" if "breaks" in row else ""
-        checks = f" (checked by {row['checked_by']})" if "checked_by" in row else ""
-        say(f"{row['name']:<{width}}  {row['about']}".rstrip() + breaks + checks)
+        say(f"{row['name']:<{width}}  {row['about']}".rstrip() + breaks)
 
 
 def explain(
@@ -198,10 +194,8 @@ def _text_of(table: Registry[object], name: str) -> str:
 
 
 def _row(name: str, thing: object) -> dict[str, str | list[str]]:
-    """What `list` says of one row: of an invariant also what checks it, of a mutant the functions that it breaks."""
+    """What `list` says of one row: of a mutant also the functions that it breaks."""
     row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
-    if isinstance(thing, Invariant):
-        row |= {"oracles": list(thing.oracles), "checked_by": thing.checked_by}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
     if isinstance(thing, Kind):
@@ -260,7 +254,7 @@ def _card(name: str) -> dict[str, str]:
 
 def _prose(thing: object) -> dict[str, str]:
     if any(isinstance(getattr(thing, field, None), str) for field in CARD_FIELDS) and is_dataclass(thing):
-        fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS, "checked_by")
+        fields = ("bug", "scenario", "shape", "killed_by", "code", "bound", *CARD_FIELDS)
         card = {field: str(getattr(thing, field)) for field in fields if isinstance(getattr(thing, field, None), str)}
         return card | ({"breaks": "\n".join(breaks)} if (breaks := _breaks(thing)) else {})
     return {"card": str(thing)}

@@ -86,8 +86,7 @@ EXAMPLES: dict[str, str] = {
     "kvcheck shrink hicache:shape=llama-3-tiny,mutant=backup-before-forward,seed=1,schedule=7 --runs 1000",
     "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
     "kvcheck show 20260102#2 -o perfetto=trace.json",
-    "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token | "
-    "kvcheck selftest --aa 200 | kvcheck selftest --aa 100 --planted 20",
+    "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token",
     "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
     "kvcheck mutate --again build/mutation --survivors --cpu 100 --out build/survivors",
     "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "

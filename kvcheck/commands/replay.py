@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import groupby
@@ -27,7 +26,6 @@ from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
-from kvcheck.commands.sanitizer import run_under
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.devices import kind_of
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 
 def replay(
-    ctx: typer.Context,
     what: Annotated[
         list[str], typer.Argument(help="Schedule lines, findings as RUN#N or run.json#N, run ids or run folders.")
     ],
@@ -58,9 +55,6 @@ def replay(
     profile: Annotated[
         Path | None,
         typer.Option(help="Run one line once under torch's profiler, and write what it did when, for Perfetto."),
-    ] = None,
-    under: Annotated[
-        str | None, typer.Option(help="compute-sanitizer, or with :racecheck, :initcheck, :synccheck: run under it.")
     ] = None,
     out: StoredIn = DEFAULT_OUT,
     timeout: live.Timeout = None,
@@ -76,8 +70,6 @@ def replay(
     live.check_timeout(timeout)
     if profile is not None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch
-    if under is not None:
-        return run_under(ctx.obj, under, subprocess.run)
     found = [line for each in what for line in lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
     own = [parse_own_line(line) for line in found if is_own_line(line)]

@@ -1,4 +1,4 @@
-"""`kvcheck selftest`: every mutant is judged beside the fixed build; with --aa, the gate is tried instead.
+"""`kvcheck selftest`: every mutant is judged beside the fixed build.
 
 Invariants:
 - Everything the user named is checked before anything runs.
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcheck.commands import worker
 from kvcheck.commands.closing import close
-from kvcheck.commands.gate_trials import try_gate
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -35,7 +34,6 @@ from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.devices import kind_of
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, Verdict
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
 from kvcheck.core.stress.schedule import Plan
@@ -47,13 +45,6 @@ if TYPE_CHECKING:
 def selftest(
     ctx: typer.Context,
     mutants: Annotated[list[str] | None, typer.Argument(help="See kvcheck list mutants. Default: all of them.")] = None,
-    aa: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Test the gate instead: N runs that compare one arm with itself."),
-    ] = None,
-    planted: Annotated[
-        float, typer.Option(metavar="PERCENT", help="With --aa: slow one of the two down; the gate must say SLOWER.")
-    ] = 0.0,
     device: Annotated[
         str, typer.Option(help="threads, cuda or cuda:N: delay operations there until a mutant serves wrong bytes.")
     ] = "cpu",
@@ -65,11 +56,8 @@ def selftest(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Judge every mutant that was named, or try the gate."""
+    """Judge every mutant that was named."""
     check_choice("--format", format_name, FORMATS)
-    if aa is not None or planted:
-        _refuse_beside_trials(mutants, {"--device": device != "cpu", "--max-time": max_time is not None, "-o": output})
-        return try_gate(aa, planted, seed=seed, is_quiet=format_name == "json")
     from kvcheck.core.targets.mutants import MUTANTS, mutant
 
     check_positive("--schedules", schedules)
@@ -130,15 +118,6 @@ def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResu
     workloads = Workloads()
     for task in tasks:
         yield judge_in_time(task, target_of, workloads=workloads)
-
-
-def _refuse_beside_trials(mutants: list[str] | None, given: Mapping[str, object]) -> None:
-    """Raise UsageError for what --aa does not read."""
-    if mutants:
-        raise UsageError(f"--aa tries the gate and no mutants; expected no {mutants[0]!r} beside it")
-    for name, is_given in given.items():
-        if is_given:
-            raise UsageError(f"{name}: --aa tries the gate on the CPU, N times, and writes no run; leave it out")
 
 
 def _row(result: MutantResult) -> list[str]:

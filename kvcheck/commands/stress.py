@@ -48,7 +48,6 @@ from kvcheck.commands.stress_options import (
     SCHEDULES_HELP,
     AnswersWithin,
     Backend,
-    Bind,
     Decoder,
     EngineEnv,
     Jobs,
@@ -63,7 +62,6 @@ from kvcheck.commands.stress_options import (
 )
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import cell_lines, complain, passing, warn
-from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
@@ -76,7 +74,7 @@ from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.cell_task import DIED, CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
-from kvcheck.core.stress.mooncake_cell import mooncake_cell
+from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
 from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, parse_line
 from kvcheck.core.workload import WORDS
 
@@ -107,7 +105,6 @@ def stress(
     mutant: Annotated[str | None, typer.Option(help="Put a known bug back; see kvcheck list mutants.")] = None,
     transport: Transport = None,
     ranks: Ranks = None,
-    bind: Bind = "127.0.0.1",
     jobs: Jobs = None,
     target: Target = "builtin",
     engine_env: EngineEnv = None,
@@ -141,22 +138,22 @@ def stress(
     check_jobs(base, jobs)
     wanted, bounded = _schedules(ctx, row)
     check_outputs(outputs := parse_outputs(output, format_name))
-    if (place := find_place(base, bind)) is not None and place.rank:
-        return serve_place(place)
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
-    with installed_engine(base) as engine, ranks_of(place) as rank_runner:
+    with installed_engine(base) as engine:
         named, (plans, absent) = plans, split_absent(plans, engine)
         session = _session(ctx, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
-        workers = 1 if place is not None else jobs or _workers(base, row, len(plans))
+        workers = jobs or _workers(base, row, len(plans))
         limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
         _plan_cells(ctx, session, plans, wanted, min_schedules)
         _plan_cells(ctx, session, beside.plans, min(wanted, MOST), MOST)
         tasks = _tasks(session, out if resume else None)
-        session.warnings += [*absent, *(of_row := row.untried(base, named)), *beside.untried, *exposure(base, place)]
+        for line in (exposed := exposure(base)):
+            warn(line)
+        session.warnings += [*absent, *(of_row := row.untried(base, named)), *beside.untried, *exposed]
         _tell_head(session, base, workers, engine)
         told = [*absent, *(of_row if base.own_target or row.tells_notes or base.on_device else ()), *beside.untried]
-        interrupted = _collect(session, tasks, workers, limit, engine or rank_runner)
+        interrupted = _collect(session, tasks, workers, limit, engine)
         _tell_end(session, mutant, told, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
 

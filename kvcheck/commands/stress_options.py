@@ -23,7 +23,7 @@ Names = Annotated[
 
 TRANSPORT_HELP = (
     "loopback: one process. tcp, mooncake, ipc: one for each rank; with ipc they share memory, of this host or of "
-    "--device cuda. Under torchrun, mooncake listens on all interfaces. "
+    "--device cuda. "
     "Default: loopback, and for pd-transfer with llama-3-tiny also a cell over mooncake, where it can be used."
 )
 Transport = Annotated[str | None, typer.Option(help=TRANSPORT_HELP)]
@@ -49,7 +49,6 @@ MAX_TIME_HELP = (
     f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass."
 )
 
-Bind = Annotated[str, typer.Option(help="Under torchrun, this machine's address; auto: the one that reaches rank 0.")]
 EngineEnv = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A variable of the installed engine, such as MC_LOG_LEVEL; repeatable."),

@@ -75,23 +75,6 @@ def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Ten
     copy_rows_torch(target, target_rows, source, source_rows)
 
 
-def move_rows_torch(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """buffer[l, target_rows[i]] = buffer[l, source_rows[i]] for all rows at once: the lists may name the same rows.
-
-    buffer: [L, U, r, W], a row is u * r + o; target_rows: [n], no duplicates; source_rows: [n]. All rows are read
-    before any is written, so swaps, rotations and chains are right in any order of the lists.
-    """
-    copy_rows_torch(buffer, target_rows, buffer, source_rows)  # it reads all rows into memory of its own first
-
-
-def move_rows(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """move_rows_torch with one kernel, or with two if the lists are too long for one to hold all that it reads."""
-    if kernels := _kernels(buffer):
-        kernels.move_rows_triton(buffer, target_rows, source_rows)
-        return
-    move_rows_torch(buffer, target_rows, source_rows)
-
-
 def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
     """target = source, of one shape and any strides, in the order of the stream, for any devices."""
     if target.device == source.device:

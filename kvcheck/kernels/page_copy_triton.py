@@ -16,10 +16,6 @@ from kvcheck.kernels.compilers import grid_of
 
 BLOCK_WORDS = 1024
 """Words that one program copies, of as many rows as it takes."""
-MOVED_WORDS = 4096
-"""Words that one program of a move holds in registers until all of them are read."""
-MOVED_ROWS = 1024
-"""Longest list that is moved by one launch; from a longer one, a program could hold too little of a row."""
 
 
 def copy_rows_triton(
@@ -38,32 +34,6 @@ def gather_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.T
 def scatter_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
     """scatter_rows_torch for int64 words, where either side may be pinned memory of the host."""
     _copy(target.unsqueeze(2), rows, source.unsqueeze(2), None, len(rows))
-
-
-def move_rows_triton(buffer: torch.Tensor, target_rows: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """move_rows_torch for int64 words."""
-    layers, _, rows_of_unit, words = buffer.shape
-    count = len(target_rows)
-    _check(buffer, target_rows, source_rows)
-    if count > MOVED_ROWS:  # the first launch reads into new memory, and the second one writes from there
-        kept = buffer.new_empty((layers, count, 1, words))
-        _copy(kept, None, buffer, source_rows, count)
-        _copy(buffer, target_rows, kept, None, count)
-    elif count * words * layers:
-        rows = triton.next_power_of_2(count)
-        block = min(triton.next_power_of_2(words), max(1, MOVED_WORDS // rows))
-        _MOVE[grid_of(triton.cdiv(words, block), layers)](
-            buffer,
-            target_rows,
-            source_rows,
-            count,
-            words,
-            *buffer.stride()[:3],
-            R=rows_of_unit,
-            ROWS=rows,
-            BLOCK=block,
-            enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
-        )
 
 
 def _copy(
@@ -90,16 +60,15 @@ def _copy(
             SOURCE_R=source.shape[2],
             W=words,
             BLOCK=BLOCK_WORDS,
-            enable_fp_fusion=False,
+            enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
         )
 
 
-def _check(side: torch.Tensor, *ids: torch.Tensor | None) -> None:
+def _check(side: torch.Tensor, ids: torch.Tensor | None) -> None:
     assert side.dtype == torch.int64 and (side.stride(3) == 1 or side.shape[3] < 2), (
         "rows are int64 words that lie side by side"
     )
-    for each in ids:
-        assert each is None or (each.dtype == torch.int64 and each.is_contiguous()), "ids are int64, side by side"
+    assert ids is None or (ids.dtype == torch.int64 and ids.is_contiguous()), "ids are int64, side by side"
 
 
 def _row_at(ids, pair, inside, unit_stride, row_stride, R: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -139,33 +108,6 @@ def _copy_words(  # type: ignore[no-untyped-def]  # triton reads annotations as 
     tl.store(target + to + word, tl.load(source + at + word, mask=inside, other=0), mask=inside)
 
 
-def _move_words(  # type: ignore[no-untyped-def]
-    buffer,
-    target_rows,
-    source_rows,
-    count,
-    words,
-    layer_stride,
-    unit_stride,
-    row_stride,
-    R: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    # One program: some words of all rows of one layer, so that no other program writes what this one reads.
-    layer = buffer + tl.program_id(1).to(tl.int64) * layer_stride
-    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    pair = tl.arange(0, ROWS)[:, None]
-    is_pair = pair < count
-    inside = is_pair & (word < words)
-    at = _ROW_AT(source_rows, pair, is_pair, unit_stride, row_stride, R)
-    to = _ROW_AT(target_rows, pair, is_pair, unit_stride, row_stride, R)
-    seen = tl.load(layer + at + word, mask=inside, other=0)
-    tl.debug_barrier()  # all threads of a program have to read before one of them writes
-    tl.store(layer + to + word, seen, mask=inside)
-
-
 _COPY = triton.jit(_copy_words)
-_MOVE = triton.jit(_move_words)
 IS_INTERPRETED = not isinstance(_COPY, triton.JITFunction)
 """Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""

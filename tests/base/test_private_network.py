@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcheck.commands.torchrun import exposure
 from kvcheck.core.base import private_network as module
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.private_network import PrivateNetwork
+from kvcheck.core.stress.mooncake_cell import exposure
 from kvcheck.core.stress.schedule import Plan
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="mooncake", ranks="1x1")
@@ -77,13 +77,13 @@ def test_a_system_that_makes_none_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "start", refused)
     with PrivateNetwork() as network:
         assert (network.path, network.why) == (None, "no process here")
-    (text,) = exposure(PLAN, None)
+    (text,) = exposure(PLAN)
     assert "listens on all interfaces" in text and "no process here" in text
 
 
 @pytest.mark.processes
 def test_where_there_is_one_nothing_is_warned_of(network: PrivateNetwork) -> None:
-    assert exposure(PLAN, None) == []
+    assert exposure(PLAN) == []
 
 
 def test_the_holder_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from kvcheck.core.base.rounds import holm, interval, share_above, share_below, sign_p
+from kvcheck.core.base.rounds import holm, interval, sign_p
 
 
 def test_an_interval_of_many_rounds_misses_at_most_one_in_forty_on_each_side() -> None:
@@ -33,16 +33,3 @@ def test_holm_gives_the_published_correction() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
     assert holm([0.5, 0.9]) == (1.0, 1.0)
     assert holm([]) == ()
-
-
-def test_limits_of_a_share_are_those_of_clopper_and_pearson() -> None:
-    assert share_above(10, 100, tail=0.025) == pytest.approx(0.17622, abs=1e-5)
-    assert share_below(10, 100, tail=0.025) == pytest.approx(0.04900, abs=1e-5)
-    assert share_above(0, 200) == pytest.approx(1 - 0.05 ** (1 / 200))
-    assert (share_above(5, 5), share_below(0, 5)) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize(("hits", "runs"), [(0, 0), (3, 2), (-1, 2)])
-def test_a_share_of_nothing_has_no_limit(hits: int, runs: int) -> None:
-    with pytest.raises(ValueError, match="at least one run"):
-        share_above(hits, runs)

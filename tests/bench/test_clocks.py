@@ -115,12 +115,12 @@ def point(case: str, size: str) -> Point:
     return Point(case=case, size=size, shape=None, bytes=None, makers={"a": make, "b": make}, comparisons=rows)
 
 
-POINTS = {"tree": [point("tree", "small"), point("tree", "large")], "seal": [point("seal", "small")]}
+POINTS = {"seal": [point("seal", "small"), point("seal", "large")], "nvlink-aux": [point("nvlink-aux", "small")]}
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a run of "tree" and "seal" does, in order."""
+    """What a run of "seal" and "nvlink-aux" does, in order."""
     done: list[str] = []
     monkeypatch.setattr(running.CASES, "load", lambda name: lambda setting: POINTS[name])
     monkeypatch.setattr(running, "clock_for", lambda device: SpinningClock(done))
@@ -136,13 +136,19 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_device_works_first_and_each_case_has_a_round_before_any_has_its_second(measured: list[str]) -> None:
     plan = BenchPlan(
-        cases=("tree", "seal"), shape="llama-3-tiny", device="cpu", seed=1, max_time_s=60, rounds_max=2, rounds_min=2
+        cases=("seal", "nvlink-aux"),
+        shape="llama-3-tiny",
+        device="cpu",
+        seed=1,
+        max_time_s=60,
+        rounds_max=2,
+        rounds_min=2,
     )
     facts: dict[str, object] = {}
     rows = run_bench(plan, lambda row: None, learn=facts.update)
-    assert measured == ["spin", *["tree small", "seal small", "tree large"] * 2]
+    assert measured == ["spin", *["seal small", "nvlink-aux small", "seal large"] * 2]
     assert facts == {"sm_clock_mhz": 1980}
-    assert [(row.case, row.size) for row in rows] == [("tree", "small"), ("tree", "large"), ("seal", "small")]
+    assert [(row.case, row.size) for row in rows] == [("seal", "small"), ("seal", "large"), ("nvlink-aux", "small")]
 
 
 def test_points_are_dealt_out_by_case() -> None:
@@ -172,13 +178,13 @@ def test_points_that_the_time_skipped_are_named_with_the_command_that_measures_t
         add_round(self, random)
 
     monkeypatch.setattr(Samples, "add_round", cut)
-    line = ["bench", "tree", "seal", "--shape", "llama-3-tiny", "--max-time", "50", "--seed", "1"]
+    line = ["bench", "seal", "nvlink-aux", "--shape", "llama-3-tiny", "--max-time", "50", "--seed", "1"]
     assert run([*line, "--out", str(tmp_path)]) == 4
     (folder,) = tmp_path.iterdir()
     record = read_record(folder)
-    again = "kvcheck bench tree --shape llama-3-tiny --device cpu --max-time 100"
+    again = "kvcheck bench seal --shape llama-3-tiny --device cpu --max-time 100"
     text = f"its time was up before a first round: large; next: {again}"
     assert {row.verdict for row in record.scenarios} == {Verdict.UNKNOWN}
-    assert [row.reason for row in record.scenarios if row.id == "tree"] == [text]
-    assert f"tree: {text}" in " ".join(capsys.readouterr().out.split())
+    assert [row.reason for row in record.scenarios if row.id == "seal"] == [text]
+    assert f"seal: {text}" in " ".join(capsys.readouterr().out.split())
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["environment"]["sm_clock_mhz"] == 1980

@@ -168,7 +168,7 @@ def test_prompts_that_come_back_after_a_flood_are_for_two_servers_that_say_their
         (["serve", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
         (["serve", "--target", "http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
         (["serve", "--target", "http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
-        (["serve", "tree", "--target", "http://127.0.0.1:1"], "expected no other case beside it"),
+        (["serve", "seal", "--target", "http://127.0.0.1:1"], "expected no other case beside it"),
         (["serve", "--target", "http://127.0.0.1:1", "--shape", "llama-3-tiny"], "--shape: not for running servers"),
         (["serve", "--target", "http://127.0.0.1:1", "--load", "fresh"], "--load fresh: it is for two servers"),
         (
@@ -192,7 +192,7 @@ def test_prompts_that_come_back_after_a_flood_are_for_two_servers_that_say_their
             "--prompt: expected at least",
         ),
         (["--target", "http://127.0.0.1:1"], "--target is for running servers: expected kvcheck bench serve"),
-        (["tree", "--admin"], "--admin is for running servers"),
+        (["seal", "--admin"], "--admin is for running servers"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line_and_exit_2(

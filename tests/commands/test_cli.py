@@ -113,7 +113,7 @@ UNUSABLE = {
         ["stress", "--target", "sglang==0.5.23"],
         "next: kvcheck engine-env sglang==0.5.23 DIR, then --target sglang:DIR",
     ),
-    "explain alone": (["explain"], "kinds: oracles, mutants, scenarios, invariants, codes"),
+    "explain alone": (["explain"], "kinds: oracles, mutants, scenarios, codes"),
     "help of no command": (["help", "stres"], "did you mean 'stress'?"),
     "case": (["stress", "HiCache"], "did you mean 'hicache'?"),
     "option": (["stress", "--nope"], "No such option: --nope"),

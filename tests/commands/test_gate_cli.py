@@ -1,4 +1,4 @@
-"""`kvcheck gate` and `kvcheck selftest --aa` from outside: exit codes, one-line refusals, fresh rounds, interruptions.
+"""`kvcheck gate` from outside: exit codes, one-line refusals, fresh rounds, interruptions.
 
 Invariants:
 - What is measured is replaced by literal rows: nothing here depends on how fast this machine is.
@@ -7,31 +7,22 @@ Invariants:
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.engine import GREET
 from rigs.gate import bench_row, bench_run, of_this_build
 from rigs.literal_record import FAILED, PASSED, UNJUDGED
-from rigs.live_processes import children_of, is_alive
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.arms import Arm, Comparison, Point
-from kvcheck.core.bench.gate_trials import ARMS
 from kvcheck.core.bench.plan import BenchPlan
-from kvcheck.core.bench.selection import AGAIN, beside_itself, key, only, slowed
+from kvcheck.core.bench.selection import key, only
 from kvcheck.core.report.store import RunStore
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
 BUDGET = '[[budget]]\ncase = "metadata-read"\narm = "packed"\nbaseline = "views"\nmax_ratio = 1.0\n'
 ROW = bench_row(1.2, case="metadata-read")
 SLOW, FAST = ROW, bench_row(0.9, case="metadata-read")
@@ -180,14 +171,6 @@ UNUSABLE = {
     "output nowhere": (["gate", "RUN", "-o", "md=/dev/null/x"], "cannot write"),
     "max time": (["gate", "RUN", "--max-time", "0"], "--max-time: expected at least"),
     "seed": (["gate", "RUN", "--seed", "-1"], "--seed: expected an integer of at least 0, got -1"),
-    "trial seed": (["selftest", "--aa", "1", "--seed", "-1"], "--seed: expected an integer of at least 0, got -1"),
-    "aa": (["selftest", "--aa", "0"], "--aa: expected at least 1, got 0"),
-    "planted alone": (["selftest", "--planted", "20"], "--planted: expected --aa N beside it"),
-    "planted": (["selftest", "--aa", "1", "--planted", "-1"], "expected a percentage from 0 to 1000"),
-    "planted nan": (["selftest", "--aa", "1", "--planted", "nan"], "expected a percentage from 0 to 1000"),
-    "aa on a device": (["selftest", "--aa", "1", "--device", "cuda"], "--device: --aa tries the gate on the CPU"),
-    "aa with a time": (["selftest", "--aa", "1", "--max-time", "9"], "--max-time: --aa tries the gate"),
-    "aa and a mutant": (["selftest", "failed-overwritten", "--aa", "1"], "--aa tries the gate and no mutants"),
 }
 
 
@@ -230,162 +213,3 @@ def test_only_what_is_wanted_is_measured_again() -> None:
     (point,) = only(_points(), [("x", "1", "b", "a", None)])
     assert list(point.makers) == ["a", "b"]
     assert only(_points(), []) == []
-
-
-def test_an_arm_beside_itself_is_the_same_maker() -> None:
-    (point,) = beside_itself(_points(), "b", 0)
-    assert point.makers["b"] is point.makers[AGAIN] is _arm
-    assert (point.baseline, point.comparisons) == ("b", (Comparison(arm=AGAIN, baseline="b"),))
-    (point,) = beside_itself(_points(), "b", 20)
-    assert _arm not in point.makers.values()  # both carry the clock
-    with pytest.raises(UsageError, match="unknown arm 'z'; known: a, b, c, d"):
-        beside_itself(_points(), "z", 0)
-
-
-def slowed_waits(
-    monkeypatch: pytest.MonkeyPatch, percent: float, *, call_ns: int, calls: int, step_ns: int
-) -> list[int]:
-    """What each call of a slowed arm waits, by a clock that goes on by a step whenever it is read."""
-    now = [0]
-
-    def reading() -> int:
-        now[0] += step_ns
-        return now[0]
-
-    def work() -> None:
-        now[0] += call_ns
-
-    monkeypatch.setattr("kvcheck.core.bench.selection.time.perf_counter_ns", reading)
-    call = slowed(lambda memory: Arm(call=work, check=lambda: None), percent)(None).call  # type: ignore[arg-type]
-    waits = []
-    for _ in range(calls):
-        before = now[0]
-        call()
-        waits.append(now[0] - before - call_ns - 2 * step_ns)
-    return waits
-
-
-@pytest.mark.parametrize(
-    ("percent", "call_ns", "waits"),
-    [
-        (20, 1_000_000, [200_000, 200_000, 200_000]),
-        (20, 10_000, [0, 0, 6_000, 0, 0, 6_000]),
-        (20, 0, [0, 0, 0]),
-        (0, 1_000_000, [0, 0]),
-    ],
-)
-def test_a_planted_slow_down_waits_for_a_part_of_what_the_calls_took(
-    percent: float, call_ns: int, waits: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = slowed_waits(monkeypatch, percent, call_ns=call_ns, calls=len(waits), step_ns=1)
-    assert found == pytest.approx(waits, abs=5)
-
-
-def test_a_slow_down_by_a_coarse_clock_is_not_more_than_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = sum(slowed_waits(monkeypatch, 20, call_ns=10_000, calls=60, step_ns=4_000))
-    assert waited == pytest.approx(60 * 14_000 * 0.2, abs=5_000)
-
-
-def test_a_trial_goes_the_way_of_the_gate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fast, slow = bench_row(1.0, case="metadata-read"), SLOW
-    plans = measured(monkeypatch, fast, slow, fast, slow, slow)
-    assert run(["selftest", "--aa", "3", "--seed", "4", "--format", "json"]) == 4
-    answer = json.loads(capsys.readouterr().out)
-    assert [trial["verdict"] for trial in answer["trials"]] == ["ok", "inconclusive", "slower"]
-    assert len({plan.seed for plan in plans}) == len(plans)
-    assert [plan.cases for plan in plans[:2]] == [(case,) for case, _, _ in ARMS]
-
-
-@pytest.mark.parametrize(
-    ("options", "answers", "exit_code", "line"),
-    [
-        (["--aa", "1"], (1.0,), 0, "false SLOWER  0 of 1: 0.0%, at most 95.0% (95 %)"),
-        (["--aa", "1"], (1.2, 1.2), 4, "false SLOWER  1 of 1: 100.0%, at most 100.0% (95 %)"),
-        (
-            ["--aa", "1", "--planted", "20"],
-            (1.2, 1.2),
-            0,
-            "1 of 1 slow-downs of 20 %: 100.0%, at least 5.0%",
-        ),
-        (["--aa", "1", "--planted", "20"], (1.0,), 4, "0 of 1 slow-downs of 20 %: 0.0%, at least 0.0%"),
-    ],
-)
-def test_trials_are_counted_with_their_limit(
-    options: list[str],
-    answers: tuple[float, ...],
-    exit_code: int,
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    measured(monkeypatch, *(bench_row(ratio, case="metadata-read") for ratio in answers))
-    assert run(["selftest", *options, "--seed", "1"]) == exit_code
-    printed = capsys.readouterr().out
-    assert line in printed and printed.endswith(f" exit {exit_code}\n")
-
-
-def test_trials_that_are_interrupted_say_what_they_have(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured(monkeypatch, KeyboardInterrupt())
-    assert run(["selftest", "--aa", "2"]) == 130
-    assert "no trial came to its end" in capsys.readouterr().out
-
-
-def stand_in(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of trials are this shell script."""
-    program = folder / "trials"
-    program.write_text(f"#!/bin/sh\n{GREET}\n{script}\n", encoding="ascii")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-
-
-@pytest.mark.processes
-def test_an_interruption_is_told_once_and_not_by_the_trials_process_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = (
-        "trap 'echo told twice >&2; exit 130' TERM\nsleep .5\nkill -INT $PPID\nfor n in $(seq 500); do sleep .02; done"
-    )
-    stand_in(tmp_path, script, monkeypatch)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert run(["selftest", "--aa", "11"]) == 130
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    output, errors = capfd.readouterr()
-    assert output.endswith(" exit 130\n") and errors == ""
-
-
-@pytest.mark.processes
-def test_what_a_failed_process_of_trials_said_is_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    stand_in(tmp_path, "echo the disk is gone >&2\nexit 3", monkeypatch)
-    assert run(["selftest", "--aa", "11"]) == 70
-    errors = capfd.readouterr().err
-    assert "the disk is gone" in errors and "trials 1 and on: their process ended with status 3" in errors
-
-
-@pytest.mark.processes
-def test_real_trials_run_in_processes_of_their_own_and_end_with_their_parent() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvcheck", "selftest", "--aa", "11", "--seed", "1"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    found: list[int] = []
-    while not found and time.monotonic() < deadline:
-        assert process.poll() is None
-        found = children_of(process.pid)
-        time.sleep(0.05)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, errors) == (130, "")
-    assert output.endswith(" exit 130\n")
-    assert not [pid for pid in found if is_alive(pid)]

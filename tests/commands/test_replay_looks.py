@@ -1,4 +1,4 @@
-"""`kvcheck replay` seen from outside: a profile of a schedule, and a run under a sanitizer that is made up.
+"""`kvcheck replay` seen from outside: a profile of a schedule.
 
 Invariants:
 - A profile changes no verdict. What cannot be profiled or judged is one line.
@@ -7,24 +7,15 @@ Invariants:
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from kvcheck.commands import sanitizer
 from kvcheck.commands.main import run
 from kvcheck.core.stress.runner import ScheduleRunner
 
 SMALL = "hicache:shape=llama-3-tiny,seed=1,schedule=0,requests=12"
 BROKEN = "hicache:shape=llama-3-tiny,seed=1,schedule=0,mutant=gate-waits-wrong-entry"
-TOOL = """#!{python}
-import os, subprocess, sys
-with open({log!r}, "a") as stream:
-    stream.write(" ".join(sys.argv[1:5]) + " : " + " ".join(sys.argv[5:]) + " " + os.environ.get("{name}", "-") + "\\n")
-sys.exit({probe} if "-c" in sys.argv else {code})
-"""
 
 
 def events(path: Path) -> list[dict[str, object]]:
@@ -82,52 +73,3 @@ def test_a_profile_that_is_interrupted_leaves_no_file(tmp_path: Path, monkeypatc
     monkeypatch.setattr(ScheduleRunner, "run", interrupted)
     assert run(["replay", SMALL, "--profile", str(tmp_path / "profile.json")]) == 130
     assert list(tmp_path.iterdir()) == []
-
-
-def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, code: int, probe: int = 0) -> Path:
-    """A sanitizer that notes how it is called. Returns its notes."""
-    log, path = tmp_path / "log", tmp_path / "compute-sanitizer"
-    (name,) = sanitizer.UNCACHED
-    path.write_text(TOOL.format(python=sys.executable, log=str(log), name=name, probe=probe, code=code))
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    return log
-
-
-@pytest.mark.processes(starts=True)
-@pytest.mark.parametrize(
-    ("named", "tool", "code", "ends"),
-    [
-        ("compute-sanitizer", "memcheck", 0, 0),
-        ("compute-sanitizer:racecheck", "racecheck", 4, 4),
-        ("compute-sanitizer:initcheck", "initcheck", sanitizer.SANITIZER_FOUND, 1),
-    ],
-)
-def test_a_line_runs_under_the_tool_and_its_findings_are_a_failure(
-    named: str, tool: str, code: int, ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    log = made_up(tmp_path, monkeypatch, code=code)
-    assert run(["replay", SMALL, "--under", named, "--times", "1"]) == ends
-    probe, ran = log.read_text().splitlines()
-    assert probe.startswith(f"--tool {tool} --error-exitcode 99 : {sys.executable} -c")
-    assert ran.endswith(f"-m kvcheck replay {SMALL} --times 1 1") and "--under" not in ran
-    assert (f"{tool} found errors" in capsys.readouterr().out) == (ends == 1)
-
-
-@pytest.mark.processes(starts=True)
-def test_a_tool_that_does_not_work_here_judges_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_up(tmp_path, monkeypatch, code=0, probe=7)
-    assert run(["replay", SMALL, "--under", "compute-sanitizer"]) == 4
-    assert "it does not work on this machine: one small tensor ended with 7" in capsys.readouterr().err
-
-
-def test_a_tool_that_is_missing_or_unknown_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sanitizer, "sanitizer_path", lambda: None)
-    assert run(["replay", SMALL, "--under", "compute-sanitizer"]) == 4
-    assert "is neither on PATH nor in a CUDA toolkit" in capsys.readouterr().err
-    assert run(["replay", SMALL, "--under", "valgrind"]) == 2
-    assert "--under: expected compute-sanitizer or one of compute-sanitizer:memcheck" in capsys.readouterr().err

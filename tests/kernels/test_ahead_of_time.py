@@ -2,7 +2,6 @@
 
 Invariants:
 - launches.json has every class of launches that an interpreted test makes: rigs/interpreted.py fails where one is not.
-- What the product does not launch on a device is what the compiler refuses for it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from rigs import ahead_of_time
 from rigs.ahead_of_time import SHARED_BYTES, problems, problems_of, problems_of_hold
 from rigs.interpreted import needs_triton
-from rigs.large_launches import HOLD, HOLD_CONSTANTS, INT64, LARGE, is_refused
+from rigs.large_launches import HOLD, HOLD_CONSTANTS, INT64, LARGE
 from rigs.launches import argument_class, argument_of, as_rows, from_rows, launch_of, listed
 
 pytestmark = [pytest.mark.compiled, pytest.mark.processes(starts=True), needs_triton]
@@ -32,17 +31,13 @@ def test_what_the_interpreted_tests_launch_compiles(kernel: str, capability: int
     assert launches
     for launch in launches:
         found = problems(launch, capability, tmp_path)
-        if is_refused(launch, capability):
-            assert any("fp8e4nv not supported" in each for each in found), f"{launch} compiles: launch it"
-        else:
-            assert not found, f"{launch}: {found}"
+        assert not found, f"{launch}: {found}"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", LARGE)
 def test_the_sizes_of_models_compile(name: str, capability: int, tmp_path: Path) -> None:
-    found = problems(LARGE[name], capability, tmp_path)
-    assert bool(found) == is_refused(LARGE[name], capability), found
+    assert problems(LARGE[name], capability, tmp_path) == []
 
 
 def edited(tmp_path: Path, module: str, old: str, new: str) -> Any:
@@ -87,11 +82,11 @@ def test_a_kernel_with_what_a_device_lacks_is_told(tmp_path: Path) -> None:
 
 
 def test_a_launch_that_takes_too_much_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    launch = LARGE["attend-bfloat16-576"]
+    launch = min((each for each in listed() if each[0].endswith("digest_triton:_fold_block")), key=repr)
     assert problems(launch, 90, tmp_path) == []
-    monkeypatch.setitem(SHARED_BYTES, 90, 1 << 10)
+    monkeypatch.setitem(SHARED_BYTES, 90, 1)
     (found,) = problems(launch, 90, tmp_path)
-    assert found.endswith("bytes of shared memory of 1024")
+    assert found.endswith("bytes of shared memory of 1")
 
 
 def test_a_kernel_that_spills_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,21 +97,19 @@ def test_a_kernel_that_spills_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_classes_of_arguments_are_those_of_the_compiler() -> None:
     memory = torch.empty(64, dtype=torch.int64)
-    assert [argument_class(each) for each in (memory, memory[1:], None, 0.5)] == [INT64, "*int64", "none", "fp32"]
+    assert [argument_class(each) for each in (memory, memory[1:], None)] == [INT64, "*int64", "none"]
     assert [argument_class(each) for each in (1, 0, 16, 17, 1 << 31, (1 << 31) + 1, -(1 << 31))] == [
         *("1", "i32:16", "i32:16", "i32", "i64:16", "i64", "i32:16"),
     ]
-    assert argument_class((memory, 3)) == "(*int64:16 i32)"
     with pytest.raises(TypeError, match="got True"):
         argument_class(True)
-    for kind in (INT64, "*int64", "*uint8", "none", "fp32", "1", "i32:16", "i32", "i64:16", "i64", "(*int64:16 i32)"):
+    for kind in (INT64, "*int64", "*uint8", "none", "1", "i32:16", "i32", "i64:16", "i64"):
         assert argument_class(argument_of(kind)) == kind
 
 
-def test_a_launch_has_the_constants_of_a_device() -> None:
-    named = {"IS_WIDE": True, "HAS_CLOCK": False, "num_warps": 1}
-    launch = launch_of(test_a_launch_has_the_constants_of_a_device, (1,), named)
-    assert launch[1:] == (("1",), (("HAS_CLOCK", False), ("IS_WIDE", False), ("num_warps", 1)))
+def test_a_launch_survives_its_file() -> None:
+    launch = launch_of(test_a_launch_survives_its_file, (1,), {"num_warps": 1, "HAS_CLOCK": False})
+    assert launch[1:] == (("1",), (("HAS_CLOCK", False), ("num_warps", 1)))
     assert from_rows(as_rows([launch])) == {launch}
 
 

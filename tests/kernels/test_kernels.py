@@ -1,11 +1,13 @@
-"""The table of kernels: every fast form takes what its torch meaning takes, and loading the package loads no compiler.
+"""The table of kernels: every fast form takes what its torch form takes and has a user; the package loads no compiler.
 
 Invariants:
 - What forms compute is compared in the test of each kernel; here it is the table that is held to its word.
+- A user is a module of the package that imports the fast form by its name: a test is none.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import subprocess
@@ -14,9 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.kernels import KERNELS
-
-KERNEL_FOLDER = Path(__file__).parents[2] / "kvcheck" / "kernels"
+PACKAGE = Path(__file__).parents[2] / "kvcheck"
+KERNEL_FOLDER = PACKAGE / "kernels"
+# The torch form: the function that chooses the fastest form.
+KERNELS = {
+    "kvcheck.kernels.content:differing_torch": "kvcheck.kernels.content_rows:differing",
+    "kvcheck.kernels.digest:digest_torch": "kvcheck.kernels.digest:digest",
+    "kvcheck.kernels.digest_rows:digest_rows_torch": "kvcheck.kernels.digest_rows:digest_rows",
+    "kvcheck.kernels.hold:hold_torch": "kvcheck.kernels.hold:hold",
+    "kvcheck.kernels.page_copy:copy_rows_torch": "kvcheck.kernels.page_copy:copy_rows",
+    "kvcheck.kernels.page_copy:gather_rows_torch": "kvcheck.kernels.page_copy:gather_rows",
+    "kvcheck.kernels.page_copy:scatter_rows_torch": "kvcheck.kernels.page_copy:scatter_rows",
+}
 
 
 def loaded(name: str) -> object:
@@ -31,6 +42,13 @@ def test_a_form_is_called_like_its_meaning(meaning: str, form: str) -> None:
     assert callable(one) and callable(other) and one is not other
     assert meaning.endswith("_torch") and not form.endswith("_torch")
     assert inspect.signature(one) == inspect.signature(other)
+
+
+def test_every_form_has_a_user() -> None:
+    texts = [text for path in PACKAGE.rglob("*.py") if "kvcheck.kernels." in (text := path.read_text(encoding="utf-8"))]
+    imports = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    used = {f"{node.module}:{alias.name}" for node in imports for alias in node.names}
+    assert {*KERNELS.values()} <= used
 
 
 def test_every_module_of_triton_kernels_has_a_form_in_the_table() -> None:

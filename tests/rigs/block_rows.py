@@ -16,7 +16,6 @@ HOURS = "takes hours of CPU time"
 DOWNLOAD = "needs a trace of 12,031 requests that the reader downloads; the packaged sample takes minutes"
 INSTALLS = "installs from the network, then runs everything"
 RANKS = "takes four processes and a minute; stress/ranks/test_real_processes.py runs these ranks with fewer requests"
-LAUNCHER = "needs torchrun on two machines; stress/ranks/test_launcher.py starts it on one"
 PRICED = frozenset({0, 3, 4})
 """What the gate says of prices depends on the machine; a finding or an error is neither of them."""
 
@@ -156,10 +155,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck stress retract-resume --trace": Parsed(DOWNLOAD),
     },
     "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},
-    "docs/transports.md": {
-        "kvcheck stress pd-transfer": Parsed(RANKS),
-        "torchrun": Parsed(LAUNCHER),
-    },
+    "docs/transports.md": {"kvcheck stress pd-transfer": Parsed(RANKS)},
     "reports/published/cpu/README.md": {
         "PYTHONPATH=.:tests": By("mutants/test_decoders.py::test_the_table_is_what_this_build_does")
     },

@@ -6,12 +6,10 @@ tests/kernels/test_ahead_of_time.py compiles that list for real GPUs on a machin
     *int64:16     a tensor of int64 whose address is a multiple of 16; without ":16", another address
     i32:16  i32   an integer that fits into 32 bits and is a multiple of 16, or is not; i64 does not fit
     1             the integer 1, which Triton compiles in
-    fp32  none    a float; no value
-    (i32 1)       a tuple of such
+    none          no value
 
 Invariants:
 - A class follows from the arguments alone, by the rules by which Triton itself tells compiled kernels apart.
-- Constants that differ between the interpreter and a device have the device's value: see ON_A_DEVICE.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from typing import Any
 import torch
 
 LISTED = Path(__file__).parents[1] / "kernels" / "launches.json"
-ON_A_DEVICE = {"IS_WIDE": False}
-"""Constants that say what the interpreter lacks: products of bfloat16. Its lack of a clock: see LARGE of the tests."""
 ALIGNED = 16
 INTEGERS = {"1": 1, "i32:16": 32, "i32": 3, "i64:16": 1 << 40, "i64": (1 << 40) + 1}
 """A value of each class of integers."""
@@ -43,35 +39,25 @@ def argument_class(value: object) -> str:
         return f"*{str(value.dtype).removeprefix('torch.')}{'' if value.data_ptr() % ALIGNED else ':16'}"
     if value is None:
         return "none"
-    if isinstance(value, tuple):
-        return f"({' '.join(map(argument_class, value))})"
-    if isinstance(value, bool):
-        raise TypeError(f"expected an integer, a tensor, a float or None, got {value}")
-    if isinstance(value, int):
-        wide = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
-        return "1" if value == 1 else wide if value % ALIGNED else f"{wide}:16"
-    if isinstance(value, float):
-        return "fp32"
-    raise TypeError(f"expected an integer, a tensor, a float or None, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected an integer, a tensor or None, got {value!r}")
+    wide = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+    return "1" if value == 1 else wide if value % ALIGNED else f"{wide}:16"
 
 
 def argument_of(kind: str) -> object:
     """An argument of that class."""
-    if kind.startswith("("):
-        return tuple(map(argument_of, kind[1:-1].split()))
     if kind.startswith("*"):
         name, _, aligned = kind[1:].partition(":")
         memory = torch.empty(WORDS, dtype=getattr(torch, name))
         assert memory.data_ptr() % ALIGNED == 0, "torch aligns what it allocates"
         return memory if aligned else memory[1:]
-    return {"none": None, "fp32": 0.5, **INTEGERS}[kind]
+    return {"none": None, **INTEGERS}[kind]
 
 
 def launch_of(function: Callable[..., object], given: Sequence[object], named: Mapping[str, object]) -> Launch:
     """The class of a launch of the function that a kernel is made from."""
-    constants = {name: ON_A_DEVICE.get(name, value) for name, value in named.items()}
-    kernel = f"{function.__module__}:{function.__name__}"
-    return kernel, tuple(map(argument_class, given)), tuple(sorted(constants.items()))
+    return f"{function.__module__}:{function.__name__}", tuple(map(argument_class, given)), tuple(sorted(named.items()))
 
 
 def as_rows(launches: Iterable[Launch]) -> list[list[Any]]:
@@ -81,15 +67,7 @@ def as_rows(launches: Iterable[Launch]) -> list[list[Any]]:
 
 def from_rows(rows: Iterable[Sequence[Any]]) -> set[Launch]:
     """The inverse."""
-    return {
-        (kernel, tuple(kinds), tuple((name, _hashable(value)) for name, value in sorted(constants.items())))
-        for kernel, kinds, constants in rows
-    }
-
-
-def _hashable(value: object) -> object:
-    """JSON has lists for tuples."""
-    return tuple(value) if isinstance(value, list) else value
+    return {(kernel, tuple(kinds), tuple(sorted(constants.items()))) for kernel, kinds, constants in rows}
 
 
 def listed() -> set[Launch]:

@@ -3,8 +3,8 @@
 Invariants:
 - A key that does not apply is None, never 0.
 - Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written. A key that an older version did not have says then that there is
-  nothing of its kind. A file that is no record, down to the type of each key, is a UsageError.
+- A record is read back exactly as it was written. A file that is no record of this version, down to the type of each
+  key, is a UsageError.
 """
 
 from __future__ import annotations
@@ -24,16 +24,7 @@ from typing import Any, TypeVar, cast
 from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.story import Story
 
-SCHEMA_VERSION = "6"
-ADDED: Mapping[str, Mapping[str, Mapping[str, object]]] = {
-    "1": {"record": {"identity": None}, "scenarios": {"coverage": None}, "findings": {"condition": None}},
-    "2": {"evidence": {"observed": {}}},
-    "3": {"evidence": {"refusals": None, "situations": {}}, "findings": {"cause": None}},
-    "4": {"findings": {"story": None}},
-    "5": {"evidence": {"traces": None}, "coverage": {"scope": None}},
-}
-"""Keys that a version did not have yet, by the rows that got them in the next one, with the value that they have in a
-record of that version."""
+SCHEMA_VERSION = "1"
 RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_DEPTH = 32
 MAX_NUMBER = 10**20
@@ -327,43 +318,17 @@ def read_record(path: Path) -> RunRecord:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise UsageError(f"{file}: expected a run record with schema_version, got {type(raw).__name__}")
-    if raw["schema_version"] not in (*ADDED, SCHEMA_VERSION):
-        known = ", ".join((SCHEMA_VERSION, *ADDED))
-        raise UsageError(f"{file}: expected schema_version {known}, got {raw['schema_version']!r}")
+    if raw["schema_version"] != SCHEMA_VERSION:
+        raise UsageError(
+            f"{file}: expected schema_version {SCHEMA_VERSION!r}, got {raw['schema_version']!r}: another version of "
+            "kvcheck wrote it; read it with that one, or run again"
+        )
     try:
-        record: RunRecord = value_from(RunRecord, _of_today(raw), "record")
+        record: RunRecord = value_from(RunRecord, raw, "record")
     except ValueError as error:
         raise UsageError(f"{file}: not a complete run record: {error}") from error
     check_run_id(record.run_id)
     return record
-
-
-def _of_today(raw: dict[str, object]) -> dict[str, object]:
-    """The record with the keys that later versions added. A row that has one of them already is left as it is."""
-    version = cast(str, raw["schema_version"])
-    for added in (ADDED[older] for older in ADDED if older >= version):
-        counts = added.get("evidence", {})
-        raw = _with_evidence(_with(raw, added.get("record", {})), counts)
-        for key in ("scenarios", "findings"):
-            if isinstance(rows := raw.get(key), list):
-                raw = raw | {key: [_with_evidence(_with(row, added.get(key, {})), counts) for row in rows]}
-        if (in_coverage := added.get("coverage")) is not None and isinstance(rows := raw.get("scenarios"), list):
-            raw = raw | {"scenarios": [_with_part(row, "coverage", in_coverage) for row in rows]}
-    return raw | {"schema_version": SCHEMA_VERSION}
-
-
-def _with(row: Any, added: Mapping[str, object]) -> Any:
-    return {**row, **added} if isinstance(row, dict) and not row.keys() & added.keys() else row
-
-
-def _with_evidence(row: Any, added: Mapping[str, object]) -> Any:
-    return _with_part(row, "evidence", added)
-
-
-def _with_part(row: Any, part: str, added: Mapping[str, object]) -> Any:
-    """The row whose part of that name, where it has one, has the keys that were added."""
-    has_part = isinstance(row, dict) and isinstance(row.get(part), dict)
-    return row | {part: _with(row[part], added)} if has_part else row
 
 
 def _no_number(text: str) -> float:

@@ -1,12 +1,11 @@
-"""The statistics of rounds: medians, intervals and tests that assume no distribution, the noise floor, exact limits.
+"""The statistics of rounds: medians, intervals and tests that assume no distribution, and the noise floor.
 
 A round is one number, measured with fresh memory and in a random order of its own. Only rounds count as independent
 samples. The interval of n rounds goes from the k-th smallest value to the k-th largest, with the largest k for which
 the median lies outside in at most 5 % of cases. A round falls on either side of the median with probability 1/2 in any
 distribution, so k follows from the binomial distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy
 machines give long tails, so means and variances are not used. Order statistics and sign tests: Conover, Practical
-Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979); limits of a share: Clopper and
-Pearson, Biometrika 26 (1934).
+Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979).
 
 Invariants:
 - Fewer than LEAST_ROUNDS values have no interval: from the smallest to the largest value it would have less than 95 %.
@@ -88,27 +87,6 @@ def holm(values: Sequence[float]) -> tuple[float, ...]:
         worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
         adjusted[at] = worst
     return tuple(adjusted)
-
-
-def share_above(hits: int, runs: int, *, tail: float = 0.05) -> float:
-    """Upper limit of a share: the largest one that gives so few hits in so many runs with probability `tail`."""
-    if not 0 <= hits <= runs or not runs:
-        raise ValueError(f"expected at least one run and no more hits than runs, got {hits} of {runs}")
-    if hits == runs:
-        return 1.0
-    low, high = hits / runs, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if math.fsum(_binomial(runs, number, middle) for number in range(hits + 1)) > tail:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def share_below(hits: int, runs: int, *, tail: float = 0.05) -> float:
-    """Lower limit of a share: the smallest one that gives so many hits in so many runs with probability `tail`."""
-    return 1.0 - share_above(runs - hits, runs, tail=tail)
 
 
 @cache

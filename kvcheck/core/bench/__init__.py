@@ -1,7 +1,7 @@
 """Benchmarks: the cost of a function compared with the plainest code that does the same.
 
 Invariants:
-- Every case is a row of CASES. A case that applies to some pool families only is a row of FAMILIES too.
+- Every case is a row of CASES.
 - Rows stand in the order of what they tell: where the time is short, the last have no price.
 """
 
@@ -44,37 +44,5 @@ CASES: Registry[Callable[..., Any]] = Registry(
             "kvcheck.core.bench.case_nvlink:points",
             "Sends a metadata row to a peer: sealed in its memory, over host and socket, and without a proof.",
         ),
-        "index-read": (
-            "kvcheck.core.bench.case_index:points",
-            "Reads keys and scales of an index buffer together, against two reads and against torch.",
-        ),
-        "content-verify": (
-            "kvcheck.core.bench.case_content:verify_points",
-            "Verifies every word of rows, against reading as many bytes once.",
-        ),
-        "content-fill": (
-            "kvcheck.core.bench.case_content:fill_points",
-            "Writes rows of content words, against memcpy of as many bytes.",
-        ),
-        "recorder": (
-            "kvcheck.core.bench.case_recorder:points",
-            "Runs a decode step with the recorder on, against the same step without it.",
-        ),
-        "tree": (
-            "kvcheck.core.bench.case_tree:points",
-            "Looks up and locks prefixes in the tree, against a dictionary of pages.",
-        ),
-        "transport": (
-            "kvcheck.core.bench.transport:points",
-            "Runs the transfer engine in its own process, with checks, against a bare loop of its library.",
-        ),
     },
 )
-
-# Cases that apply to some pool families only, and those families.
-FAMILIES: dict[str, tuple[str, ...]] = {"index-read": ("nsa",)}
-
-
-def applies(case: str, family: str) -> bool:
-    """True if models of that pool family have what the case measures."""
-    return family in FAMILIES.get(case, (family,))

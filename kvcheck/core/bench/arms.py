@@ -12,8 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -33,9 +32,8 @@ class Arm:
     """One way to do the work. call: does it once. check: raises WrongOutput unless the last call left the right bytes;
     the lanes of its memory have been joined.
 
-    clock: how it is timed on a device: "wall" (the process waits for it), "events" or "graph". A CPU and threads have
-    wall time only. "own": the call returns nanoseconds that were measured in another process. close: releases resources
-    other than memory.
+    clock: how it is timed on a device: "wall" (the process waits for it) or "events". A CPU and threads have wall time
+    only. close: releases resources other than memory.
     """
 
     call: Callable[[], object]
@@ -92,12 +90,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What points are built for. device: cpu, threads, cuda or cuda:N. stack: closes at the end of the run what a case
-    has opened for all its rounds."""
+    """What points are built for. device: cpu, threads, cuda or cuda:N."""
 
     shape: ModelShape
     device: str
-    stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def kind(self) -> str:
@@ -106,7 +102,6 @@ class Setting:
 
 
 Case = Callable[[Setting], tuple[Point, ...]]
-"""The points of a case. Raises UnknownVerdict, with what would change it, where this machine or shape has none."""
 
 
 def same(what: str, got: torch.Tensor, expected: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Case: a whole decode step with each protection on and off, and with the recorder on.
+"""Case: a whole decode step with each protection on and off.
 
 Invariants:
 - All arms compute the same numbers from equal rows. The check compares them bit for bit with those of bare().

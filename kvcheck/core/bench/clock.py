@@ -1,11 +1,10 @@
 """Clocks: time a batch of calls on a CPU, on lanes that are threads, or on a CUDA device.
 
-On a device, "graph" captures the batch and replays it between two events, so that the time of launches is left out.
-"events" times work of one stream as it is launched. "wall" waits for the device before and after and reads the
-process's clock; only this shows what a wait costs the process. Batches use several buffer sets in turn, more than the
-second-level cache holds, so each call finds that cache cold. On a CPU the process's clock is used, less the time for
-which the measuring thread was ready while another thread had its core. Over threads all arms are timed by "wall", and
-what they took is no price.
+On a device, "events" times work of one stream as it is launched. "wall" waits for the device before and after and reads
+the process's clock; only this shows what a wait costs the process. Batches use several buffer sets in turn, more than
+the second-level cache holds, so each call finds that cache cold. On a CPU the process's clock is used, less the time
+for which the measuring thread was ready while another thread had its core. Over threads all arms are timed by "wall",
+and what they took is no price.
 
 Invariants:
 - Only calls of one arm lie between two readings of a clock.
@@ -90,8 +89,6 @@ class CpuClock:
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
     ) -> Batch:
         (call,) = calls
-        if kind == "own":
-            return lambda: sum(_told(call()) for _ in range(count))
         if count == 1:
 
             def once() -> int:
@@ -125,8 +122,6 @@ class ThreadsClock(CpuClock):
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
     ) -> Batch:
         (call,) = calls
-        if kind == "own":
-            raise InternalError("expected calls on lanes of this process, got one that is timed in another process")
 
         def call_all() -> None:
             for _ in itertools.repeat(None, count):
@@ -143,7 +138,7 @@ class ThreadsClock(CpuClock):
 
 
 class CudaClock:
-    """Events, graphs and the process's clock for work on a device."""
+    """Events and the process's clock for work on a device."""
 
     no_price: str | None = None
 
@@ -179,11 +174,8 @@ class CudaClock:
         if kind == "wall":
             return lambda: self._wall(chosen)
         if kind == "events":
-            return lambda: self._events(lambda: [call() for call in chosen])
-        if kind == "graph":
-            graph = self._captured(chosen)
-            return lambda: self._events(graph.replay)
-        raise InternalError(f"expected a clock of wall, events or graph, got {kind!r}")
+            return lambda: self._events(chosen)
+        raise InternalError(f"expected a clock of wall or events, got {kind!r}")
 
     def _wall(self, calls: list[Callable[[], object]]) -> int:
         torch.cuda.synchronize(self.device)
@@ -193,25 +185,14 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
         return time.perf_counter_ns() - start
 
-    def _events(self, work: Callable[[], object]) -> int:
+    def _events(self, calls: list[Callable[[], object]]) -> int:
         begin, end = _timing_event(), _timing_event()
         begin.record()
-        work()
+        for call in calls:
+            call()
         end.record()
         end.synchronize()
         return max(1, int(begin.elapsed_time(end) * 1e6))
-
-    def _captured(self, calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(side):
-            for call in calls:  # kernels are compiled and memory is taken before the capture
-                call()
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        return graph
 
 
 def _run_delay(owner: object) -> Callable[[], int]:
@@ -222,13 +203,6 @@ def _run_delay(owner: object) -> Callable[[], int]:
         return lambda: 0
     weakref.finalize(owner, os.close, file)  # kept open until then: opening it takes as long as some batches
     return lambda: int(os.pread(file, 96, 0).split()[1])
-
-
-def _told(value: object) -> int:
-    """Nanoseconds that a call returned. Its work is timed in another process."""
-    if not isinstance(value, int):
-        raise InternalError(f"expected nanoseconds from a call that times itself, got {type(value).__name__}")
-    return value
 
 
 def _timing_event() -> torch.cuda.Event:

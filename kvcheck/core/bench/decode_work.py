@@ -20,7 +20,7 @@ import torch
 from kvcheck.core.base.paging import IndexArray, locs_of
 from kvcheck.core.bench.arms import same
 from kvcheck.core.bench.memory import BenchBackend, FreshMemory
-from kvcheck.core.cache.backend.backend import ChunkWork, Footprint, Lane, Operation
+from kvcheck.core.cache.backend.backend import ChunkWork, Lane, Operation
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
@@ -76,7 +76,6 @@ class DecodeStep:
         self._layers = self._attending(memory)
         self._context = {name: self._locs(name, 0, CONTEXT) for name in self.pool.paged}
         self._new = {name: self._locs(name, CONTEXT, CONTEXT + 1) for name in self.pool.paged}
-        self._touched = {name: self._units(name) for name in self.pool.paged}
         widths = {each.words.shape[2] for each in self._layers}
         random = torch.Generator().manual_seed(int(memory.random.integers(1 << 31)))
         made = {wide: torch.randn((REQUESTS, HEADS, wide * 4), generator=random) for wide in widths}
@@ -123,23 +122,6 @@ class DecodeStep:
         self._grow()
         self._joined = self.metadata.get(self._slot, 1)
         self._guarded_layers()
-
-    def submitted(self) -> None:
-        """protected(), with the work of each layer submitted as an operation with its footprint, as a recorder needs
-        it."""
-        self._grow()
-        self._joined = self.metadata.get(self._slot, 1)
-        for each in self._layers:
-            keys, values = self._guarded(each)
-            layers = (each.local, each.local + 1)
-            reads = Footprint(each.space, (each.keys, each.values), layers, self._touched[each.space][0])
-            writes = Footprint(each.space, (each.keys, each.values), layers, self._touched[each.space][1])
-            self._backend.submit(
-                Operation("bench.layer", (partial(self._layer, each, keys, values),)),
-                lane=self.pool.forward,
-                reads=(reads,),
-                writes=(writes,),
-            )
 
     def graphed(self, work: Callable[[], None], *, is_guarded: bool) -> Callable[[], None]:
         """Replay work() as a captured graph of the forward lane. guarded: each replay first waits for the whole load.
@@ -268,10 +250,3 @@ class DecodeStep:
     def _pages(self, space: str, at: int) -> IndexArray:
         holding = self._holdings[at]
         return holding.window_pages if space == "window" else holding.pages
-
-    def _units(self, space: str) -> tuple[IndexArray, IndexArray]:
-        """Pages that a step reads, and pages that it writes."""
-        size = self.pool.page_size
-        pages = [self._pages(space, at) for at in range(REQUESTS)]
-        read = np.concatenate([each[: -(-CONTEXT // size)] for each in pages])
-        return read, np.concatenate([each[CONTEXT // size :] for each in pages])

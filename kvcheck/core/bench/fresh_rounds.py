@@ -19,7 +19,7 @@ from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.judge import MEASURED_AGAIN, StoredRow
 
 if TYPE_CHECKING:  # torch is imported when something is measured
-    from kvcheck.core.bench.run import Choose
+    from kvcheck.core.bench.arms import Point
 
 ROUNDS_MIN, ROUNDS_MAX = 25, 50
 PRECISION = 0.03
@@ -28,9 +28,8 @@ PRECISION = 0.03
 class FreshRounds:
     """Measures recorded rows again, at most MEASURED_AGAIN times and within max_time_s in all.
 
-    build: name and version of this kvcheck, and its environment, under the keys of a record. choose: which of the
-    cases' points to measure; None: the rows that are asked for. say: gets a line about what is measured. progress: gets
-    a line for each round.
+    build: name and version of this kvcheck, and its environment, under the keys of a record. say: gets a line about
+    what is measured. progress: gets a line for each round.
     """
 
     def __init__(
@@ -40,13 +39,12 @@ class FreshRounds:
         seed: int,
         max_time_s: float,
         build: Mapping[str, object],
-        choose: Choose | None = None,
         say: Callable[[str], None] | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.wrong_outputs: list[str] = []
         self._records = {record.run_id: record for record in records}
-        self._seed, self._build, self._choose = seed, build, choose
+        self._seed, self._build = seed, build
         self._say, self._progress = say, progress
         self._left_s, self._calls = max_time_s, 0
 
@@ -71,13 +69,17 @@ class FreshRounds:
         self._left_s = max(1.0, self._left_s - (time.monotonic() - started))
         return [answers[at] for at in range(len(wanted))]
 
+    def chosen(self, points: list[Point], rows: Sequence[BenchRow]) -> list[Point]:
+        """The points of these rows, with no other comparison."""
+        from kvcheck.core.bench.selection import key, only
+
+        return only(points, [key(row) for row in rows])
+
     def _measured(self, shape: str, device: str, rows: list[BenchRow], limit_s: float) -> list[BenchRow | str]:
         from kvcheck.core.bench.plan import BenchPlan
         from kvcheck.core.bench.run import run_bench
-        from kvcheck.core.bench.selection import key, only
+        from kvcheck.core.bench.selection import key
 
-        keys = [key(row) for row in rows]
-        choose = self._choose or (lambda points: only(points, keys))
         late: list[str] = []
         try:
             plan = BenchPlan(
@@ -94,7 +96,7 @@ class FreshRounds:
                 plan,
                 lambda row: None,
                 late=lambda case, sizes: late.append(case),
-                choose=choose,
+                choose=lambda points: self.chosen(points, rows),
                 progress=self._progress,
             )
         except WrongOutput as error:
@@ -106,7 +108,7 @@ class FreshRounds:
         missing = "this version measures no such row"
         if late:
             missing = f"its time, {limit_s:.3g} s, was up before a round; use a larger --max-time"
-        return [found.get(each, missing) for each in keys]
+        return [found.get(key(row), missing) for row in rows]
 
 
 def _shape(record: RunRecord, row: BenchRow) -> str:

@@ -22,7 +22,7 @@ import torch
 
 from kvcheck.core.base.devices import STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import DoubleFree, InternalError
-from kvcheck.core.cache.backend.backend import Backend, Lane, OperationObserver, Place
+from kvcheck.core.cache.backend.backend import Backend, Lane, Place
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
@@ -77,9 +77,9 @@ class FreshMemory:
         """The ids first .. first + count - 1 in a random order."""
         return first + self.random.permutation(count).astype(np.int64)
 
-    def backend(self, observer: OperationObserver | None = None) -> BenchBackend:
+    def backend(self) -> BenchBackend:
         """A backend that allocates from this memory."""
-        made = LEAN[self.kind](self, observer)
+        made = LEAN[self.kind](self)
         if self.kind in STREAMED:
             self._lanes_of.append(made)
         return made
@@ -137,8 +137,8 @@ class _FreshNames:
 class LeanBackend(_FreshNames, EagerBackend):
     """The eager backend over fresh memory."""
 
-    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
-        EagerBackend.__init__(self, observer)
+    def __init__(self, memory: FreshMemory) -> None:
+        EagerBackend.__init__(self)
         _FreshNames.__init__(self, memory)
 
     def launch(self, lane: Lane, work: Callable[..., None], *args: object) -> None:
@@ -152,8 +152,8 @@ class LeanBackend(_FreshNames, EagerBackend):
 class LeanThreadsBackend(_FreshNames, ThreadsBackend):
     """The threads backend over fresh memory."""
 
-    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
-        ThreadsBackend.__init__(self, observer)
+    def __init__(self, memory: FreshMemory) -> None:
+        ThreadsBackend.__init__(self)
         _FreshNames.__init__(self, memory)
 
     def launch(self, lane: Lane, work: Callable[..., None], *args: object) -> None:
@@ -167,8 +167,8 @@ class LeanCudaBackend(_FreshNames, CudaBackend):
     """The CUDA backend over fresh memory. Lane "forward" is the current stream of the process: all buffer sets of an
     arm compute on it, one after another, and the clock's events are recorded there."""
 
-    def __init__(self, memory: FreshMemory, observer: OperationObserver | None = None) -> None:
-        CudaBackend.__init__(self, memory.device.index or 0, observer)
+    def __init__(self, memory: FreshMemory) -> None:
+        CudaBackend.__init__(self, memory.device.index or 0)
         _FreshNames.__init__(self, memory)
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
@@ -190,7 +190,7 @@ class LeanCudaBackend(_FreshNames, CudaBackend):
         return torch.cuda.current_stream(self.device) if name == FORWARD else super()._stream_for(name)
 
 
-LEAN: dict[str, Callable[[FreshMemory, OperationObserver | None], BenchBackend]] = {
+LEAN: dict[str, Callable[[FreshMemory], BenchBackend]] = {
     "cpu": LeanBackend,
     "threads": LeanThreadsBackend,
     "cuda": LeanCudaBackend,

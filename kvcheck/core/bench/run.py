@@ -20,7 +20,6 @@ import torch
 
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.devices import kind_of
-from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Point, Setting
@@ -31,7 +30,6 @@ from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.workload.shapes import shape as shape_named
 
 Tell = Callable[[BenchRow], None]
-Skip = Callable[[str, str], None]
 Late = Callable[[str, tuple[str, ...]], None]
 Progress = Callable[[str], None]
 Learn = Callable[[dict[str, object]], None]
@@ -47,7 +45,6 @@ def run_bench(
     plan: BenchPlan,
     tell: Tell,
     *,
-    skip: Skip | None = None,
     late: Late | None = None,
     progress: Progress | None = None,
     learn: Learn | None = None,
@@ -55,10 +52,10 @@ def run_bench(
 ) -> tuple[BenchRow, ...]:
     """Measure what the plan names. Each row is reported once, when its last round is done.
 
-    skip: gets each case that cannot be measured here and the reason; None: such a case raises UnknownVerdict. late:
-    gets each case with its sizes that have no round when the time is over; no sizes if it was not prepared. choose:
-    replaces the plan's points by those to be measured. progress: gets a line between rounds. learn: gets facts of the
-    device, for the record. Raises WrongOutput if an arm left wrong bytes.
+    late: gets each case with its sizes that have no round when the time is over; no sizes if it was not prepared.
+    choose: replaces the plan's points by those to be measured. progress: gets a line between rounds. learn: gets facts
+    of the device, for the record. Raises WrongOutput if an arm left wrong bytes, UnknownVerdict where this machine
+    lacks the device.
     """
     deadline = time.monotonic() + plan.max_time_s
     clock = clock_for(plan.device)
@@ -68,10 +65,9 @@ def run_bench(
     rows: list[BenchRow] = []
     try:
         with ExitStack() as stack:
-            if kind_of(clock.name) == "cuda":  # events, graphs and kernels are those of the current device
+            if kind_of(clock.name) == "cuda":  # events and kernels are those of the current device
                 stack.enter_context(torch.cuda.device(tensor_device(clock.name)))
-            setting = Setting(shape=shape_named(plan.shape), device=clock.name, stack=stack)
-            points, left = _points(plan, setting, skip, deadline)
+            points, left = _points(plan, Setting(shape=shape_named(plan.shape), device=clock.name), deadline)
             samples = [Samples(point, clock) for point in choose(points)]
             facts = clock.spin() if samples else {}
             if learn is not None:
@@ -91,9 +87,7 @@ def run_bench(
     return tuple(rows)
 
 
-def _points(
-    plan: BenchPlan, setting: Setting, skip: Skip | None, deadline: float
-) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
+def _points(plan: BenchPlan, setting: Setting, deadline: float) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
     """The points of all cases, and the cases that could not be prepared in time, each without sizes."""
     points: list[Point] = []
     left: dict[str, tuple[str, ...]] = {}
@@ -104,10 +98,6 @@ def _points(
                 points += case(setting)
         except TimeUp:
             left[name] = ()
-        except UnknownVerdict as error:
-            if skip is None:
-                raise
-            skip(name, str(error))
     return points, left
 
 

@@ -24,20 +24,14 @@ SERVER = "running server"
 KINDS = {
     "metadata-read": "clone",
     "offload-restore": "clone",
-    "index-read": "clone",
     "guarded-read": "wait",
     "layer-load": "wait",
     "decode-step": "all of them",
     "seal": "seal",
     "nvlink-aux": "seal",
-    "content-fill": "check",
-    "content-verify": "check",
-    "recorder": "check",
-    "transport": "transport",
-    "tree": "bookkeeping",
     **dict.fromkeys(SERVE_CASES, SERVER),
 }
-ORDER = ("all of them", "clone", "wait", "seal", "check", "transport", "bookkeeping", SERVER, "other")
+ORDER = ("all of them", "clone", "wait", "seal", SERVER, "other")
 TOO_FEW = "n/a: too few rounds"
 NO_MEASUREMENT = "n/a: not a measurement"
 CHECKED = "right, no price"

@@ -52,6 +52,19 @@ def mooncake_cell(
     return MooncakeCell(plans=(plan,), cpu_s=CPU_S)
 
 
+def exposure(plan: Plan) -> list[str]:
+    """What to warn of where a run over Mooncake was asked for and its engine can be reached from outside."""
+    if plan.transport != "mooncake":
+        return []
+    with PrivateNetwork() as network:
+        if network.path is not None:
+            return []
+        return [
+            f"Mooncake's engine listens on all interfaces of this machine and asks nobody who he is: {network.why}; "
+            "expected a network where everybody is trusted"
+        ]
+
+
 def _why_not(max_time_s: float | None, least: int | None) -> str | None:
     """Why a run leaves it out, and what changes that; None where nothing does."""
     if max_time_s is not None and max_time_s < LEAST_TIME_S:

@@ -25,15 +25,10 @@ import torch
 from rigs.live_processes import is_alive, poll, shared_files
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict
-from kvcheck.core.bench.arms import Setting
-from kvcheck.core.bench.clock import CpuClock
-from kvcheck.core.bench.measure import Samples
-from kvcheck.core.bench.transport import RunShape, points_of
 from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
-from kvcheck.core.workload.shapes import shape as shape_named
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.processes]
 
@@ -303,19 +298,3 @@ def test_memory_is_not_left_behind(tmp_path: Path) -> None:
 def test_a_protocol_without_its_hardware_is_refused() -> None:
     with SharedRegion("kv", 64) as region, pytest.raises(TransferError, match=r"protocol rdma.*returned -1"):
         MooncakeEngine.start({"kv": region}, "rdma")
-
-
-def test_the_benchmark_of_the_transport_times_all_ways_and_checks_their_bytes() -> None:
-    clock = CpuClock()
-    with ExitStack() as stack:
-        setting = Setting(shape=shape_named("llama-3-tiny"), device=clock.name, stack=stack)
-        (point,) = points_of(setting, (RunShape(64 << 10, 4, 2),))
-        samples = Samples(point, clock)
-        for _ in range(2):
-            samples.add_round(np.random.default_rng(1))
-        rows = samples.rows()
-    assert [(row.arm, row.baseline, row.bytes) for row in rows] == [
-        ("write", "bare-loop", 512 << 10),
-        ("submit", "bare-loop", 512 << 10),
-    ]
-    assert all(len(row.ratios) == 2 and row.us.est > 0 for row in rows)

@@ -84,10 +84,10 @@ def run(
     return supervisor, outcome(supervisor, plan, troubled=killed)
 
 
-def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str], has_pids: bool = True) -> Judgement:
-    """Run it, see that nobody is left where the ranks are children of this process, and judge."""
+def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str]) -> Judgement:
+    """Run it, see that nobody is left, and judge."""
     reports = supervisor.run()
-    pids = [supervisor.pid(name) for name in reports if has_pids]
+    pids = [supervisor.pid(name) for name in reports]
     assert poll(lambda: not any(map(is_alive, pids)))
     shape, load = work_of(plan)
     reference = reference_outputs(shape, load)

@@ -7,14 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.cache.scheduler.agreement import RankGroup
@@ -27,18 +26,15 @@ class GroupLost(Exception):
 
 
 class ProcessRanks(RankGroup):
-    """This process's rank among `ranks`. meeting: where they find one another, of this run alone.
+    """This process's rank among `ranks`. meeting: a file by which they find one another, of this run alone."""
 
-    A file, or tcp://host:port/prefix for keys of a TCPStore. host: the address at which this machine is reached.
-    """
-
-    def __init__(self, meeting: str, rank: int, ranks: int, *, timeout_s: float, host: str = LOCAL) -> None:
+    def __init__(self, meeting: str, rank: int, ranks: int, *, timeout_s: float) -> None:
         gloo: Any = dist.ProcessGroupGloo  # the public call takes its address from the environment
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=host)]
+        options._devices = [gloo.create_device(hostname=LOCAL)]
         options._timeout = timedelta(seconds=timeout_s)
         try:
-            self._group = gloo(_store(meeting, ranks, timeout_s), rank, ranks, options)
+            self._group = gloo(FileStore(meeting, ranks), rank, ranks, options)
         except RuntimeError as error:
             raise GroupLost(f"{ranks} ranks did not meet in {timeout_s} s: {_short(error)}") from error
         self._ranks = ranks
@@ -63,15 +59,6 @@ class ProcessRanks(RankGroup):
             raise GroupLost(_short(error)) from error
         least: list[int] = tensor.tolist()
         return least
-
-
-def _store(meeting: str, ranks: int, timeout_s: float) -> Store:
-    found = re.fullmatch(r"tcp://(.+):(\d+)/(.+)", meeting)
-    if found is None:
-        return FileStore(meeting, ranks)
-    limit = timedelta(seconds=timeout_s)
-    store = TCPStore(found[1], int(found[2]), is_master=False, timeout=limit, wait_for_workers=False)
-    return PrefixStore(found[3], store)
 
 
 def _short(error: RuntimeError) -> str:

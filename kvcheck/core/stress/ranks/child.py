@@ -1,4 +1,4 @@
-"""Child: the supervisor's handle of a rank's process, and the launcher that starts it on this machine.
+"""Child: the supervisor's handle of a rank's process, which it starts.
 
 Invariants:
 - Processes that a rank had started end with it, also stopped ones.
@@ -13,11 +13,10 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import IO, Protocol
+from dataclasses import dataclass
+from typing import IO
 
 from kvcheck.core.base.child import Streams, close_input, has_ended, kill_group, listen, start, tail, tell
-from kvcheck.core.base.scratch import ScratchFolder
 from kvcheck.core.stress.ranks.spec import RankSpec
 
 TAIL = 600
@@ -35,39 +34,8 @@ class Ending:
     text: str
 
 
-class Child(Protocol):
-    """A rank's process."""
-
-    spec: RankSpec
-
-    def tell(self, value: Mapping[str, object]) -> None:
-        """Write a line to its input. The line is lost if the process is dead."""
-
-    def close_input(self) -> None:
-        """Close its input. A rank ends when its input ends."""
-
-    def wait(self, within_s: float | None = None) -> Ending:
-        """Wait until it has ended; kill it if that takes longer than within_s seconds."""
-
-    def close(self) -> None:
-        """Release what the supervisor holds of it."""
-
-
-class Launcher(Protocol):
-    """Where ranks are started."""
-
-    def start(self, spec: RankSpec, put: Put) -> Child:
-        """Start a process for the rank. put: takes its lines."""
-
-    def meeting(self, name: str) -> str:
-        """Where the ranks of an end find one another: a file or an address, of this run alone."""
-
-    def close(self) -> None:
-        """Release everything; the run is over."""
-
-
-class LocalChild:
-    """A child of this process."""
+class Child:
+    """A rank's process. put: takes its lines."""
 
     def __init__(self, spec: RankSpec, program: str, put: Put) -> None:
         self.spec = spec
@@ -81,42 +49,26 @@ class LocalChild:
         listen(self.process, self._take)
 
     def tell(self, value: Mapping[str, object]) -> None:
+        """Write a line to its input. The line is lost if the process is dead."""
         tell(self.process, json.dumps(value))
 
     def wait(self, within_s: float | None = None) -> Ending:
-        """As the Protocol says. All processes of its group are killed."""
+        """Wait until it has ended, at most within_s seconds; then all processes of its group are killed."""
         with self._waiting:
             has_ended(self.process, within_s)
             code = kill_group(self.process)
             return Ending(code, "" if self._said.closed else tail(self._said.fileno(), TAIL))
 
     def close(self) -> None:
+        """Release what the supervisor holds of it."""
         self.close_input()
         with self._waiting:
             self._said.close()
 
     def close_input(self) -> None:
+        """Close its input. A rank ends when its input ends."""
         close_input(self.process)
 
     def _take(self, line: str | None) -> None:
         with contextlib.suppress(ValueError):  # half a line of a process that was killed
             self._put(self.spec.name, None if line is None else json.loads(line))
-
-
-class LocalLauncher:
-    """Starts ranks on this machine. host: the address at which they are reached. network: of their engines."""
-
-    def __init__(self, program: str, *, host: str, network: str | None = None) -> None:
-        self._program = program
-        self._host = host
-        self._network = network
-        self._folder = ScratchFolder("ranks")
-
-    def start(self, spec: RankSpec, put: Put) -> LocalChild:
-        return LocalChild(replace(spec, host=self._host, network=self._network), self._program, put)
-
-    def meeting(self, name: str) -> str:
-        return str(self._folder.path / name)
-
-    def close(self) -> None:
-        self._folder.close()

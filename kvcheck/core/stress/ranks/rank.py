@@ -131,7 +131,6 @@ class RankRun:
         )
         assert isinstance(self.rank.wire, StressedWire)
         self.wire = self.rank.wire.inner
-        self.wire.host = spec.host
         self.wire.network = spec.network
         self.wire.paths, self.wire.late_s = paths, self._stalls.late_s
         self._fenced: dict[str, float] = {}
@@ -169,14 +168,14 @@ class RankRun:
         # Another rank may first wait for a peer that reads nothing, and then for a room that is late.
         timeout_s = self._spec.patience_s + 2 * self._spec.lease_s
         spec = self._spec
-        self._group = ProcessRanks(spec.meeting, spec.rank, ranks, timeout_s=timeout_s, host=spec.host)
+        self._group = ProcessRanks(spec.meeting, spec.rank, ranks, timeout_s=timeout_s)
         self._say("ready", {})
 
     def _links(self) -> list[Link]:
         if self._spec.end == "prefill":
             found = self._inbox.addresses.get()
             return [connect(found[name], self._spec.key, self._hello) for name in self._spec.peers]
-        listener = Listener(self._spec.host)
+        listener = Listener()
         self._say("listening", {"address": listener.address})
         links = listener.accept(self._spec.key, self._hello, set(self._spec.peers))
         listener.keep(self._spec.key, self._hello, self._offer)

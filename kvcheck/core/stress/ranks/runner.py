@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.stress.oracles.liveness import finding_of
-from kvcheck.core.stress.ranks.child import Launcher
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import ranks_of, work_of
@@ -22,17 +21,14 @@ from kvcheck.core.stress.schedule import Plan
 
 
 class RankRunner:
-    """Runs plans. launcher: starts the ranks; None: on this machine."""
+    """Runs plans over processes of this machine."""
 
     cpu_s = 0.0
-
-    def __init__(self, launcher: Launcher | None = None) -> None:
-        self._launcher = launcher
 
     def run(self, plan: Plan) -> Outcome:
         """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
         shape, load = work_of(plan)
-        supervisor = Supervisor(plan, launcher=self._launcher)
+        supervisor = Supervisor(plan)
         reports = supervisor.run()
         reference = reference_run(plan, load)
         if reference.broke is not None:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.cache.transfer.sockets.link import LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class RankSpec:
     extra: for programs of tests that do more than the worker, such as ending half-way.
 
     incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
-    host: the address at which this machine is reached. network: where its engine's process is, None: with all others.
+    network: where its engine's process is, None: with all others.
     returns: peers that are started again when they die.
     """
 
@@ -42,7 +41,6 @@ class RankSpec:
     patience_s: int
     lease_s: float
     incarnation: int = 1
-    host: str = LOCAL
     network: str | None = None
     over: tuple[int, ...] = ()
     returns: tuple[str, ...] = ()

@@ -12,18 +12,19 @@ import contextlib
 import os
 import queue
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
-from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.errors import TargetError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import value_from
+from kvcheck.core.base.scratch import ScratchFolder
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
-from kvcheck.core.cache.transfer.sockets.link import LOCAL
 from kvcheck.core.stress.ranks import worker
-from kvcheck.core.stress.ranks.child import Child, Launcher, LocalChild, LocalLauncher
+from kvcheck.core.stress.ranks.child import Child
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, read_summary
 from kvcheck.core.stress.ranks.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
@@ -63,10 +64,6 @@ class RankReport:
     death: str = ""
 
 
-def _not_started(spec: RankSpec) -> Child:
-    raise InternalError(f"{spec.name} is to be started before the run")
-
-
 def _numbers(value: object) -> tuple[int, ...]:
     assert isinstance(value, list)
     return tuple(value)
@@ -94,19 +91,16 @@ class Supervisor:
         patience_s: int = PATIENCE_S,
         lease_s: float = LEASE_S,
         restarts: Collection[str] = (),
-        launcher: Launcher | None = None,
     ) -> None:
         self._plan = plan
         self._extra = extra or {}
         self._silence_s = silence_s
         self._patience_s = patience_s
         self._lease_s = lease_s
-        self._launcher = launcher
         self._restarts = set(restarts)
         for name in restarts:
             if ranks_of(plan)[name.startswith("decode")] > 1:
                 raise UsageError(f"{name} cannot be started again: its end has other ranks; got ranks={plan.ranks}")
-        self._spawn: Callable[[RankSpec], Child] = _not_started
         self._events: queue.Queue[tuple[str, dict[str, object] | None]] = queue.Queue()
         self._children: dict[str, Child] = {}
         self._ready: set[str] = set()
@@ -118,15 +112,16 @@ class Supervisor:
     def run(self) -> Mapping[str, RankReport]:
         """The report of every rank, when all have ended. Raises UnknownVerdict where a library is missing."""
         with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(ScratchFolder("ranks")).path
             network = None
-            if self._launcher is None and self._plan.transport == "mooncake":
+            if self._plan.transport == "mooncake":
                 network = stack.enter_context(PrivateNetwork()).path
-            return self._run(self._launcher or LocalLauncher(self.program, host=LOCAL, network=network))
+            return self._run(folder, network)
 
-    def _run(self, launcher: Launcher) -> Mapping[str, RankReport]:
+    def _run(self, folder: Path, network: str | None) -> Mapping[str, RankReport]:
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
-            self._start(launcher)
+            self._start(folder, network)
             while not self._is_broken and any(not self._is_over(report) for report in self.reports.values()):
                 try:
                     name, event = self._events.get(timeout=self._silence_s)
@@ -137,22 +132,18 @@ class Supervisor:
                 self._take(name, event)
         finally:
             self._end()
-            launcher.close()
             signal.signal(signal.SIGTERM, before)
         return self.reports
 
     def pid(self, name: str) -> int:
-        """The process of a rank that was started on this machine."""
-        child = self._children[name]
-        assert isinstance(child, LocalChild)
-        return child.process.pid
+        """The process of a rank."""
+        return self._children[name].process.pid
 
     @staticmethod
     def _is_over(report: RankReport) -> bool:
         return bool(report.summary is not None or report.death)
 
-    def _start(self, launcher: Launcher) -> None:
-        self._spawn = lambda spec: launcher.start(spec, lambda name, event: self._events.put((name, event)))
+    def _start(self, folder: Path, network: str | None) -> None:
         prefill, decode = ranks_of(self._plan)
         key = os.urandom(16).hex()
         for end, count in (("prefill", prefill), ("decode", decode)):
@@ -165,14 +156,18 @@ class Supervisor:
                     prefill=prefill,
                     decode=decode,
                     key=key,
-                    meeting=launcher.meeting(end),
+                    meeting=str(folder / end),
                     patience_s=self._patience_s,
                     lease_s=self._lease_s,
+                    network=network,
                     returns=tuple(sorted(self._restarts)),
                     extra=dict(self._extra.get(name, {})),
                 )
                 self.reports[name] = RankReport(name=name)
                 self._children[name] = self._spawn(spec)
+
+    def _spawn(self, spec: RankSpec) -> Child:
+        return Child(spec, self.program, lambda name, event: self._events.put((name, event)))
 
     def _take(self, name: str, event: dict[str, object] | None) -> None:
         report = self.reports[name]

@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from kvcheck.core.base.private_network import enter
@@ -68,18 +67,18 @@ class Unusable(Refused):
     """The installed library cannot be used at all."""
 
 
-def main(answer: Callable[[Channel, Library], None]) -> None:
-    """Set an engine up for one worker, then `answer` until the worker is gone."""
+def main() -> None:
+    """Set an engine up for one worker, then answer its calls until the worker is gone."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the worker, which decides
     link = socket.socket(fileno=os.dup(STANDARD_INPUT))
     try:
-        run(Channel(link), link, answer)
+        run(Channel(link), link)
     except ChannelClosed:
         os._exit(0)  # letting the library end by itself takes a second and waits for what it does
 
 
-def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Library], None]) -> None:
+def run(channel: Channel, link: socket.socket) -> None:
     """Like `main`, but raises ChannelClosed when the worker is gone."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
@@ -95,7 +94,7 @@ def run(channel: Channel, link: socket.socket, answer: Callable[[Channel, Librar
         channel.receive()  # the worker reads why, and closes
         return
     channel.send(Kind.READY, request.number, ready)
-    answer(channel, library)
+    serve(channel, library)
 
 
 def join(network: object) -> None:
@@ -199,4 +198,4 @@ def load_only() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == [LOAD_ONLY]:
         load_only()
-    main(serve)
+    main()

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 from kvcheck.core.base.child import Streams, start, tail
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
@@ -87,8 +87,6 @@ class MooncakeEngine:
     networks where everybody is trusted. network: the path of a PrivateNetwork, whose only interface is its own
     loopback.
     """
-
-    program: ClassVar[str] = child.__name__
 
     def __init__(
         self,
@@ -235,7 +233,7 @@ class MooncakeEngine:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         with theirs:
             streams = Streams(stdin=theirs.fileno(), stdout=self._log, stderr=self._log)
-            process = start(self.program, streams=streams, leads_group=False)  # it ends with its worker's group
+            process = start(child.__name__, streams=streams, leads_group=False)  # it ends with its worker's group
         return process, Channel(ours)
 
     def _handshake(

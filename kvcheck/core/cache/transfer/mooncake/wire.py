@@ -131,7 +131,7 @@ class MooncakeWire(ProcessWire):
     def _start_engine(self) -> MooncakeEngine:
         """Start an engine at an address that no earlier engine had."""
         while True:
-            engine = MooncakeEngine.start(self._shared(), host=self.host, network=self.network, settings=SETTINGS)
+            engine = MooncakeEngine.start(self._shared(), network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:
                 self._sessions.add(engine.session)
                 return engine

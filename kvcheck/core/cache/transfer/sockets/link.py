@@ -149,21 +149,20 @@ class Link:
 class Listener:
     """Where a rank waits for its peers, at first and when one of them has been started again."""
 
-    def __init__(self, host: str = LOCAL) -> None:
-        self._host = host
+    def __init__(self) -> None:
         self._is_closed = False
         self._lock = threading.Lock()
         self._greeted: dict[socket.socket, None] = {}  # connections that have proved nothing yet, eldest first
         self._links: queue.SimpleQueue[Link] = queue.SimpleQueue()
         try:
-            self._listening = socket.create_server((host, 0))
+            self._listening = socket.create_server((LOCAL, 0))
         except OSError as error:
-            raise TransferError(f"cannot listen at {host}: {error}; expected an address of this machine") from error
+            raise TransferError(f"cannot listen at {LOCAL}: {error}") from error
 
     @property
     def address(self) -> str:
         """Where peers reach it."""
-        return f"{self._host}:{self._listening.getsockname()[1]}"
+        return f"{LOCAL}:{self._listening.getsockname()[1]}"
 
     def accept(self, key: str, hello: dict[str, object], names: set[str]) -> list[Link]:
         """A link to each of the named peers. Raises TransferError where one does not come in time."""

@@ -26,7 +26,7 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Want, decode, encode
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S, Pulse
-from kvcheck.core.cache.transfer.sockets.link import LOCAL, MOST_BYTES, FrameKind, Link, LinkLost
+from kvcheck.core.cache.transfer.sockets.link import MOST_BYTES, FrameKind, Link, LinkLost
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
@@ -44,8 +44,8 @@ def in_time(leg: str, ticket: Ticket) -> float:
 class ProcessWire(ABC):
     """Everything but the bytes of a write, which `_move` moves.
 
-    host: the address at which peers reach this machine. network: where its engine is. paths: leg -> "ordered" or
-    "async", and late_s: seconds by which a copy is late; read by a wire that takes paths.
+    network: where its engine is. paths: leg -> "ordered" or "async", and late_s: seconds by which a copy is late; read
+    by a wire that takes paths.
     """
 
     takes_paths: ClassVar[bool] = False
@@ -61,7 +61,6 @@ class ProcessWire(ABC):
         self._offered: deque[Link] = deque()
         self._lease_s = LEASE_S
         self._pulse = pulse
-        self.host = LOCAL
         self.network: str | None = None
         self.paths: Mapping[str, str] = {}
         self.late_s: Callable[[str, Ticket], float] = in_time

@@ -1,0 +1,379 @@
+"""`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU.
+
+Invariants:
+- Jobs are made up or run nothing, but for the processes that show how a job is ended and what three jobs leave.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rigs.literal_record import FAILED
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import MutantResult, ScenarioResult, Verdict
+from kvcheck.core.report.store import write_run
+from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.stress.runner_rows import row_of
+from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan
+from tools.gpu import __main__ as gpu
+from tools.gpu.jobs import JOBS, SANITIZED, TOTAL_S, GpuJob
+
+BY_NAME = {job.name: job for job in JOBS}
+DEVICES = ("cuda", "threads")
+FACTS = {"device": "none, this is a test"}
+PLAIN = GpuJob(name="plain", budget_s=9, words="-c pass", needs=())
+XML = '<testsuites><testsuite tests="{}" skipped="{}" failures="0"/></testsuites>'
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, *modules: str, sanitizer: str | None = None) -> None:
+    """This machine has every other module, and a sanitizer there."""
+    monkeypatch.setattr(gpu, "_has", lambda name: name not in modules)
+    monkeypatch.setattr(gpu, "sanitizer_path", lambda: sanitizer)
+
+
+def test_all_budgets_fit_and_names_are_told_apart() -> None:
+    assert sum(job.budget_s for job in JOBS) <= TOTAL_S < 8 * 60 + 1
+    assert len(BY_NAME) == len(JOBS)
+
+
+def test_sanitized_tests_are_there_and_are_marked() -> None:
+    names = [Path(path).name for path in gpu.chosen_tests(BY_NAME["memcheck"])]
+    assert sorted(names) == sorted(SANITIZED) and "test_hold.py" not in SANITIZED
+
+
+def test_what_a_job_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking(monkeypatch, "triton")
+    assert gpu.missing(BY_NAME["stress"]) == "triton is missing" and gpu.missing(BY_NAME["litmus"]) is None
+    assert gpu.missing(BY_NAME["memcheck"]) == "compute-sanitizer is neither on PATH nor in a CUDA toolkit"
+    lacking(monkeypatch, sanitizer="there")
+    assert gpu.missing(BY_NAME["memcheck"]) is None
+
+
+def test_files_of_a_job_are_those_with_marks_that_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "test_a.py": "@pytest.mark.gpu",
+        "test_b.py": "import hypothesis\n@pytest.mark.gpu",
+        "test_c.py": "",
+        "litmus/test_d.py": "",
+        "rig.py": "mark.gpu",
+    }
+    for name, text in texts.items():
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name).write_text(text)
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    lacking(monkeypatch)
+    assert gpu.chosen_tests(BY_NAME["kernels"]) == ["tests/test_a.py", "tests/test_b.py"]
+    assert gpu.chosen_tests(BY_NAME["litmus"]) == ["tests/litmus/test_d.py"]
+    assert gpu.chosen_tests(BY_NAME["bench"]) == []
+    lacking(monkeypatch, "hypothesis")
+    assert gpu.chosen_tests(BY_NAME["kernels"]) == ["tests/test_a.py"]
+
+
+def test_command_lines_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking(monkeypatch, sanitizer="sanitizer")
+    line = gpu.command_of(BY_NAME["memcheck"], "cuda", out=Path("there"))
+    assert line[:6] == ("sanitizer", "--tool", "memcheck", "--error-exitcode", "99", sys.executable)
+    assert line[-1].startswith("tests/kernels/") and "--junitxml=there/memcheck.xml" in line
+    assert "not torch" in gpu.command_of(BY_NAME["initcheck"], "cuda", out=Path("there")) and "not torch" not in line
+    for job, device in itertools.product(JOBS, DEVICES):
+        line = gpu.command_of(job, device, out=Path("there"))
+        assert not any("{" in word for word in line)
+        on_it = ("stress", "mutants", "bench", *(("ranks",) if device == "cuda" else ()))
+        assert ("--device" in line) == (job.name in on_it)
+        assert "--device" not in line or line[line.index("--device") + 1] == device
+
+
+def test_ranks_share_memory_of_the_device_and_over_threads_that_of_the_host() -> None:
+    def plan_of(device: str) -> Plan:
+        line = gpu.command_of(BY_NAME["ranks"], device, out=Path("there"))
+        given = dict(itertools.pairwise(line))
+        assert line[3:6] == ("stress", "nvlink-aux", "pd-transfer")
+        return Plan(
+            scenario="nvlink-aux",
+            shape=given["--shape"],
+            transport=given["--transport"],
+            device=given.get("--device", "cpu"),
+            backend="eager",
+            ranks=PROCESS_RANKS,
+            seed=int(given["--seed"]),
+        )
+
+    cuda, host = map(plan_of, DEVICES)
+    assert (cuda.transport, cuda.device, host) == ("ipc", "cuda", replace(cuda, device="cpu"))
+    for plan in (cuda, host):
+        row_of(plan).check(plan)
+    assert "metadata path:async" in settings_tried_by(cuda), "bytes may land behind their status there alone"
+
+
+def test_a_job_that_keeps_a_time_itself_has_begun_and_ended_before_it_is_asked_to() -> None:
+    for job, device in itertools.product(JOBS, DEVICES):
+        words = gpu.command_of(job, device, out=Path("there"))
+        if "--max-time" in words:
+            assert float(words[words.index("--max-time") + 1]) <= job.budget_s - gpu.GRACE_S - 4, job.name
+
+
+@pytest.mark.processes
+def test_the_options_of_every_job_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that a command does not know is exit 2; --help stops before anything else is looked at."""
+    lacking(monkeypatch)
+    for job in JOBS:
+        if job.tests is None:
+            command = gpu.command_of(job, "cuda", out=tmp_path)
+            assert subprocess.run([*command, "--help"], capture_output=True, timeout=60).returncode == 0, job.name
+    command = gpu.command_of(BY_NAME["initcheck"], "cuda", out=tmp_path)
+    ran = subprocess.run([*command, "--collect-only"], cwd=gpu.ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and "test_a_device_compares_like_the_host" in ran.stdout, ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "report", "expected"),
+    [
+        ("stress", 0, None, (Verdict.PASS, None)),
+        ("stress", 1, None, (Verdict.FAIL, "exit 1; see the log")),
+        ("stress", 4, None, (Verdict.UNKNOWN, "exit 4; see the log")),
+        ("stress", 70, None, (Verdict.UNKNOWN, "exit 70; see the log")),
+        ("kernels", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
+        ("kernels", 0, (7, 7), (Verdict.UNKNOWN, "all 7 tests were skipped")),
+        ("kernels", 1, (7, 2), (Verdict.FAIL, "exit 1; see the log")),
+        ("kernels", 5, (0, 0), (Verdict.UNKNOWN, "exit 5; see the log")),
+        ("memcheck", gpu.SANITIZER_FOUND, (7, 2), (Verdict.FAIL, "memcheck found errors; see the log")),
+        ("memcheck", 0, (7, 2), (Verdict.PASS, "5 tests passed, 2 were skipped")),
+        ("bench", None, None, (Verdict.UNKNOWN, "asked to end after 37 s, to save what it had; that is there")),
+    ],
+)
+def test_what_an_end_means(
+    name: str, code: int | None, report: tuple[int, int] | None, expected: tuple[Verdict, str | None], tmp_path: Path
+) -> None:
+    if report is not None:
+        (tmp_path / "report.xml").write_text(XML.format(*report))
+    assert gpu.judge_end(BY_NAME[name], code, tmp_path / "report.xml", asked_s=37.0) == expected
+
+
+def test_a_report_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    assert gpu.judge_end(BY_NAME["litmus"], 0, report, asked_s=1.0)[0] is Verdict.UNKNOWN
+    report.write_text("<half")
+    assert gpu.judge_end(BY_NAME["litmus"], 0, report, asked_s=1.0)[0] is Verdict.UNKNOWN
+
+
+class Runner:
+    """Gives back codes, one a process; KeyboardInterrupt for one that is "interrupt"."""
+
+    def __init__(self, *codes: object) -> None:
+        self.codes = list(codes)
+        self.seen: list[Sequence[str]] = []
+        self.asked_s: list[float] = []
+
+    def __call__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], asked_s: float) -> int | None:
+        assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+        self.seen.append(command)
+        self.asked_s.append(asked_s)
+        code = self.codes.pop(0)
+        if code == "interrupt":
+            raise KeyboardInterrupt
+        log.write_text(f"of {log.stem}")
+        return code  # type: ignore[return-value]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A folder of results beside that of the jobs."""
+    for name in ("out", "work"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "out"
+
+
+def run_jobs(jobs: Sequence[GpuJob], out: Path, runner: gpu.Run) -> int:
+    return gpu.run_jobs(jobs, out, out.parent / "work", device="cuda", facts=FACTS, run=runner)
+
+
+def summary(out: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return value
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"), [((0, 0), 0), ((0, 1), 1), ((1, 4), 1), ((0, 4), 4), ((0, None), 4), ((70, 0), 4)]
+)
+def test_the_worst_job_decides(codes: tuple[int | None, ...], expected: int, out: Path) -> None:
+    assert run_jobs((PLAIN, replace(PLAIN, name="second")), out, Runner(*codes)) == expected
+    value = summary(out)
+    assert value["complete"] is True and len(value["jobs"]) == 2 and value["environment"] == FACTS
+    assert f"verdict: {value['verdict']}" in (out / "summary.txt").read_text()
+
+
+def test_an_interruption_keeps_what_was_done(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = tuple(replace(PLAIN, name=name) for name in ("one", "two", "three"))
+    assert run_jobs(jobs, out, Runner(0, "interrupt")) == 130
+    value = summary(out)
+    assert value["complete"] is False and value["verdict"] == "unknown"
+    assert [row["name"] for row in value["jobs"]] == ["one"]
+    assert "not complete" in (out / "summary.txt").read_text()
+    assert "after 1 of 3 jobs" in capsys.readouterr().err
+
+
+def test_mutants_findings_cells_without_a_verdict_and_rates_of_a_record_are_told(out: Path) -> None:
+    row = MutantResult(
+        name="a-mutant",
+        bug="b",
+        killer="x",
+        outcome="not-reproduced",
+        schedules=3,
+        verdict=Verdict.UNKNOWN,
+        message="why",
+    )
+    late = [ScenarioResult(id=f"late/{at}", shape="x", verdict=Verdict.UNKNOWN, reason="its time") for at in range(20)]
+    record = replace(FAILED, mutants=(row,), scenarios=(*FAILED.scenarios, *late), warnings=("rates",))
+    write_run(record, out.parent / "work" / "runs" / "plain" / "one")
+    assert run_jobs((PLAIN,), out, Runner(1)) == 1
+    (job,) = summary(out)["jobs"]
+    assert job["lines"][0] == "a-mutant: not-reproduced, why" and job["lines"][-1] == "rates"
+    assert any(line.startswith(FAILED.findings[0].code) for line in job["lines"])
+    assert 0 < sum(line == f"late/{at}: its time" for line in job["lines"] for at in range(20)) <= gpu.TOLD
+    assert "    rates\n" in (out / "summary.txt").read_text()
+
+
+def test_a_job_that_cannot_run_is_unknown_and_starts_nothing(out: Path) -> None:
+    runner = Runner()
+    assert run_jobs((replace(PLAIN, needs=("no_such_module",)),), out, runner) == 4
+    assert not runner.seen
+    assert "not run: no_such_module is missing" in (out / "summary.txt").read_text()
+
+
+def test_time_that_is_over_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "TOTAL_S", gpu.GRACE_S - 1)
+    assert run_jobs((PLAIN,), out, Runner()) == 4
+    assert "not run: 7 s of the 7 s of all jobs were left" in (out / "summary.txt").read_text()
+
+
+@pytest.mark.parametrize(("total_s", "asked_s"), [(480, 37), (30, 22), (8.5, 1)])
+def test_a_job_is_asked_to_end_before_its_time_and_that_of_all_is_over(
+    total_s: float, asked_s: int, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "TOTAL_S", total_s)
+    runner = Runner(None)
+    assert run_jobs((replace(PLAIN, budget_s=45),), out, runner) == 4
+    assert [round(seconds) for seconds in runner.asked_s] == [asked_s]
+    assert f"of 45  asked to end after {asked_s} s, to save what it had" in (out / "summary.txt").read_text()
+
+
+def archived(out: Path) -> dict[str, str]:
+    """The files of the archive, by name."""
+    with tarfile.open(out / gpu.ARCHIVE) as stream:
+        return {each.name: stream.extractfile(each).read().decode() for each in stream}  # type: ignore[union-attr]
+
+
+def test_three_files_hold_everything_after_each_job(out: Path) -> None:
+    seen: list[set[str]] = []
+
+    class Looking(Runner):
+        def __call__(self, *given: Any) -> int | None:
+            seen.append(set(archived(out)))
+            return super().__call__(*given)
+
+    assert run_jobs((PLAIN, replace(PLAIN, name="second")), out, Looking(0, 0)) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["gpu.tar.gz", "summary.json", "summary.txt"]
+    assert seen == [set(), {"gpu/plain.log"}]
+    assert archived(out) == {"gpu/plain.log": "of plain", "gpu/second.log": "of second"}
+
+
+def test_an_archive_that_cannot_be_written_is_said(out: Path) -> None:
+    (out / gpu.ARCHIVE).mkdir()
+    with pytest.raises(UsageError, match="expected a folder that can be written: name one with OUT=DIR"):
+        run_jobs((PLAIN,), out, Runner(0))
+
+
+def test_a_sanitizer_that_does_not_work_here_judges_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking(monkeypatch, sanitizer="compute-sanitizer")
+    runner = Runner(1)
+    assert run_jobs((BY_NAME["initcheck"],), out, runner) == 4
+    (probe,) = runner.seen
+    assert probe[:3] == ("compute-sanitizer", "--tool", "initcheck") and probe[-1] == gpu.TOUCH
+    assert "initcheck does not work on this machine" in (out / "summary.txt").read_text()
+    assert run_jobs((BY_NAME["initcheck"],), out, Runner(0, gpu.SANITIZER_FOUND)) == 1
+
+
+def test_a_device_that_is_none_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("DEVICE", "tpu")
+    assert gpu.main() == 2
+    assert capsys.readouterr().err == "kvcheck gpu: DEVICE: expected cuda or threads, got 'tpu'\n"
+
+
+@pytest.mark.parametrize("inside", ["", "x"])
+def test_a_folder_that_cannot_be_written_is_named_as_the_user_named_it(
+    inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("DEVICE", "threads")
+    monkeypatch.setenv("OUT", str(file / inside))
+    assert gpu.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvcheck gpu: cannot write {file / inside}: ") and told.count("\n") == 1
+    assert "expected a folder that can be written: name one with OUT=DIR" in told and "--out" not in told
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], "0"), (["--device", "threads"], "2"), (["stress"], "2")])
+def test_help_names_what_the_environment_says_and_an_argument_is_refused(
+    words: list[str], code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "run_jobs", None)
+    with pytest.raises(SystemExit, match=code):
+        gpu.main(words)
+    shown = capsys.readouterr().out
+    assert all((name in shown) == (code == "0") for name in ("OUT=DIR", "DEVICE=NAME", "CUDA_HOME", *BY_NAME))
+
+
+@pytest.mark.processes
+def test_over_threads_the_jobs_are_judged_and_their_records_are_in_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stress = replace(BY_NAME["stress"], over_threads=f"{BY_NAME['stress'].over_threads} hicache")
+    out = tmp_path / "out"
+    monkeypatch.setenv("OUT", str(out))
+    monkeypatch.setenv("DEVICE", "threads")
+    monkeypatch.setattr(gpu, "JOBS", (stress, BY_NAME["mutants"], BY_NAME["initcheck"]))
+    assert gpu.main() == 0
+    rows = {row["name"]: row for row in summary(out)["jobs"]}
+    assert {name: row["verdict"] for name, row in rows.items()} == {"stress": "pass", "mutants": "pass"}, rows
+    assert "wrong bytes in" in str(rows["mutants"]["lines"])
+    records = {name: json.loads(text) for name, text in archived(out).items() if name.endswith("/run.json")}
+    assert len(records) == 2
+    assert all("--device threads" in " ".join(each["argv"]) for each in records.values())
+
+
+@pytest.mark.processes
+def test_a_process_is_run_and_ended_when_its_time_is_over(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    says = "import os; print(os.environ['MORE'], os.environ['PYTHONPATH'].split(os.pathsep)[0])"
+    assert gpu.run_process([sys.executable, "-c", says + "; raise SystemExit(3)"], log, {"MORE": "more"}, 60) == 3
+    assert log.read_text().split() == ["more", str(gpu.ROOT)]
+    stays = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    assert gpu.run_process([sys.executable, "-c", stays], log, {}, 1.0) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    assert gpu.main() == 4
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert "needs a CUDA device" in told.err and not (tmp_path / "out").exists()

@@ -1,0 +1,1 @@
+"""What a checkout has beside the package: scripts that measure kvcheck itself. Nothing of it is installed."""

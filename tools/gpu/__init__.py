@@ -1,0 +1,1 @@
+"""`make gpu`: a table of jobs that need a GPU, and what runs them."""
