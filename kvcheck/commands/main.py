@@ -26,7 +26,7 @@ from typer.main import get_command
 from kvcheck import __version__
 from kvcheck.commands.configured import META
 from kvcheck.commands.terminal import complain, say
-from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
+from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.misspelt import did_you_mean
 
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 class _Interrupts:
-    """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process.
+    """Handler of SIGINT and SIGTERM: the first raises Interrupted, MAX_SIGNALS end the process.
 
     It is raised only after an import, a destructor or a callback of the garbage collector, where it could be lost or
     abort the process. A line says so if that takes longer than TELL_AFTER_S.
@@ -280,7 +280,7 @@ class _Interrupts:
             signal.signal(signal.SIGALRM, self._end)
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
             return
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 def _open_missing_streams() -> None:

@@ -1,0 +1,115 @@
+"""Questions about a target of the user's own that a worker answers: its name, stories, smaller schedules, a search.
+
+Invariants:
+- The process of a command never imports the user's module: whatever that does ends a worker alone.
+- A worker that ends before it has answered raises Unanswered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from kvcheck.commands.targets import target_of
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
+from kvcheck.core.base.story import Story
+from kvcheck.core.stress.schedule import Plan, parse_line
+
+OWN = "own"
+"""The argument with which a worker answers questions."""
+
+Tell = Callable[[Any], None]
+"""Takes a row, in JSON, of what is found before all is done."""
+Facts = dict[str, object]
+
+
+def identity(name: str) -> str:
+    """The code that MODULE:NAME names, in one line. Raises UsageError where it is no target."""
+    from kvcheck.core.stress.asked_process import Unanswered
+
+    try:
+        return str(_ask("identity", name=name))
+    except Unanswered as why:
+        raise UsageError(f"--target {name}: it cannot be loaded: {why}") from why
+
+
+def stories(findings: Sequence[Finding], *, until: float) -> Mapping[str, Story]:
+    """The stories of the first causes, by id. Raises Unanswered."""
+    found: dict[str, Story] = {}
+
+    _ask(
+        "stories",
+        lambda row: found.update({row[0]: value_from(Story, row[1], "story")}),
+        findings=to_plain(findings),
+        until=until,
+    )
+    return found
+
+
+def smaller(findings: Sequence[Finding], told: Callable[[str, Facts], None], *, until: float) -> None:
+    """Facts of smaller schedules, each told with the id of its finding. Raises Unanswered."""
+    _ask("smaller", lambda row: told(*row), findings=to_plain(findings), until=until)
+
+
+def shrink(plan: Plan, runs: int, told: Callable[[str], None], *, is_text: bool) -> Verdict:
+    """The verdict of `kvcheck shrink`, whose lines are told. Raises Unanswered."""
+    return Verdict(_ask("shrink", told, line=plan.line(), runs=runs, is_text=is_text))
+
+
+def _ask(what: str, told: Tell = lambda row: None, **given: object) -> object:
+    from kvcheck.commands import worker
+    from kvcheck.core.stress.asked_process import AskedProcess
+
+    until = given.get("until")
+    with closing(AskedProcess(worker.__name__, OWN)) as process:
+        answer = process.ask([what, given], until=until if isinstance(until, float) else None, told=told)
+    assert isinstance(answer, dict), "a row with the answer"
+    return answer["answer"]
+
+
+def answered(text: str, say: Callable[[str], None]) -> str:
+    """In the worker: the answer to a question. say: writes a line before it."""
+    what, given = json.loads(text)
+    answer = QUESTIONS[what](lambda row: say(json.dumps({"told": to_plain(row)})), **given)
+    return json.dumps({"answer": answer})
+
+
+def _identity(tell: Tell, *, name: str) -> str:
+    from kvcheck.core.targets.own import own_identity
+
+    return own_identity(name)
+
+
+def _stories(tell: Tell, *, findings: list[object], until: float) -> None:
+    from kvcheck.core.stress.stories import stories as made
+
+    for row in made(_findings(findings), target_of, until=until).items():
+        tell(row)
+
+
+def _smaller(tell: Tell, *, findings: list[object], until: float) -> None:
+    from kvcheck.core.stress.smaller import smaller as found
+
+    for row in found(_findings(findings), target_of, until=until):
+        tell(row)
+
+
+def _shrink(tell: Tell, *, line: str, runs: int, is_text: bool) -> str:
+    from kvcheck.commands.shrink import search
+
+    return search(parse_line(line), runs, tell, is_text=is_text).value
+
+
+def _findings(rows: list[object]) -> list[Finding]:
+    return [value_from(Finding, row, "finding") for row in rows]
+
+
+QUESTIONS: Mapping[str, Callable[..., object]] = {
+    "identity": _identity,
+    "stories": _stories,
+    "smaller": _smaller,
+    "shrink": _shrink,
+}
