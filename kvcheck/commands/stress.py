@@ -61,7 +61,7 @@ from kvcheck.commands.stress_options import (
     Trace,
     Transport,
 )
-from kvcheck.commands.targets import target_of
+from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, complain, passing, warn
 from kvcheck.commands.torchrun import exposure, find_place, ranks_of, serve_place
 from kvcheck.core.base.cells import is_engine
@@ -201,7 +201,11 @@ def _tell_end(
             tell_stories(session, max_time)
             look_for_smaller(session, max_time)
     is_found = any(cell.findings for cell in session.cells.values())
-    session.warnings += unfound_mutant(mutant, is_found=is_found)
+    for line in unfound_mutant(mutant, is_found=is_found):
+        session.warnings.append(line)
+        for cell in session.cells.values():
+            cell.reason = cell.reason or line
+            _tell_cell(session, cell)
     tell_untried(session, untried)
 
 
@@ -282,16 +286,6 @@ def _task(cell: Cell) -> CellTask:
         fails_on_conditional=cell.fails_on_conditional,
         within=cell.within,
     )
-
-
-def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
-    """A line where a bug was put back and no cell failed."""
-    if mutant is None or is_found:
-        return []
-    from kvcheck.core.targets.mutants import mutant as named
-
-    found = f"; next: kvcheck selftest {mutant}, which answers by chance" if named(mutant).within else ""
-    return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code{found}"]
 
 
 def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
