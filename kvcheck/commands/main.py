@@ -55,6 +55,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config", "reference"})
 """Commands with commands of their own. Their options are only typed."""
 
+ELSEWHERE = {
+    "live": "; a running server is judged by kvcheck stress --target http://HOST:PORT",
+    "run": "; schedules are run by kvcheck stress",
+}
+"""Words that people try, and the command that does it."""
+
 PIPE_CLOSED = 141
 """What a shell reports for a program whose reader, such as `head`, has gone."""
 
@@ -135,7 +141,7 @@ class LazyGroup(TyperGroup):
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
             return args[0], command_named(args[0]), args[1:]
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
+            hint = ELSEWHERE.get(args[0]) or did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
             raise UsageError(f"no command {args[0]!r}{hint}; see kvcheck --help")
         return super().resolve_command(ctx, args)
 

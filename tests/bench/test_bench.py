@@ -262,8 +262,17 @@ class QuickClock(CpuClock):
         return once
 
 
-def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["bench", "tree", "--shape", "llama-3-tiny", "--rounds", "2", "--seed", "1", "--out", str(tmp_path)]
+def test_the_command_writes_a_record_that_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut(self: Samples, random: np.random.Generator) -> None:
+        if self.rounds == 2:
+            raise TimeUp
+        measure(self, random)
+
+    measure = Samples.add_round
+    monkeypatch.setattr(Samples, "add_round", cut)
+    line = ["bench", "tree", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]
     assert run(line) == 4
     (folder,) = tmp_path.iterdir()
     record = read_record(folder)
@@ -274,7 +283,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
     assert record.complete and [row.case for row in record.bench] == ["tree"] * 4
     assert record.environment["noise_before"] and record.environment["noise_after"]
     shown = capsys.readouterr().out
-    assert "????  tree: none of its rows has a price" in shown and "use --rounds 6 or more" in shown
+    assert "????  tree: none of its rows has a price" in shown and "use a larger --max-time" in shown
     assert "match-and-lock" in shown and "(n/a)" in shown and "0 of 4 rows with a price, rounds: 2 or more" in shown
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<td>match-and-lock</td>") == 3  # once in short, and at every size
@@ -288,6 +297,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
         (["tree", "--shape", "nope"], 2, "unknown shape 'nope'"),
         (["tree", "--device", "tpu"], 2, "expected cpu, threads, cuda or cuda:N"),
         (["tree", "--max-time", "0"], 2, "--max-time"),
+        (["tree", "--rounds", "5"], 2, "--rounds: expected at least 6"),
         (["index-read", "--shape", "llama-3-tiny"], 2, "expected a shape with an index buffer"),
     ],
 )
@@ -296,7 +306,7 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     assert run(["bench", *arguments, "--out", str(tmp_path)]) == code
     lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and message in lines[0]
+    assert len(lines) == 1 and message in lines[0] and not any(tmp_path.iterdir())
 
 
 def test_a_device_that_is_not_there_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
