@@ -50,6 +50,7 @@ def main() -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     except (Exception, SystemExit) as error:  # the target's own exceptions are findings already
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent sends it once it has this line
         report = _failure(error)
         say(report.line())
         assert report.exit_code is not None
