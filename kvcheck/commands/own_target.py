@@ -2,22 +2,21 @@
 
 Invariants:
 - The process of a command never imports the user's module: whatever that does ends a worker alone.
-- A worker that ends before it has answered raises Unanswered.
+- A worker that ends before it has answered raises Unanswered. `own_answers.py` makes the answers.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
 from kvcheck.core.base.story import Story
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.schedule import Plan
 
+WORKER = "kvcheck.commands.worker"
 OWN = "own"
 """The argument with which a worker answers questions."""
 
@@ -38,15 +37,9 @@ def identity(name: str) -> str:
 
 def stories(findings: Sequence[Finding], *, until: float) -> Mapping[str, Story]:
     """The stories of the first causes, by id. Raises Unanswered."""
-    found: dict[str, Story] = {}
-
-    _ask(
-        "stories",
-        lambda row: found.update({row[0]: value_from(Story, row[1], "story")}),
-        findings=to_plain(findings),
-        until=until,
-    )
-    return found
+    found: dict[str, object] = {}
+    _ask("stories", lambda row: found.update([row]), findings=to_plain(findings), until=until)
+    return {name: value_from(Story, story, "story") for name, story in found.items()}
 
 
 def smaller(findings: Sequence[Finding], told: Callable[[str, Facts], None], *, until: float) -> None:
@@ -60,56 +53,10 @@ def shrink(plan: Plan, runs: int, told: Callable[[str], None], *, is_text: bool)
 
 
 def _ask(what: str, told: Tell = lambda row: None, **given: object) -> object:
-    from kvcheck.commands import worker
     from kvcheck.core.stress.asked_process import AskedProcess
 
     until = given.get("until")
-    with closing(AskedProcess(worker.__name__, OWN)) as process:
+    with closing(AskedProcess(WORKER, OWN)) as process:
         answer = process.ask([what, given], until=until if isinstance(until, float) else None, told=told)
     assert isinstance(answer, dict), "a row with the answer"
     return answer["answer"]
-
-
-def answered(text: str, say: Callable[[str], None]) -> str:
-    """In the worker: the answer to a question. say: writes a line before it."""
-    what, given = json.loads(text)
-    answer = QUESTIONS[what](lambda row: say(json.dumps({"told": to_plain(row)})), **given)
-    return json.dumps({"answer": answer})
-
-
-def _identity(tell: Tell, *, name: str) -> str:
-    from kvcheck.core.targets.own import own_identity
-
-    return own_identity(name)
-
-
-def _stories(tell: Tell, *, findings: list[object], until: float) -> None:
-    from kvcheck.core.stress.stories import stories as made
-
-    for row in made(_findings(findings), target_of, until=until).items():
-        tell(row)
-
-
-def _smaller(tell: Tell, *, findings: list[object], until: float) -> None:
-    from kvcheck.core.stress.smaller import smaller as found
-
-    for row in found(_findings(findings), target_of, until=until):
-        tell(row)
-
-
-def _shrink(tell: Tell, *, line: str, runs: int, is_text: bool) -> str:
-    from kvcheck.commands.shrink import search
-
-    return search(parse_line(line), runs, tell, is_text=is_text).value
-
-
-def _findings(rows: list[object]) -> list[Finding]:
-    return [value_from(Finding, row, "finding") for row in rows]
-
-
-QUESTIONS: Mapping[str, Callable[..., object]] = {
-    "identity": _identity,
-    "stories": _stories,
-    "smaller": _smaller,
-    "shrink": _shrink,
-}

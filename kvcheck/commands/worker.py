@@ -60,12 +60,12 @@ def main() -> int:
 
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
     """The answers to what is asked, line by line. kind: the argument of this process."""
-    from kvcheck.commands import held, own_target
+    from kvcheck.commands import held, own_answers, own_target
     from kvcheck.core.stress import mutant_process
 
     answers: dict[str, Callable[[str], str]] = {
         held.HELD: held.answered,
-        own_target.OWN: partial(own_target.answered, say=say),
+        own_target.OWN: partial(own_answers.answered, say=say),
         mutant_process.MUTANTS: partial(mutant_process.answered, target_of=target_of),
     }
     yield from map(answers.get(kind, _told), sys.stdin)

@@ -263,10 +263,10 @@ def test_the_page_names_every_capability() -> None:
 
 
 @pytest.mark.schedules
+@pytest.mark.processes
 def test_the_commands_of_the_page_end_as_it_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLE)
     text = (DOCS / "own-engine.md").read_text()
     commands = [line.split() for line in text.splitlines() if line.startswith("kvcheck stress ")]
     codes = [run([*words[1:], "--no-reports", "--jobs", "1", "--out", str(folder / "runs")]) for words in commands]
-    monkeypatch.delitem(sys.modules, "my_engine")
     assert codes == [1, 0, 4]
