@@ -17,6 +17,7 @@ from kvcheck.core.base.story import Story
 from kvcheck.core.stress.schedule import Plan
 
 WORKER = "kvcheck.commands.worker"
+"""The module that a process of cells or answers runs."""
 OWN = "own"
 """The argument with which a worker answers questions."""
 

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import live, worker
+from kvcheck.commands import live
 from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
+from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.sanitizer import run_under
@@ -122,7 +123,7 @@ def _replayed(
 ) -> Iterator[tuple[Plan, Replayed]]:
     """The result of each line of one target. An engine that does not start makes its lines UNKNOWN, and no others."""
     if device is not None:
-        yield from zip(plans, replay_held(plans, device, times, worker.__name__), strict=True)
+        yield from zip(plans, replay_held(plans, device, times, WORKER), strict=True)
         return
     with ExitStack() as stack:
         try:
@@ -181,7 +182,7 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: boo
     if in_process or not (plan.backend == "cuda" or plan.own_target is not None) or engine is not None:
         return [list(run_cell(0, task, target_of, engine)) for _ in range(times)]
     runs: list[list[Report]] = [[] for _ in range(times)]
-    for report in run_in_workers([task] * times, [range(times)], Limit(), worker.__name__):
+    for report in run_in_workers([task] * times, [range(times)], Limit(), WORKER):
         if report.exit_code == Verdict.FAIL.exit_code:
             report = dataclasses.replace(report, findings=(died(plan, report),))
         if not report.is_left:
