@@ -35,7 +35,7 @@ from kvcheck.commands.options import (
 from kvcheck.commands.price_lines import HEAD, case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
-from kvcheck.core.base.errors import WrongOutput
+from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
@@ -91,6 +91,8 @@ def bench(
     if SERVE in (cases or ()):
         return bench_serve.bench_serve(ctx)
     bench_serve.refuse_options_of_serve(ctx)
+    if rounds < LEAST_ROUNDS:
+        raise UsageError(f"--rounds: expected at least {LEAST_ROUNDS}, since fewer give no price; got {rounds}")
     outputs = parse_outputs(output, format_name)
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
@@ -106,7 +108,11 @@ def bench(
     session.say(
         f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {counted(len(plan.cases), 'case')} on {device}"
     )
-    interrupted = _measure(session, plan)
+    try:
+        interrupted = _measure(session, plan)
+    except UsageError:  # a case refuses the shape
+        session.withdraw()
+        raise
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
@@ -198,10 +204,7 @@ def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
         return _result(case, shape, Verdict.PASS, None, rounds=rounds)
     most = max(len(row.ratios) for row in rows)
     what = "was checked" if is_check(rows[-1]) else "has a price"
-    reason = (
-        f"none of its rows {what}: expected {LEAST_ROUNDS} rounds or more, got {most}; "
-        f"use --rounds {LEAST_ROUNDS} or more, and a larger --max-time"
-    )
+    reason = f"none of its rows {what}: expected {LEAST_ROUNDS} rounds or more, got {most}; use a larger --max-time"
     return _result(case, shape, Verdict.UNKNOWN, reason, rounds=rounds)
 
 

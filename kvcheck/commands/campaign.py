@@ -38,9 +38,8 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.session import Session
-from kvcheck.commands.stress import unfound_mutant
 from kvcheck.commands.stress_options import Names, Requests, Shapes
-from kvcheck.commands.targets import target_of
+from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import complain, passing
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted

@@ -1,8 +1,8 @@
 """Lines of a CPU replayed on a device: what a CPU finds unordered is delayed there, and the rates are compared.
 
 Invariants:
-- On CUDA this is done in a process of its own. Behind a lost context, the runs that are left and the next line get a
-  new one, and so does the next line behind a process that has died.
+- On CUDA, or with a target of the user's own, this is done in a process of its own. Behind a lost context, the runs
+  that are left and the next line get a new one, and so does the next line behind a process that has died.
 - A finding is reproduced by wrong bytes under imposed delays alone. All else is UNKNOWN.
 """
 
@@ -49,7 +49,7 @@ class Answer:
 
 def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) -> Iterator[Replayed]:
     """The result of each line. program: the worker that replays them where the device can be lost."""
-    if kind_of(device) != "cuda":
+    if kind_of(device) != "cuda" and all(plan.own_target is None for plan in plans):
         for plan in plans:
             done = _held(plan, device, times)
             yield Replayed(done.verdict, 1 if done.verdict is Verdict.FAIL else times, [*done.told])

@@ -26,7 +26,7 @@ from typer.main import get_command
 from kvcheck import __version__
 from kvcheck.commands.configured import META
 from kvcheck.commands.terminal import complain, say
-from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
+from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.misspelt import did_you_mean
 
@@ -54,6 +54,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config", "reference"})
 """Commands with commands of their own. Their options are only typed."""
+
+ELSEWHERE = {
+    "live": "; a running server is judged by kvcheck stress --target http://HOST:PORT",
+    "run": "; schedules are run by kvcheck stress",
+}
+"""Words that people try, and the command that does it."""
 
 PIPE_CLOSED = 141
 """What a shell reports for a program whose reader, such as `head`, has gone."""
@@ -134,7 +140,7 @@ class LazyGroup(TyperGroup):
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
             return args[0], command_named(args[0]), args[1:]
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
+            hint = ELSEWHERE.get(args[0]) or did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
             raise UsageError(f"no command {args[0]!r}{hint}; see kvcheck --help")
         return super().resolve_command(ctx, args)
 
@@ -252,7 +258,7 @@ def main() -> None:
 
 
 class _Interrupts:
-    """Handler of SIGINT and SIGTERM: the first raises KeyboardInterrupt, MAX_SIGNALS end the process.
+    """Handler of SIGINT and SIGTERM: the first raises Interrupted, MAX_SIGNALS end the process.
 
     It is raised only after an import, a destructor or a callback of the garbage collector, where it could be lost or
     abort the process. A line says so if that takes longer than TELL_AFTER_S.
@@ -279,7 +285,7 @@ class _Interrupts:
             signal.signal(signal.SIGALRM, self._end)
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
             return
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 def _open_missing_streams() -> None:

@@ -102,7 +102,7 @@ def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: s
 
     target = None if engine is None else engine.start().identity
     if own is not None:
-        from kvcheck.core.targets.own import own_identity
+        from kvcheck.commands.own_target import identity as own_identity
 
         target = own_identity(own)
     return Identity(code=code_digest(), trace=None if trace is None else file_digest(trace_file(trace)), target=target)
@@ -125,7 +125,7 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 def _check_target(plan: Plan) -> None:
     from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.own import is_own, load_own
+    from kvcheck.core.targets.own import is_own
 
     if plan.own_target is None or plan.own_target in TARGETS.names():
         return
@@ -142,7 +142,6 @@ def _check_target(plan: Plan) -> None:
         raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
     if plan.kind is Kind.RANKS:
         raise UsageError(f"--transport {plan.transport}: its processes run kvcheck's own target; leave --target out")
-    load_own(plan.target)
 
 
 def check_plan(plan: Plan) -> None:

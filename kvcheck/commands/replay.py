@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import live, worker
+from kvcheck.commands import live
 from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
+from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of, target_of
@@ -61,6 +62,9 @@ def replay(
     key_env: live.KeyEnv = None,
     admin: live.Admin = False,
     allow_remote: live.AllowRemote = False,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run a target of your own in this process, for a debugger.")
+    ] = False,
 ) -> int:
     """Run each line again, and say whether it still fails."""
     from kvcheck.core.stress.runner_rows import row_of
@@ -80,13 +84,15 @@ def replay(
     worst = Verdict.PASS
     plans = [parse_line(line) for line in lines]
     if profile is not None:
+        if not in_process and any(plan.own_target is not None for plan in plans):
+            raise UsageError("--profile: it sees this process alone; run a target of your own with --in-process")
         return _profiled(plans, profile, is_alone=not (asked or own) and device is None and times == 1)
     for plan in plans:
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
             check_plan(each)
     for _, group in groupby(plans, key=lambda plan: (plan.target, plan.device, plan.engine_env)):
-        for plan, done in _replayed([*group], times, device):
+        for plan, done in _replayed([*group], times, device, in_process=in_process):
             for line in done.told if format_name == "text" else [done.to_json(plan, times)]:
                 say(line)
             worst = Verdict.worst((worst, done.verdict))
@@ -104,10 +110,12 @@ def replay(
     return worst.exit_code
 
 
-def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tuple[Plan, Replayed]]:
+def _replayed(
+    plans: list[Plan], times: int, device: str | None, *, in_process: bool
+) -> Iterator[tuple[Plan, Replayed]]:
     """The result of each line of one target. An engine that does not start makes its lines UNKNOWN, and no others."""
     if device is not None:
-        yield from zip(plans, replay_held(plans, device, times, worker.__name__), strict=True)
+        yield from zip(plans, replay_held(plans, device, times, WORKER), strict=True)
         return
     with ExitStack() as stack:
         try:
@@ -118,7 +126,7 @@ def _replayed(plans: list[Plan], times: int, device: str | None) -> Iterator[tup
                 yield plan, Replayed(Verdict.UNKNOWN, times, [told])
             return
         for plan in plans:
-            yield plan, _replay(plan, times, engine)
+            yield plan, _replay(plan, times, engine, in_process=in_process)
 
 
 def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
@@ -147,25 +155,28 @@ def _on_device(plan: Plan, device: str) -> Plan:
     return dataclasses.replace(plan, backend=kind_of(device), device=device, strategy="delay", choices=None)
 
 
-def _replay(plan: Plan, times: int, engine: ProbeRunner | None) -> Replayed:
+def _replay(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> Replayed:
     """Run one plan several times; the verdict, and what to print."""
-    runs = _runs(plan, times, engine)
+    runs = _runs(plan, times, engine, in_process=in_process)
     seen = [unconditional_first(finding for report in reports for finding in report.findings) for reports in runs]
     gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
     verdict, told = judge(plan, runs, seen)
     return Replayed(verdict, sum(each == gave[0] for each in gave), told)
 
 
-def _runs(plan: Plan, times: int, engine: ProbeRunner | None) -> list[list[Report]]:
-    """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one."""
-    from kvcheck.core.stress.cell_workers import run_in_workers
+def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> list[list[Report]]:
+    """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one.
+    Code of the user's own may end its process too, which is the failure again."""
+    from kvcheck.core.stress.cell_workers import died, run_in_workers
     from kvcheck.core.stress.turns import run_cell
 
     task = CellTask(plan=plan, schedules=1)
-    if plan.backend != "cuda" or engine is not None:
+    if in_process or not (plan.backend == "cuda" or plan.own_target is not None) or engine is not None:
         return [list(run_cell(0, task, target_of, engine)) for _ in range(times)]
     runs: list[list[Report]] = [[] for _ in range(times)]
-    for report in run_in_workers([task] * times, [range(times)], Limit(), worker.__name__):
+    for report in run_in_workers([task] * times, [range(times)], Limit(), WORKER):
+        if report.exit_code == Verdict.FAIL.exit_code:
+            report = dataclasses.replace(report, findings=(died(plan, report),))
         if not report.is_left:
             runs[report.cell].append(dataclasses.replace(report, reason=report.reason or report.error))
     return runs

@@ -200,6 +200,11 @@ class Session:
             self.folder.rmdir()
 
     @property
+    def is_of_own_target(self) -> bool:
+        """Whether code of the user's own runs in it."""
+        return any(cell.plan.own_target is not None for cell in self.cells.values())
+
+    @property
     def version(self) -> str:
         """kvcheck's version."""
         return tool()["version"]

@@ -9,10 +9,12 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcheck.commands import own_target
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
 from kvcheck.commands.replay import lines_of
 from kvcheck.commands.targets import runner_of
@@ -41,8 +43,6 @@ def shrink(
     plan = _plan(what, lines_of(what, out, is_smaller_better=True))
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.shrinking import check_shrinkable
-    from kvcheck.core.stress.shrinking import shrink as smallest
-    from kvcheck.core.stress.wait_search import search_waits
 
     row_of(plan).check_names(plan)
     check_shrinkable(plan)
@@ -50,22 +50,45 @@ def shrink(
     is_text = format_name == "text"
     if is_text:
         say(f" from    {plan.line()}")
-
-    def tell(smaller: Plan) -> None:
-        if is_text:
-            say(f" fails   {smaller.line()}")
-
-    runner = runner_of(plan)
-    shrunk = smallest(runner, plan, runs=runs, tell=tell)
-    waits = None
-    if shrunk is not None and shrunk.last.plan.strategy == ANSWERS:
-        waits = search_waits(runner, shrunk.last.plan, shrunk.finding)
-    verdict = Verdict.UNKNOWN if shrunk is None else Verdict.FAIL
-    for line in _told(plan, shrunk, waits) if is_text else [_to_json(plan, shrunk, waits)]:
-        say(line)
+    if plan.own_target is None:
+        verdict = search(plan, runs, say, is_text=is_text)
+    else:
+        verdict = _search_apart(plan, runs, is_text=is_text)
     if is_text:
         say(f" exit {verdict.exit_code}")
     return verdict.exit_code
+
+
+def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool) -> Verdict:
+    """Look for smaller schedules, and tell what is found, line by line."""
+    from kvcheck.core.stress.shrinking import shrink as smallest
+    from kvcheck.core.stress.wait_search import search_waits
+
+    def fails(smaller: Plan) -> None:
+        if is_text:
+            tell(f" fails   {smaller.line()}")
+
+    runner = runner_of(plan)
+    shrunk = smallest(runner, plan, runs=runs, tell=fails)
+    waits = None
+    if shrunk is not None and shrunk.last.plan.strategy == ANSWERS:
+        waits = search_waits(runner, shrunk.last.plan, shrunk.finding)
+    for line in _told(plan, shrunk, waits) if is_text else [_to_json(plan, shrunk, waits)]:
+        tell(line)
+    return Verdict.UNKNOWN if shrunk is None else Verdict.FAIL
+
+
+def _search_apart(plan: Plan, runs: int, *, is_text: bool) -> Verdict:
+    """The search in a worker. One that a schedule ends has shown that the code under test fails."""
+    from kvcheck.core.stress.asked_process import Unanswered
+
+    try:
+        return own_target.shrink(plan, runs, say, is_text=is_text)
+    except Unanswered as why:
+        failed = f"this schedule or a smaller one: {why}"
+        row = {"line": plan.line(), "verdict": Verdict.FAIL.value, "code": "KV902", "error": failed}
+        say(f" STOPPED  {plan.cell}: KV902 {failed}" if is_text else json.dumps(row))
+        return Verdict.FAIL
 
 
 def _plan(what: str, lines: list[str]) -> Plan:

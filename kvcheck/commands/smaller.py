@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from kvcheck.commands import own_target
 from kvcheck.commands.session import Session
 from kvcheck.commands.stories import leave_out
 from kvcheck.commands.targets import target_of
@@ -22,20 +23,27 @@ def look_for_smaller(session: Session, max_time_s: float | None) -> None:
     limit_s = SHRINKING_S if max_time_s is None else min(SHRINKING_S, max_time_s - session.elapsed_s)
     if not session.findings or limit_s <= 0:
         return
+    from kvcheck.core.stress.asked_process import Unanswered
     from kvcheck.core.stress.smaller import Facts, smaller, with_smaller
 
     found: dict[str, Facts] = {}
-    rows = smaller(
-        session.findings,
-        target_of,
-        until=time.monotonic() + limit_s,
-        told=lambda done, of: session.progress(f"looking for a smaller schedule: cause {done + 1} of {of}"),
-    )
+    until = time.monotonic() + limit_s
     try:
-        for name, facts in rows:
-            found[name] = facts
+        if session.is_of_own_target:
+            session.progress("looking for a smaller schedule")
+            own_target.smaller(session.findings, found.__setitem__, until=until)
+        else:
+            for name, facts in smaller(
+                session.findings,
+                target_of,
+                until=until,
+                told=lambda done, of: session.progress(f"looking for a smaller schedule: cause {done + 1} of {of}"),
+            ):
+                found[name] = facts
     except KeyboardInterrupt:
         leave_out(session, "interrupted: not every finding has its smaller schedule")
+    except Unanswered as why:
+        leave_out(session, f"smaller schedules were not looked for: {why}")
     except Exception as error:  # findings that were made must be printed, whatever is wrong here
         failed = f"{type(error).__name__}: {error}"
         leave_out(session, f"smaller schedules were not looked for: {failed}; please report it with the run.json")

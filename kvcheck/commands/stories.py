@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from kvcheck.commands import own_target
 from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import warn
@@ -22,18 +23,26 @@ def tell_stories(session: Session, max_time_s: float | None) -> None:
     """Run the schedules of the first causes once more, and keep how each came about."""
     if not session.findings:
         return
+    from kvcheck.core.stress.asked_process import Unanswered
     from kvcheck.core.stress.stories import stories, with_stories
 
     limit_s = STORIES_S if max_time_s is None else min(STORIES_S, max(LEAST_S, max_time_s / 10))
+    until = time.monotonic() + limit_s
     try:
-        told = stories(
-            session.findings,
-            target_of,
-            until=time.monotonic() + limit_s,
-            told=lambda done, of: session.progress(f"telling how it came about: schedule {done + 1} of {of}"),
-        )
+        if session.is_of_own_target:
+            session.progress("telling how it came about")
+            told = own_target.stories(session.findings, until=until)
+        else:
+            told = stories(
+                session.findings,
+                target_of,
+                until=until,
+                told=lambda done, of: session.progress(f"telling how it came about: schedule {done + 1} of {of}"),
+            )
     except KeyboardInterrupt:
         leave_out(session, "interrupted: how findings came about is not told")
+    except Unanswered as why:
+        leave_out(session, f"how findings came about is not told: {why}")
     except Exception as error:  # findings that were made must be printed, whatever is wrong with their stories
         failed = f"{type(error).__name__}: {error}"
         leave_out(session, f"how findings came about is not told: {failed}; please report it with the run.json")

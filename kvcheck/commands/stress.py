@@ -60,22 +60,22 @@ from kvcheck.commands.stress_options import (
     Trace,
     Transport,
 )
-from kvcheck.commands.targets import target_of
+from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, complain, passing, warn
 from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict, read_record
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
-from kvcheck.core.stress.cell_task import DIED, CellTask, Limit, Report
+from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, parse_line
+from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.workload import WORDS
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: Pr
     given = ctx.params
     if given["answers_within"] is not None:
         plan = {"answers_within": given["answers_within"], **plan}
+    about = identity(base.trace, engine, own=base.own_target)
     session = Session(
         argv=[*ctx.obj],
         repro=repro([word for word in ctx.obj if word != "--resume"], seed=given["seed"], drawn=base.seed),
@@ -178,7 +179,7 @@ def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: Pr
         quiet=given["format_name"] == "json",
         resumes=True,
     )
-    session.facts, session.identity = engine_facts(engine), identity(base.trace, engine, own=base.own_target)
+    session.facts, session.identity = engine_facts(engine), about
     return session
 
 
@@ -197,7 +198,11 @@ def _tell_end(
             tell_stories(session, max_time)
             look_for_smaller(session, max_time)
     is_found = any(cell.findings for cell in session.cells.values())
-    session.warnings += unfound_mutant(mutant, is_found=is_found)
+    for line in unfound_mutant(mutant, is_found=is_found):
+        session.warnings.append(line)
+        for cell in session.cells.values():
+            cell.reason = cell.reason or line
+            _tell_cell(session, cell)
     tell_untried(session, untried)
 
 
@@ -278,16 +283,6 @@ def _task(cell: Cell) -> CellTask:
         fails_on_conditional=cell.fails_on_conditional,
         within=cell.within,
     )
-
-
-def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
-    """A line where a bug was put back and no cell failed."""
-    if mutant is None or is_found:
-        return []
-    from kvcheck.core.targets.mutants import mutant as named
-
-    found = f"; next: kvcheck selftest {mutant}, which answers by chance" if named(mutant).within else ""
-    return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code{found}"]
 
 
 def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
@@ -375,7 +370,8 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     """The reports of all cells, each with its cell's id.
 
     Cells of real processes mostly wait: of several processes, they share one beside those of the others. A process that
-    has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one.
+    has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one. So does code
+    of the user's own, which may end its process by itself.
     """
     from kvcheck.core.stress.cell_workers import run_in_workers
     from kvcheck.core.stress.runner_rows import row_of
@@ -384,7 +380,7 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
     others = [number for number in range(len(tasks)) if number not in alone]
     shares = [others[first::workers] for first in range(min(workers, len(others)))]
-    is_apart = any(task.plan.backend == "cuda" for task in tasks)
+    is_apart = any(task.plan.backend == "cuda" or task.plan.own_target is not None for task in tasks)
     if shared is not None or (not is_apart and (workers == 1 or len(shares) + bool(alone) == 1)):
         reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
     else:
@@ -436,12 +432,9 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
     if report.exit_code in (2, 4, 70):
         cell.reason = report.error
     else:
-        from kvcheck.core.stress.runner import complete
+        from kvcheck.core.stress.cell_workers import died
 
-        plan = cell.plan if report.ran is None else parse_line(report.ran)
-        message = f"{cell.id}: {report.error}"
-        finding = Finding(code="KV902", oracle="liveness", message=message, minimal={DIED: True})
-        session.add(cell, (complete(finding, plan),), Evidence(schedules=1), 0.0)
+        session.add(cell, (died(cell.plan, report),), Evidence(schedules=1), 0.0)
     _tell_cell(session, cell)
 
 

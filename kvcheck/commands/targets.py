@@ -31,3 +31,13 @@ def runner_of(plan: Plan) -> ScheduleRunner:
     from kvcheck.core.stress.runner import ScheduleRunner
 
     return ScheduleRunner(target_of(plan))
+
+
+def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
+    """A line where a bug was put back and no cell failed."""
+    if mutant is None or is_found:
+        return []
+    from kvcheck.core.targets.mutants import mutant as named
+
+    found = f"; next: kvcheck selftest {mutant}, which answers by chance" if named(mutant).within else ""
+    return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code{found}"]

@@ -1,16 +1,20 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes JSON lines before and after each schedule.
 
 With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck campaign
---jobs`, mutants of `kvcheck selftest` on CUDA, or lines of a CPU that `kvcheck replay` runs on CUDA.
+--jobs`, mutants of `kvcheck selftest` on CUDA, lines of a CPU that `kvcheck replay` runs on CUDA, or questions about a
+target of the user's own.
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
 - An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
 - The parent ends a run with SIGTERM. It unwinds the schedule in progress, so that temporary folders are removed.
+- Code under test has no hold on it: what that prints goes to stderr, and a thread that it left ends with the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import traceback
@@ -21,34 +25,47 @@ from types import FrameType
 
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import complain
-from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.deadline import Interrupted
+from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble, text_of
 from kvcheck.core.stress.cell_task import Report
 
 
 def main() -> int:
     """Run the tasks on stdin, or answer line after line until it ends."""
     signal.signal(signal.SIGTERM, _end)
+    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(line: str) -> None:
+        said.write(line + "\n")
+        said.flush()
+
     try:
         kind = sys.argv[1] if sys.argv[1:] else None
         asked = sys.stdin.read() if kind is None else ""
         from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
 
-        for line in chain((BEGUN,), work(asked, target_of, _say) if kind is None else _answers(kind)):
-            _say(line)
+        for line in chain((BEGUN,), work(asked, target_of, say) if kind is None else _answers(kind, say)):
+            say(line)
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     except (Exception, SystemExit) as error:  # the target's own exceptions are findings already
-        return _last_line(error)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent sends it once it has this line
+        report = _failure(error)
+        say(report.line())
+        assert report.exit_code is not None
+        return report.exit_code
     return 0
 
 
-def _answers(kind: str) -> Iterator[str]:
+def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
     """The answers to what is asked, line by line. kind: the argument of this process."""
-    from kvcheck.commands import held
+    from kvcheck.commands import held, own_answers, own_target
     from kvcheck.core.stress import mutant_process
 
     answers: dict[str, Callable[[str], str]] = {
         held.HELD: held.answered,
+        own_target.OWN: partial(own_answers.answered, say=say),
         mutant_process.MUTANTS: partial(mutant_process.answered, target_of=target_of),
     }
     yield from map(answers.get(kind, _told), sys.stdin)
@@ -70,18 +87,6 @@ def ran(text: str) -> str:
         return _failure(error).line()
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _last_line(error: BaseException) -> int:
-    report = _failure(error)
-    _say(report.line())
-    assert report.exit_code is not None
-    return report.exit_code
-
-
 def _failure(error: BaseException) -> Report:
     """What a child says of an error that ends it."""
     trouble = machine_trouble(error)
@@ -91,14 +96,18 @@ def _failure(error: BaseException) -> Report:
         return Report(error=str(error), exit_code=error.exit_code)
     for line in traceback.format_exc().splitlines():
         complain(line)
-    text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {error}); please report it"
+    text = f"kvcheck itself failed in a process of its own ({type(error).__name__}: {text_of(error)}); please report it"
     return Report(error=text, exit_code=InternalError.exit_code)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: what unwinds must not be stopped half-way
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)  # the interpreter would wait for threads

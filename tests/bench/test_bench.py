@@ -242,8 +242,17 @@ class QuickClock(CpuClock):
         return once
 
 
-def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["bench", "guarded-read", "--shape", "llama-3-tiny", "--rounds", "2", "--seed", "1", "--out", str(tmp_path)]
+def test_the_command_writes_a_record_that_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut(self: Samples, random: np.random.Generator) -> None:
+        if self.rounds == 2:
+            raise TimeUp
+        measure(self, random)
+
+    measure = Samples.add_round
+    monkeypatch.setattr(Samples, "add_round", cut)
+    line = ["bench", "guarded-read", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]
     assert run(line) == 4
     (folder,) = tmp_path.iterdir()
     record = read_record(folder)
@@ -254,7 +263,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
     assert record.complete and [row.case for row in record.bench] == ["guarded-read"] * 4
     assert record.environment["noise_before"] and record.environment["noise_after"]
     shown = capsys.readouterr().out
-    assert "????  guarded-read: none of its rows has a price" in shown and "use --rounds 6 or more" in shown
+    assert "????  guarded-read: none of its rows has a price" in shown and "use a larger --max-time" in shown
     assert "guarded-behind-load" in shown and "(n/a)" in shown
     assert "0 of 4 rows with a price, rounds: 2 or more" in shown
     page = (folder / "report.html").read_text(encoding="utf-8")
@@ -269,6 +278,7 @@ def test_the_command_writes_a_record_that_reads_back(tmp_path: Path, capsys: pyt
         (["guarded-read", "--shape", "nope"], 2, "unknown shape 'nope'"),
         (["guarded-read", "--device", "tpu"], 2, "expected cpu, threads, cuda or cuda:N"),
         (["guarded-read", "--max-time", "0"], 2, "--max-time"),
+        (["guarded-read", "--rounds", "5"], 2, "--rounds: expected at least 6"),
     ],
 )
 def test_the_command_refuses_in_one_line(
@@ -276,7 +286,7 @@ def test_the_command_refuses_in_one_line(
 ) -> None:
     assert run(["bench", *arguments, "--out", str(tmp_path)]) == code
     lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and message in lines[0]
+    assert len(lines) == 1 and message in lines[0] and not any(tmp_path.iterdir())
 
 
 def test_a_device_that_is_not_there_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,8 @@ UNUSABLE = {
     "help of no command": (["help", "stres"], "did you mean 'stress'?"),
     "case": (["stress", "HiCache"], "did you mean 'hicache'?"),
     "option": (["stress", "--nope"], "No such option: --nope"),
+    "word for a server": (["live"], "kvcheck stress --target http://HOST:PORT"),
+    "word for a run": (["run"], "kvcheck stress"),
     "command": (["nope"], "no command 'nope'; known: stress"),
     "trace": (["stress", "--trace", "no-such.jsonl"], "trace no-such.jsonl: expected a JSONL file"),
     "selftest mutant": (["selftest", "nope"], "unknown mutant 'nope'"),

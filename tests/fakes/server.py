@@ -222,7 +222,11 @@ def main() -> None:
     parser.add_argument("--fault", choices=FAULTS)
     parser.add_argument("--port", type=int, default=30000)
     asked = parser.parse_args()
-    fake = Fake(Alphabet(read_model(asked.model).parameters), asked.engine, fault=asked.fault, port=asked.port)
+    try:
+        known = read_model(asked.model)
+    except UsageError as error:
+        parser.exit(2, f"{error}\n")
+    fake = Fake(Alphabet(known.parameters), asked.engine, fault=asked.fault, port=asked.port)
     sys.stdout.write(f"{fake.url}\n")
     sys.stdout.flush()
     fake.http.serve_forever()

@@ -17,7 +17,7 @@ from mutants.bounds import WORKLOADS, exploration_of
 from mutants.search_table import COLUMNS, HARDER_ARMS, by_mutant, explored
 
 from kvcheck.commands.main import run
-from kvcheck.commands.stress import unfound_mutant
+from kvcheck.commands.targets import unfound_mutant
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutant_trials import timed_mutants
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads

@@ -195,6 +195,9 @@ def test_prices_are_told_where_they_are_certainly_slower() -> None:
     assert told(before, later(bench_run(slow))) == {"slower": 1, "problems": 0, "exit": 0}
     assert told(before, later(bench_run(unsure))) == {"problems": 0, "exit": 0}
     assert told(bench_run(slow), later(before)) == {"problems": 0, "exit": 0}
+    two = [bench_run(row, replace(row, size="another")) for row in (fast, slow)]
+    both = changes(two[0], replace(later(two[1]), seed=99), share=0.5)
+    assert list(map(len, both.grouped(State.SLOWER))) == [1, 1] and not both.notes
     elsewhere = later(bench_run(slow, environment={**before.environment, "hardware": {"cpu": "another"}}))
     found = changes(before, elsewhere, share=0.5)
     assert not found.of(State.SLOWER) and found.notes == ("prices are not compared: their hardware differs",)

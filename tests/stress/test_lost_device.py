@@ -278,7 +278,7 @@ def test_each_replay_of_a_line_that_loses_the_device_has_a_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diary = tmp_path / "diary"
-    monkeypatch.setattr(replay, "worker", cuda_worker)
+    monkeypatch.setattr(replay, "WORKER", cuda_worker.__name__)
     monkeypatch.setenv("CUDA_DIARY", str(diary))
     monkeypatch.setenv("CUDA_LOST_IN", "strategy=delay")
     with installed(1):
@@ -301,7 +301,7 @@ def test_each_line_of_a_cpu_is_replayed_over_a_device_that_the_one_before_it_has
     names = ["gate-waits-wrong-entry", "replay-without-whole-wait", "gate-waits-on-load-lane", "load-without-pin"]
     lines = [Plan(scenario="hicache", shape="llama-3-micro", mutant=name).line() for name in names]
     diary = tmp_path / "diary"
-    monkeypatch.setattr(replay, "worker", cuda_worker)
+    monkeypatch.setattr(replay, "WORKER", cuda_worker.__name__)
     monkeypatch.setenv("CUDA_DIARY", str(diary))
     monkeypatch.setenv("CUDA_LOST_IN", f"mutant={names[0]} strategy=delay")
     monkeypatch.setenv("CUDA_DIES_IN", f"mutant={names[1]}")

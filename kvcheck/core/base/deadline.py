@@ -24,6 +24,10 @@ WEAK = frozenset(kind.__init__.__code__.co_filename for kind in (weakref.WeakSet
 LOOK_AGAIN_S = 0.02
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal of the user or of the parent process, which code under test cannot have raised itself."""
+
+
 class TimeUp(BaseException):
     """The time of a `time_limit` is over."""
 

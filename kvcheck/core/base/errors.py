@@ -25,6 +25,7 @@ Invariants:
 from __future__ import annotations
 
 import errno
+import os
 from typing import ClassVar
 
 
@@ -104,6 +105,9 @@ class InternalError(KvcheckError):
     """kvcheck itself is wrong; report it."""
 
 
+MOST_OF_A_TEXT = 2000
+"""Characters of an error's text that are kept: a finding is read in a terminal."""
+
 _DISK = ("disk space", "set TMPDIR to a folder that has room")
 _FILES = ("file descriptors", "raise the limit (ulimit -n)")
 _MEMORY = ("memory", "free some, or use fewer --jobs")
@@ -136,18 +140,41 @@ def why_unread(error: BaseException) -> str:
     return str(error)
 
 
-def machine_trouble(error: BaseException) -> str | None:
+def text_of(error: BaseException) -> str:
+    """An error's text, cut to MOST_OF_A_TEXT characters. Its type's name where the error itself cannot make one."""
+    try:
+        text = str(error)
+    except BaseException:  # of the code under test, whose error has to be reported whatever it is
+        return type(error).__name__
+    return text if len(text) <= MOST_OF_A_TEXT else f"{text[:MOST_OF_A_TEXT]}... ({len(text):,} characters)"
+
+
+def machine_trouble(error: BaseException, *, is_of_user: bool = False) -> str | None:
     """What the machine lacks, such as memory, if that is why `error` or its cause was raised; None for any other
-    error."""
+    error.
+
+    is_of_user: code of the user's own raised it. Only errors that the system itself makes count then, by no words.
+    """
     cause: BaseException | None = error
-    while cause is not None:
-        short = _short_of(cause)
+    seen: set[int] = set()  # causes may form a ring
+    while cause is not None and id(cause) not in seen:
+        short = None if is_of_user and not _is_of_system(cause) else _short_of(cause)
         if short is not None:
             what, advice = short
-            text = f"{type(cause).__name__}: {cause}".strip(": ").splitlines()[0]
+            text = f"{type(cause).__name__}: {text_of(cause)}".strip(": ").splitlines()[0]
             return f"the machine is short of {what}, which says nothing of the code under test: {text}; next: {advice}"
+        seen.add(id(cause))
         cause = cause.__cause__
     return None
+
+
+def _is_of_system(error: BaseException) -> bool:
+    """Whether an error is as the interpreter, torch or numpy makes it, and not one of the user's own words."""
+    if isinstance(error, OSError):
+        return error.errno is not None and error.strerror == os.strerror(error.errno)
+    if type(error) is MemoryError:
+        return not error.args
+    return type(error).__module__.partition(".")[0] in ("torch", "numpy")
 
 
 def _short_of(error: BaseException) -> tuple[str, str] | None:
@@ -157,6 +184,6 @@ def _short_of(error: BaseException) -> tuple[str, str] | None:
     if isinstance(error, OSError):
         return _NUMBERS.get(error.errno or 0)
     if isinstance(error, RuntimeError | ImportError):
-        said = str(error).lower()
+        said = text_of(error).lower()
         return next((short for text, short in _TEXTS.items() if text in said), None)
     return None

@@ -171,7 +171,9 @@ def ratio_text(ratio: Interval) -> str:
 
 
 def floor_text(row: BenchRow) -> str:
-    """Its noise floor, in per cent."""
+    """Its noise floor, in per cent. One round has none."""
+    if len(row.ratios) == 1:
+        return "n/a"
     return f"{100 * row.floor:.1f} %" if row.floor >= 0.001 or not row.floor else f"{100 * row.floor:.1g} %"
 
 
@@ -326,7 +328,7 @@ def price_of(row: BenchRow, step: float | None) -> Price:
         added=("" if added.est < 0 else "+") + time_text(added.est),
         share="n/a" if not step else _percent(100 * added.est / step),
         ratio=ratio_text(row.ratio),
-        floor=f"±{floor_text(row)}",
+        floor="n/a" if len(row.ratios) == 1 else f"±{floor_text(row)}",
         limit=limit_text(row) or "n/a",
         verdict=verdict(row, step),
         rounds=str(len(row.ratios)),

@@ -11,6 +11,7 @@ import json
 import queue
 import subprocess
 import time
+from collections.abc import Callable
 
 from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
@@ -35,9 +36,12 @@ class AskedProcess:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._has_begun = False
 
-    def ask(self, question: object, *, until: float | None = None) -> object:
-        """The answer. until: the time.monotonic() at which the process keeps to end. Raises Unanswered; what the
-        process says that it failed with; and UnknownVerdict if it never began."""
+    def ask(
+        self, question: object, *, until: float | None = None, told: Callable[[object], None] = lambda row: None
+    ) -> object:
+        """The answer. until: the time.monotonic() at which the process keeps to end. told: called with each row that
+        comes before the answer. Raises Unanswered; what the process says that it failed with; and UnknownVerdict if it
+        never began."""
         process = self._process = self._process or self._start()
         tell(process, json.dumps(to_plain(question)))
         while True:
@@ -54,6 +58,9 @@ class AskedProcess:
             if said.get("error") is not None:
                 kind = {2: UsageError, 4: UnknownVerdict}.get(said["exit_code"], InternalError)
                 raise kind(str(said["error"]))
+            if "told" in said:
+                told(said["told"])
+                continue
             return said
 
     def close(self) -> None:

@@ -18,8 +18,9 @@ from dataclasses import replace
 
 from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
 from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError
-from kvcheck.core.base.record import Evidence, to_plain, value_from
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.stress.cell_task import DIED, CellTask, Limit, Report
+from kvcheck.core.stress.runner import complete
 from kvcheck.core.stress.runner_rows import TargetOf
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import take_turns
@@ -150,6 +151,13 @@ class _Child:
         for cell in sorted(self.cells) if now is None else [now]:
             del self.cells[cell]
             yield replace(report, cell=cell, ran=line)
+
+
+def died(plan: Plan, report: Report) -> Finding:
+    """The finding of a schedule that ended its process."""
+    plan = plan if report.ran is None else parse_line(report.ran)
+    message = f"{plan.cell}: {report.error}"
+    return complete(Finding(code="KV902", oracle="liveness", message=message, minimal={DIED: True}), plan)
 
 
 def _patience_s(limit: Limit) -> float | None:

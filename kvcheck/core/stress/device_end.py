@@ -19,7 +19,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 
-from kvcheck.core.base.errors import HardwareError, TargetError
+from kvcheck.core.base.errors import HardwareError, TargetError, text_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.delays import DelayReport
@@ -59,13 +59,20 @@ def broke_by(error: BaseException, code: str, during: str = "") -> Broke:
 
     during: what was going on, for the text.
     """
-    text, request = str(error), None
+    text, request = text_of(error), None
     if code == CRASH:
         call, request, operation = _place(error)
         known = (("in", call), ("request", request), ("operation", operation))
         about = [*([during] if during else []), *(f"{word} {value}" for word, value in known if value is not None)]
         text = "; ".join(part for part in (text, ", ".join(about)) if part)
     return Broke(code, type(error).__name__, text, request)
+
+
+def is_of_user(error: BaseException) -> bool:
+    """Whether code of the user's own raised it, itself or by a call into a library."""
+    names = (str(frame.f_globals.get("__name__")) for frame, _ in reversed([*walk_tb(error.__traceback__)]))
+    tops = (name.partition(".")[0] for name in names)
+    return next((top != "kvcheck" for top in tops if top == "kvcheck" or top not in OTHERS), False)
 
 
 def _place(error: BaseException) -> tuple[str | None, int | None, str | None]:
@@ -133,7 +140,7 @@ class DeviceEnd:
             self._kept += [each for each in (error, late) if each is not None]
             own, of_device = (None, error) if isinstance(error, RuntimeError) else (error, late)
             if of_device is not None:
-                self._history.emit(Broke(CRASH, type(of_device).__name__, self._lost(str(of_device))))
+                self._history.emit(Broke(CRASH, type(of_device).__name__, self._lost(text_of(of_device))))
             error, late = own, None
         for each, its_code in ((error, code), (late, CRASH)):
             if each is not None:
@@ -141,12 +148,12 @@ class DeviceEnd:
 
     def _check_hardware(self, *errors: BaseException | None) -> None:
         for each in errors:
-            if each is not None and any(words in str(each) for words in HARDWARE):
+            if each is not None and any(words in text_of(each) for words in HARDWARE):
                 self.is_lost = True
                 self._kept.append(each)
                 raise HardwareError(
                     f"the hardware of {self._device} reported an error, which says nothing of the code under test: "
-                    f"{_first_line(str(each))}; next: nvidia-smi -q, and the same on another device"
+                    f"{_first_line(text_of(each))}; next: nvidia-smi -q, and the same on another device"
                 ) from each
 
     def _submitted(self, event: Submitted) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from kvcheck.core.base.causes import in_causal_order
-from kvcheck.core.base.deadline import Stuck, progress_watch
+from kvcheck.core.base.deadline import Interrupted, Stuck, TimeUp, progress_watch
 from kvcheck.core.base.devices import number_of
 from kvcheck.core.base.errors import (
     CheckFailed,
@@ -46,7 +46,7 @@ from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.answers import AnswersStrategy, answers_text
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
-from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by
+from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by, is_of_user
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, OperationEvents
 from kvcheck.core.stress.host_trace import HostTrace
@@ -73,7 +73,7 @@ MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
 
 CRASHES = (Exception, SystemExit, GeneratorExit, CancelledError)
-"""Whatever code under test raises. Limits of time and an interrupt are none of these."""
+"""Whatever kvcheck's own cache raises. Limits of time and an interrupt are none of these."""
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (DoubleFree, "KV402"),
     (FreeInFlight, "KV202"),
@@ -313,8 +313,10 @@ class ScheduleRunner:
             why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
             history.emit(Broke("KV901", "Hang", why))
             evictions = 0
-        except CRASHES as error:  # the target's own error is what we are here to find
-            ending.settle(error, _code_of(error))
+        except BaseException as error:  # the target's own error is what we are here to find
+            if not _is_of_target(error, plan):
+                raise
+            ending.settle(error, _code_of(error, plan))
             return 0
         ending.settle()
         return evictions
@@ -389,7 +391,7 @@ def reference_run(plan: Plan, load: Load) -> ReferenceRun:
             "KV901", "Hang", f"in the reference run, an endless loop: no event in {STUCK_CPU_S:g} CPU seconds"
         )
     except CRASHES as error:
-        broke = broke_by(error, _code_of(error), "in the reference run, where every request has room")
+        broke = broke_by(error, _code_of(error, plan), "in the reference run, where every request has room")
     if plan.own_target is not None:
         raise InternalError(
             f"the reference run, which kvcheck's own cache makes, failed: {broke.error}: {broke.message}"
@@ -397,13 +399,21 @@ def reference_run(plan: Plan, load: Load) -> ReferenceRun:
     return ReferenceRun({}, broke)
 
 
-def _code_of(error: BaseException) -> str:
+def _is_of_target(error: BaseException, plan: Plan) -> bool:
+    """Whether the code under test raised it. Code of the user's own may raise anything."""
+    if plan.own_target is None:
+        return isinstance(error, CRASHES)
+    return not isinstance(error, TimeUp | Interrupted)
+
+
+def _code_of(error: BaseException, plan: Plan) -> str:
     """The code of the finding that an error of the code under test is. Raises what is no such error: kvcheck's own
     fault, and what the machine lacks or the user has to change."""
-    if trouble := machine_trouble(error):
+    is_own = plan.own_target is not None and is_of_user(error)
+    if trouble := machine_trouble(error, is_of_user=is_own):
         raise UnknownVerdict(trouble) from error
-    is_of_the_user = isinstance(error, UsageError) and isinstance(error.__cause__, OSError)
-    if is_of_the_user or isinstance(error, NoEngine | InternalError | UnknownVerdict):
+    is_folder = isinstance(error, UsageError) and isinstance(error.__cause__, OSError)
+    if not is_own and (is_folder or isinstance(error, NoEngine | InternalError | UnknownVerdict)):
         raise error
     return next((code for kind, code in _CODES if isinstance(error, kind)), CRASH)
 

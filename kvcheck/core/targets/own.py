@@ -19,9 +19,11 @@ import re
 import sys
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from traceback import walk_tb
 from typing import cast
 
-from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
+from kvcheck.core.base.deadline import Interrupted
+from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble, text_of
 from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.targets.builtin import BuiltinTarget
@@ -146,10 +148,12 @@ def _found(name: str) -> object:
         sys.path.append(here)
     try:
         loaded = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # any error of the user's module
+    except Interrupted:
+        raise
+    except BaseException as error:  # any error of the user's module
         _check_machine(name, error)
         raise UsageError(
-            f"--target {name}: cannot import {module} ({_told(error)}); expected a module that is installed or lies in "
+            f"--target {name}: cannot import {module} {_told(error)}; expected a module that is installed or lies in "
             "the current folder"
         ) from error
     if not hasattr(loaded, attribute):
@@ -160,13 +164,15 @@ def _found(name: str) -> object:
 def _called(name: str, factory: object) -> object:
     try:
         return factory()  # type: ignore[operator]
-    except (Exception, SystemExit) as error:  # any error of the user's function
+    except Interrupted:
+        raise
+    except BaseException as error:  # any error of the user's function
         _check_machine(name, error)
-        raise UsageError(f"--target {name}: calling it without arguments failed ({_told(error)})") from error
+        raise UsageError(f"--target {name}: calling it without arguments failed {_told(error)}") from error
 
 
 def _check_machine(name: str, error: BaseException) -> None:
-    if (trouble := machine_trouble(error)) is not None:
+    if (trouble := machine_trouble(error, is_of_user=True)) is not None:
         raise UnknownVerdict(f"--target {name}: {trouble}") from error
 
 
@@ -176,9 +182,12 @@ def _is_target(value: object) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """The name of an error and the first line of its text."""
-    first = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    """The name of an error, the first line of its text, and the innermost line of code that it came from."""
+    first = next(iter(text_of(error).splitlines()), "")
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    inner = [each for each in places if each[0] != __file__ and not each[0].startswith("<")][-1:]
+    at = "".join(f" at {Path(file).name}:{line}" for file, line in inner)
+    return f"({type(error).__name__}{': ' * bool(first)}{first}){at}"
 
 
 def _kind(value: object) -> str:

@@ -129,7 +129,8 @@ def line_of(rows: Sequence[Change]) -> str:
 
 
 def _kind(row: Change) -> tuple[str | None, str]:
-    return row.code, NUMBERS.sub("#", row.text)
+    """What rows of one entry share. Each price is an entry of its own: its numbers are all that it consists of."""
+    return row.code, f"{row.cell} {row.text}" if row.state is State.SLOWER else NUMBERS.sub("#", row.text)
 
 
 def write_json(changes: Changes, path: Path) -> None:
@@ -329,7 +330,7 @@ def _problems(before: RunRecord, after: RunRecord) -> Iterator[str]:
 
 
 def _notes(before: RunRecord, after: RunRecord) -> Iterator[str]:
-    if before.seed != after.seed:
+    if before.seed != after.seed and not (before.bench and after.bench):
         yield f"their seeds differ ({before.seed} and {after.seed}), so their schedules do too"
     for cell, why in absent_of(after).items():
         if cell in _rows(before):
