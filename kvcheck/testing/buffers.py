@@ -150,11 +150,12 @@ class Buffer:
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The buffers of an object. not_tried: tensors that are left out, each with the reason. threads: where it keeps
-    what runs code in other threads."""
+    what runs code in other threads. reached: all tensors of it."""
 
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]
-    threads: tuple[str, ...] = ()
+    threads: tuple[str, ...]
+    reached: tuple[Held, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ def find_buffers(
             "rows of the pool's tensors as slots="
         )
     left += [f"{name}: {index_text(index)} of its rows, named in unused=" for name, index in unused.items()]
-    return Pool(tuple(parts), (*left, *shared, *_reached_again(kept, passed.again)), tuple(passed.threads))
+    return Pool(tuple(parts), (*left, *shared, *_reached_again(kept, passed.again)), tuple(passed.threads), every)
 
 
 def index_text(index: object) -> str:

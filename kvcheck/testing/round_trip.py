@@ -9,29 +9,27 @@ Invariants:
 - Rows of padding are nobody's. What changes them is named. It is a finding only if it puts NaN where save reads.
 - Rows of request 1 are free once it is saved.
 - In save, `.to(device)` and `.cpu()` make copies, as they do for a pool on a device. On a CPU they would not.
-- save and load are called once. Inside streams(), again with a save whose streams run when they are waited for.
+- save and load are called once. Inside streams(), again with a save whose streams run late, in several orders.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
 from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.judge import RowJudge, Wrong
+from kvcheck.testing.judge import TELLING, RowJudge, Wrong
+from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import Ownership, dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, untouched
 from kvcheck.testing.plan import (
     NEXT,
     SAVED,
-    SAVED_LATE,
     Plan,
     give,
     mark,
@@ -111,11 +109,11 @@ def check_round_trip(
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     load(copy, make(list(plan.into)))
-    again = _looked_again(found, look)
+    again = looked_again(found, look)
     judge.buffers = again.buffers
     still = _judge_loaded(judge, again, units, plan, saved)
     padded = judge_padding(judge, again, units, plan, "load", saved, padded)
-    late = _late_copies(judge, look, units, plan, streams, save, load, make)
+    late = _late_copies(judge, look, units, plan, streams, save, load, make, seed_of(seed))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
 
@@ -129,6 +127,7 @@ def _late_copies(
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
     make: Callable[[list[int]], object],
+    seed: int,
 ) -> tuple[str, ...]:
     """Judge late copies of save, where there are streams and nothing was found without. Returns what was not tried."""
     if streams is None:
@@ -136,84 +135,8 @@ def _late_copies(
         return ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
     if judge.findings:
         return ("save: no copy of it was late, as there are findings without",)
-    late = judge_late_save(judge, look, units, plan, streams, save, load, make)
+    late = judge_late_save(judge, look, units, plan, streams, save, load, make, seed)
     return (*late, *streams.report().limits)
-
-
-def judge_late_save(
-    judge: RowJudge,
-    look: Callable[[], Pool],
-    units: Units,
-    plan: Plan,
-    streams: Streams,
-    save: Callable[[Any], Saved],
-    load: Callable[[Saved, Any], object],
-    make: Callable[[list[int]], object],
-    *,
-    keys: Collection[object] | None = None,
-) -> tuple[str, ...]:
-    """Find copies that save takes before its streams have made them: what they do runs when somebody waits for it.
-
-    keys: the buffers that are right where streams run at once; None for all. Returns what was not tried.
-    """
-    found = look()
-    streams.release()
-    mark_all(judge.ownership, found, units, plan, SAVED_LATE)
-    given = make(list(plan.ids))
-    fired = streams.fired
-    streams.hold(0, is_lazy=True)
-    with CopiesToHost(), streams.host_memory():
-        copy = save(given)
-    queued = streams.queued
-    streams.release()
-    if not queued:
-        return ("save: it put nothing on a stream of its own, so no copy of it was late",)
-    mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-    load(copy, make(list(plan.into)))
-    streams.release()
-    again = _looked_again(found, look)
-    give(judge.ownership, again, units, SAVED_LATE, plan.into)
-    for held in again.buffers:
-        if keys is not None and held.key not in keys:
-            continue
-        rows = rows_named(plan.into, held.unit, units)
-        wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
-        if wrong is not None:
-            judge.find(
-                "KV203",
-                "content",
-                f"save took a copy before its stream had made it: {held.unit} {rows[wrong.at]} of {held.where}, came "
-                f"back with {wrong.story}; expected request {SAVED_LATE}, position {wrong.at}; {wrong.rows} of "
-                f"{len(rows)} rows are wrong, and right where the stream runs at once. Let save wait before the host "
-                "reads",
-                held,
-                wrong,
-                row=rows[wrong.at],
-                request=SAVED_LATE,
-                lane="save",
-            )
-    return ("save with late copies: the watchdog of the device ended a hold",) if streams.fired > fired else ()
-
-
-def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[Saved, tuple[str, ...]]:
-    """What save returns; and a note if it may copy in other threads, which were not late on purpose."""
-    before = {*threading.enumerate()}
-    with CopiesToHost():
-        copy = save(ids)
-    names = (*found.threads, *(each.name for each in threading.enumerate() if each not in before))
-    told = f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose"
-    return copy, (told,) if names else ()
-
-
-def _looked_again(found: Pool, look: Callable[[], Pool]) -> Pool:
-    """The buffers behind load, once copies to them have run. They are the same as before, or it raises NotJudged."""
-    again = look()
-    if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
-        raise NotJudged(
-            "load replaced tensors of the pool by others of another shape or name, which have no known content"
-        )
-    wait_for_device(again)
-    return again
 
 
 def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
@@ -407,11 +330,14 @@ def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
     wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
     if wrong is not None:
         owner = judge.ownership.owners[held.unit, rows[wrong.at]].request
+        page = held.split or 1
+        is_last = rows[wrong.at] >= len(held.rows) * page - page
+        way = "; if the last slot is reserved, pass padding=(-1,)" if is_last else ""
         judge.find(
             "KV403",
             "lifetime",
             f"load for request {SAVED} changed {held.unit} {rows[wrong.at]} of {held.where}, which request {owner} "
-            f"owns: it holds {wrong.story}; rows of others that changed: {wrong.rows}",
+            f"owns: it holds {wrong.story}; rows of others that changed: {wrong.rows}{way}",
             held,
             wrong,
             row=rows[wrong.at],
@@ -435,23 +361,37 @@ def judge_padding(
     """
     changed: dict[str, list[Buffer]] = {}
     story: dict[str, str] = {}
+    kept = [bytes(bits.tolist()) for _, bits in saved]
     for held in found.buffers:
         rows = rows_named(plan.padding, held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
         wrong = judge.differs(held, rows, seen, wanted)
         if held.family in known or wrong is None:
             continue
-        is_finite = not held.dtype.is_floating_point or bool(seen.view(held.dtype).isfinite().all())
-        holds = wrong.story if is_finite else "NaN or infinity"
-        changed.setdefault(held.family, []).append(held)
-        story[held.family] = f"{held.unit} {rows[wrong.at]} is padding, and {writer} changed it: it holds {holds}"
-        is_read = any(bytes(row.tolist()) in bytes(bits.tolist()) for row in wanted for _, bits in saved)
-        if not is_finite and is_read:
-            why = f"{story[held.family]} in {held.where}, and save reads it, so that padded reads get it"
-            judge.find("KV403", "lifetime", why, held, wrong, row=rows[wrong.at], request=SAVED)
+        odd = _not_finite(held, seen)
+        holds = "NaN or infinity" if odd else wrong.story
+        at = odd[0] if odd else wrong.at
+        story[held.family] = f"{held.unit} {rows[at]} is padding, and {writer} changed it: it holds {holds}"
+        read = [at for at in odd if held.size >= TELLING and any(bytes(wanted[at].tolist()) in each for each in kept)]
+        for at in read[:1]:
+            first = judge.differs(held, rows[at:], seen[at:], wanted[at:])
+            why = f"{held.unit} {rows[at]} of {held.where} is padding, and {writer} put NaN or infinity into it. save "
+            why += "reads it, so that padded reads get it"
+            judge.find("KV403", "lifetime", why, held, first, row=rows[at], request=SAVED)
+        if not read:
+            changed.setdefault(held.family, []).append(held)
     told = {
         family: f"{', '.join(held.path for held in some)}: {story[family]}. It is nobody's, so it is not judged; "
         "padding=() with ids= and into= judges it"
         for family, some in changed.items()
     }
     return {**known, **told}
+
+
+def _not_finite(held: Buffer, rows: torch.Tensor) -> list[int]:
+    """Which of these rows hold NaN or infinity."""
+    if not (held.dtype.is_floating_point or held.dtype.is_complex):
+        return []
+    values = rows.view(held.dtype)
+    numbers = (torch.view_as_real(values) if held.dtype.is_complex else values).double()
+    return torch.nonzero(~numbers.isfinite().flatten(1).all(1)).view(-1).tolist()
