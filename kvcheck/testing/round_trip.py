@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
+from kvcheck.testing.buffers import Buffer, Match, Pool, Units, find_buffers, layers_of, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import TELLING, RowJudge, Wrong
 from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
@@ -71,19 +71,19 @@ def check_round_trip(
     slots: the size of the tensors' dimension that ids number. page_size: ids a page; a tensor with a row a page is
     judged by whole pages. ids, into: slots of the request before and after, drawn from the seed unless they are given;
     they may share slots. padding: slots that nobody owns. exclude: names of tensors that hold no KV, such as scratch
-    memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of
-    rows that hold no KV, such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids:
-    makes what save and load get; without it, a tensor of int64 on the pool's device. unit: what an id numbers, for the
-    messages. seed: of the draw.
+    memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of rows that hold no KV,
+    such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes what save and
+    load get; without it, a tensor of int64 on the pool's device. unit: what an id numbers, for the messages. seed: of
+    the draw.
 
     Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
     KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
-    load changed is KV403. Inside `streams()` save and load are called again, with streams of save that run when they
-    are waited for: a copy that was taken too early is KV203. Raises NotJudged if a tensor cannot be judged.
+    load changed is KV403. Inside `streams()` save and load are called again, with streams of save that run late: a copy
+    that was taken too early is KV203. Raises NotJudged if a tensor cannot be judged.
 
-    A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of copies that
-    run later than save returns, unless CUDA's synchronisation covers them, of lossy copies, of memory that no attribute
-    of the pool leads to, or of other sizes.
+    A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of lossy
+    copies, of copies that a device runs later than save returns, of other sizes, or of memory that no attribute of the
+    pool leads to.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
@@ -103,9 +103,10 @@ def check_round_trip(
     _check_keeps_no_copies(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
     padded = judge_padding(judge, found, units, plan, "save", saved, {})
+    beside = _saved_beside(found, units, plan, saved)
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
     ways_back = _judge_saved(judge, found, units, plan, saved)
-    left = (*found.not_tried, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
+    left = (*found.not_tried, *beside, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     load(copy, make(list(plan.into)))
@@ -237,6 +238,24 @@ def _judge_saved(
             seen_request=NEXT,
         )
     return tuple(ways_back)
+
+
+def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]) -> tuple[str, ...]:
+    """Name tensors that are saved beside the whole rows in which they lie: both may hold KV."""
+    kept = [bytes(bits.tolist()) for _, bits in saved]
+
+    def times(match: Match) -> list[int]:
+        rows = (held.read(rows_named(plan.ids, held.unit, units)[:1]) for held in layers_of(match, units))
+        return [
+            sum(each.count(bytes(row.view(-1).tolist())) for each in kept) for row in rows if row.numel() >= TELLING
+        ]
+
+    shared: dict[tuple[str, str], list[Held]] = {}
+    for part, whole in found.within:
+        often = max(times(part), default=0)
+        if any(often > count > 0 for count in times(whole)):
+            shared.setdefault((part.held.stem, whole.held.stem), []).extend((part.held, whole.held))
+    return tuple(map(shared_text, shared.values()))
 
 
 def _judge_loaded(
