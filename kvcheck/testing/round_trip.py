@@ -73,8 +73,7 @@ def check_round_trip(
     they may share slots. padding: slots that nobody owns. exclude: names of tensors that hold no KV, such as scratch
     memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of rows that hold no KV,
     such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes what save and
-    load get; without it, a tensor of int64 on the pool's device. unit: what an id numbers, for the messages. seed: of
-    the draw.
+    load get, else a tensor of int64 on the pool's device. unit: what an id numbers, for messages. seed: of the draw.
 
     Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
     KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
@@ -329,14 +328,15 @@ def _find_unmoved(
 ) -> None:
     """others: layers of the same buffer that load has written. They show that it holds KV."""
     held, wrong = parts[0]
-    way = f"load wrote {others[0].path}" if others else f"if it holds no KV, pass exclude=({held.name!r},)"
+    names = ", ".join(repr(each.path) for each, _ in parts) if others else repr(held.name)
+    way = f"load wrote {others[0].path}; " if others else ""
     layers = [str(each.layer) for each, _ in parts if each.layer is not None]
     where = f"{held.name}, layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else held.name
     judge.find(
         "KV304",
         "contract",
         f"request {SAVED} came back without {where}: load left all {len(rows)} rows as they were, {held.unit} "
-        f"{rows[wrong.at]} with {wrong.story}; {way}",
+        f"{rows[wrong.at]} with {wrong.story}; {way}if it holds no KV, pass exclude=({names},)",
         held,
         wrong,
         row=rows[wrong.at],
