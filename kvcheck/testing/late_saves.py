@@ -142,16 +142,16 @@ def _find(judge: RowJudge, plan: Plan, units: Units, late: _Save, sure: Collecti
 
 def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[Saved, tuple[str, ...]]:
     """What save returns; and a note if it may copy in other threads, which were not late on purpose."""
-    started: list[str] = []
+    started: list[threading.Thread] = []
     start = threading.Thread.start
 
     def noted(thread: threading.Thread) -> None:
-        started.append(thread.name)
+        started.append(thread)
         start(thread)
 
     with CopiesToHost(), replaced(threading.Thread, {"start": noted}):
         copy = save(ids)
-    names = (*found.threads, *started)
+    names = (*found.threads, *(["one that save starts"] if started else []))
     told = f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose"
     return copy, (told,) if names else ()
 
