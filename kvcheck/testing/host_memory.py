@@ -4,8 +4,8 @@ With stand-in streams all tensors lie on the CPU. A blocking copy into memory of
 into memory of the device does not.
 
 Invariants:
-- Memory is the host's if it was made with `pin_memory=`, in save without `device=`, or where the KV was not: the one
-  with `device=`, the other without.
+- Memory is the host's if save made it without `device=`, or if it was made with `pin_memory=` and the KV was not; or
+  one of them with `device=` and the other without.
 - Where that decides nothing, a blocking copy is late, and its destination is named.
 """
 
@@ -27,7 +27,7 @@ LIKES = (
     *(torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full),
 )
 WRITES = (torch.Tensor.copy_, torch.Tensor.__setitem__)
-ON_HOST, WITH_DEVICE, WITHOUT = "on the host", "with device=", "without"
+IN_SAVE, PINNED, WITH_DEVICE, WITHOUT = "in save without device=", "with pin_memory=", "with device=", "without"
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class HostMemory(TorchFunctionMode):
         at, how = storage_of(into), self._how(into)
         if at in self._own:
             return False
-        if how == ON_HOST or {how, self._kv} == {WITH_DEVICE, WITHOUT}:
+        if how == IN_SAVE or (how == PINNED != self._kv) or {how, self._kv} == {WITH_DEVICE, WITHOUT}:
             return True
         if how is None and at not in self._names:
             return False  # a result of the device
@@ -90,8 +90,10 @@ class HostMemory(TorchFunctionMode):
 
     def _keep(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any], made: torch.Tensor) -> None:
         how: str | None = WITH_DEVICE if named.get("device") is not None else WITHOUT
-        if "pin_memory" in named or (func in MAKES and how == WITHOUT and self._saving is not None):
-            how = ON_HOST
+        if "pin_memory" in named:
+            how = PINNED
+        elif func in MAKES and how == WITHOUT and self._saving is not None:
+            how = IN_SAVE
         elif func in LIKES and how == WITHOUT:
             how = self._how(args[0]) if args else None
         if how is not None:
@@ -103,5 +105,5 @@ class HostMemory(TorchFunctionMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of the memory that it lies in."""
-    return int(tensor.untyped_storage().data_ptr())
+    """The address of the memory that it lies in; 0 for one that has none, such as a sparse tensor."""
+    return int(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else 0

@@ -265,7 +265,7 @@ def test_a_blocking_copy_into_host_memory_waits_and_one_in_the_background_is_fou
         assert late(lambda: Staged(kv, host, free=(0, 1)), way) == {(0, False, False), (1, False, False)}
 
 
-@pytest.mark.parametrize("how", [{}, CPU])
+@pytest.mark.parametrize("how", [{}, CPU, CPU | PINNED])
 def test_where_it_is_not_known_whose_memory_it_is_the_finding_has_that_as_its_condition(how: Any) -> None:
     both = {(0, True, True), (1, True, True)}
     assert late(lambda: Staged(how, how)) == late(lambda: StagedBySetting(how, how)) == both
@@ -274,26 +274,40 @@ def test_where_it_is_not_known_whose_memory_it_is_the_finding_has_that_as_its_co
         judge("waits", lambda wait: Staged(how, how))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.float8_e4m3fn, torch.complex64])
-def test_rows_of_bytes_that_a_stream_has_not_gathered_yet_are_found(dtype: torch.dtype) -> None:
-    def make(wait: Any) -> Pool:
-        pool = ResultOfAStream(wait)
-        pool.kv = [torch.zeros(SLOTS, 8, dtype=torch.uint8).view(dtype) for _ in range(LAYERS)]
-        pool.save = lambda ids: [each.view(dtype) for each in taken(pool, ids)]  # type: ignore[method-assign]
-        pool.load = lambda copy, ids: [
-            each.view(torch.uint8).index_copy_(0, ids, rows.view(torch.uint8))
-            for each, rows in zip(pool.kv, copy, strict=True)
-        ]  # type: ignore[method-assign]
-        return pool
+class Gathered(ResultOfAStream):
+    """Rows of another type, gathered as bytes."""
 
-    def taken(pool: Any, ids: Any) -> Any:
-        with torch.cuda.stream(pool.stream):
-            rows = [each.view(torch.uint8)[ids].view(dtype) for each in pool.kv]
-        pool.wait(pool, 0)
+    def __init__(self, wait: Callable[[Any, int], object] | None, dtype: torch.dtype) -> None:
+        super().__init__(wait)
+        self.kv = [torch.zeros(SLOTS, 8, dtype=torch.uint8).view(dtype) for _ in range(LAYERS)]
+
+    def save(self, ids: Any) -> Any:
+        with torch.cuda.stream(self.stream):
+            rows = [each.view(torch.uint8)[ids].view(each.dtype) for each in self.kv]
+        self.wait(self, 0)
         return [each.clone() for each in rows]
 
-    assert judge("round trip", make, RIGHT["stream"]).reads
-    assert {layer for layer, *_ in late(lambda: make(None))} == {0, 1}
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.kv, copy, strict=True):
+            each.view(torch.uint8)[ids] = rows.view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.float8_e4m3fn, torch.complex64])
+def test_rows_of_bytes_that_a_stream_has_not_gathered_yet_are_found(dtype: torch.dtype) -> None:
+    assert judge("round trip", lambda wait: Gathered(wait, dtype), RIGHT["stream"]).reads
+    assert {layer for layer, *_ in late(lambda: Gathered(None, dtype))} == {0, 1}
+
+
+class BesideOthers(Pool):
+    """Legal: a tensor that has no memory of its own, which is left out."""
+
+    def __init__(self, wait: Callable[[Any, int], object] | None = None) -> None:
+        super().__init__(wait)
+        self.staging.append(torch.zeros(2, 2, layout=torch.sparse_coo))
+
+
+def test_a_tensor_without_memory_may_be_left_out() -> None:
+    assert judge("round trip", BesideOthers, RIGHT["stream"]).reads
 
 
 class ReusedStaging(Pool):
