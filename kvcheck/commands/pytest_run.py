@@ -230,13 +230,13 @@ class CheckedRun:
         unrun = f"did not run with seed {', '.join(map(str, left))}" if left else None
         reason = next((each.reason for each in runs if each.reason), unrun)
         verdict = Verdict.PASS if reason is None else Verdict.UNKNOWN
-        if any(each.findings for each in runs):
-            verdict, reason = Verdict.FAIL, None
+        if conditions := [found.condition for each in runs for found in each.findings]:
+            verdict, reason = Verdict.FAIL, None if None in conditions else f"only if {conditions[0]}"
         return ScenarioResult(
             id=f"{SCENARIO}/{cell}",
             shape=cell,
             verdict=verdict,
-            code=None if reason is None else "KV990",
+            code="KV990" if verdict is Verdict.UNKNOWN else None,
             reason=reason,
             schedules=evidence.schedules,
             duration_s=round(sum(each.duration_s for each in runs), 3),

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvcheck.testing.failures import NotJudged
-from kvcheck.testing.memory import BITS, ByteMap, is_readable, rows_touched
+from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_touched
 from kvcheck.testing.reached import Held, Passed, is_named, reached
 
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
@@ -148,23 +148,26 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """The buffers of an object. not_tried: tensors that are left out, each with the reason. threads: where it keeps
-    what runs code in other threads."""
-
-    buffers: tuple[Buffer, ...]
-    not_tried: tuple[str, ...]
-    threads: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
+class Match:
     """A tensor with rows. at: their dimension. tokens: that of a page's tokens, if any. is_page: a row is a page."""
 
     held: Held
     at: int
     tokens: int | None
     is_page: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The buffers of an object. not_tried: tensors that are left out, each with the reason. threads: where it keeps
+    what runs code in other threads. reached: all tensors of it. within: tensors that lie apart in another, and
+    that one."""
+
+    buffers: tuple[Buffer, ...]
+    not_tried: tuple[str, ...]
+    threads: tuple[str, ...]
+    reached: tuple[Held, ...]
+    within: tuple[tuple[Match, Match], ...]
 
 
 def find_buffers(
@@ -183,8 +186,9 @@ def find_buffers(
     _check_names(every, units, include, "include")
     _check_names(every, units, tuple(unused), "unused")
     left = [f"{path}: excluded by name" for path in passed.paths]
-    matched: list[_Match] = []
+    matched: list[Match] = []
     odd: list[Held] = []
+    flat: list[Held] = []
     for held in every:
         if held.is_named(exclude):
             left.append(f"{held.path}: excluded by name")
@@ -200,9 +204,11 @@ def find_buffers(
             left.append(f"{held.path}: one {_kind(held)} a slot is an id or a flag; include={held.path!r} judges it")
         elif held.tensor.dim() < 2:
             left.append(f"{held.path}: no dimension of {units}")
+            flat.append(held)
         else:
             odd.append(held)
-    kept, shared = _each_byte_once(matched, odd, units)
+    kept, shared, within = _each_byte_once(matched, odd, units)
+    shared = (*shared, *_across([*odd, *flat], kept))
     parts = [part for each in kept for part in _parts(each, units, unused)]
     left += [f"{each.path}: excluded by name" for each in parts if _is_any(each.paths, exclude)]
     parts = [each for each in parts if not _is_any(each.paths, exclude)]
@@ -215,7 +221,9 @@ def find_buffers(
             "rows of the pool's tensors as slots="
         )
     left += [f"{name}: {index_text(index)} of its rows, named in unused=" for name, index in unused.items()]
-    return Pool(tuple(parts), (*left, *shared, *_reached_again(kept, passed.again)), tuple(passed.threads))
+    return Pool(
+        tuple(parts), (*left, *shared, *_reached_again(kept, passed.again)), tuple(passed.threads), every, within
+    )
 
 
 def index_text(index: object) -> str:
@@ -281,7 +289,7 @@ def _is_id_list(held: Held) -> bool:
     return held.tensor.dim() == 1 and held.tensor.dtype in IDS
 
 
-def _match(held: Held, units: Units) -> _Match | None:
+def _match(held: Held, units: Units) -> Match | None:
     shape = held.tensor.shape
     by_slot = [at for at, size in enumerate(shape) if size == units.slots]
     by_page = [at for at, size in enumerate(shape) if size == units.pages] if units.page_size > 1 else []
@@ -291,17 +299,18 @@ def _match(held: Held, units: Units) -> _Match | None:
             "that no other dimension has, such as 61, or 61 pages"
         )
     if by_slot:
-        return _Match(held, by_slot[0], None, False)
+        return Match(held, by_slot[0], None, False)
     if not by_page:
         return None
     tokens = next((at for at in range(by_page[0] + 1, len(shape)) if shape[at] == units.page_size), None)
-    return _Match(held, by_page[0], tokens, tokens is None)
+    return Match(held, by_page[0], tokens, tokens is None)
 
 
 def _each_byte_once(
-    matched: Sequence[_Match], odd: Sequence[Held], units: Units
-) -> tuple[list[_Match], tuple[str, ...]]:
-    """The tensors that cover all memory of buffers, in the order in which they were reached; and which are hidden.
+    matched: Sequence[Match], odd: Sequence[Held], units: Units
+) -> tuple[list[Match], tuple[str, ...], tuple[tuple[Match, Match], ...]]:
+    """The tensors that cover all memory of buffers, in the order in which they were reached; which are hidden; and
+    which lie apart in another.
 
     Tensors that lie apart in a larger one hide nothing: layers of an arena, keys and values, scales in rows of bytes.
     Named are tensors that are all of another one, that cross several, or that are the only part of another.
@@ -309,7 +318,7 @@ def _each_byte_once(
     taken = ByteMap([each.held.tensor for each in matched] + [held.tensor for held in odd])
     kept: list[int] = []
     shared: dict[tuple[str, str], list[Held]] = {}
-    parts: dict[int, list[Held]] = {}
+    parts: dict[int, list[Match]] = {}
     sizes = [each.held.tensor.numel() * each.held.tensor.element_size() for each in matched]
     for at in sorted(range(len(matched)), key=lambda at: -sizes[at]):
         held = matched[at].held
@@ -326,10 +335,10 @@ def _each_byte_once(
         elif len(others) > 1 or sizes[found[0] - 1] == sizes[at]:
             shared.setdefault((held.stem, others[0].stem), []).extend((held, others[0]))
             if len(others) > 1:
-                parts.setdefault(max(found, key=lambda number: sizes[number - 1]) - 1, []).append(held)
+                parts.setdefault(max(found, key=lambda number: sizes[number - 1]) - 1, []).append(matched[at])
             continue
         else:
-            parts.setdefault(found[0] - 1, []).append(held)
+            parts.setdefault(found[0] - 1, []).append(matched[at])
         numbers.fill_(at + 1)
     for held in odd:
         if not bool(taken.of(held.tensor).all()):
@@ -338,15 +347,24 @@ def _each_byte_once(
                 f"are a request's. If it holds no KV, pass exclude=({held.path!r},); if it has a row a page, pass "
                 "page_size="
             )
-    for at, (part, *rest) in parts.items():
-        whole = matched[at].held
+    within: list[tuple[Match, Match]] = []
+    for at, inside in parts.items():
+        part, whole = inside[0].held, matched[at].held
         is_typed = part.tensor.dtype != whole.tensor.dtype and whole.tensor.element_size() == 1
-        if not rest and not is_typed:
+        if len(inside) > 1 or is_typed:
+            within += [(each, matched[at]) for each in inside]
+        else:
             shared.setdefault((part.stem, whole.stem), []).extend((part, whole))
-    return [matched[at] for at in sorted(kept)], tuple(map(_shared_text, shared.values()))
+    return [matched[at] for at in sorted(kept)], tuple(map(shared_text, shared.values())), tuple(within)
 
 
-def _reached_again(kept: Sequence[_Match], again: Sequence[Held]) -> tuple[str, ...]:
+def _across(others: Sequence[Held], kept: Sequence[Match]) -> tuple[str, ...]:
+    """Tensors without rows that have a part of the memory of a buffer. One that has all of several is their arena."""
+    pairs = [(held, each.held) for held in others for each in kept if has_part(held.tensor, each.held.tensor)]
+    return tuple(map(shared_text, pairs))
+
+
+def _reached_again(kept: Sequence[Match], again: Sequence[Held]) -> tuple[str, ...]:
     """Buffers that stand twice in one list, or under two names of one object: that is meant, or a list multiplied."""
     shared: dict[tuple[str, str], list[Held]] = {}
     for held in again:
@@ -356,21 +374,30 @@ def _reached_again(kept: Sequence[_Match], again: Sequence[Held]) -> tuple[str, 
         is_beside = held.path.rpartition(".")[0] == first.path.rpartition(".")[0]
         if is_beside or held.stem == first.stem:
             shared.setdefault((held.stem, first.stem), []).extend((held, first))
-    return tuple(map(_shared_text, shared.values()))
+    return tuple(map(shared_text, shared.values()))
 
 
-def _shared_text(pairs: Sequence[Held]) -> str:
+def shared_text(pairs: Sequence[Held]) -> str:
     """pairs: the hidden tensor and the one that is judged, in turns."""
     hidden, first = pairs[::2], pairs[1]
-    names = ", ".join(held.path for held in hidden[:LISTED]) + (", ..." if len(hidden) > LISTED else "")
     other = hidden[0].tensor.dtype
     kind = (
         "" if other == first.tensor.dtype else f" as {other} where that is {first.tensor.dtype}".replace("torch.", "")
     )
     return (
-        f"{names}: shares memory with {first.path}{kind}, and was written and compared as that alone; if both hold KV, "
-        "each overwrites the other: watch() a value of one while the other is written"
+        f"{_paths(hidden)}: shares memory with {_paths(pairs[1::2])}{kind}, and was written and compared as that "
+        "alone; if both hold KV, each overwrites the other: watch() a value of one while the other is written"
     )
+
+
+def _paths(some: Sequence[Held]) -> str:
+    paths = [*dict.fromkeys(held.path for held in some)]
+    return ", ".join(paths[:LISTED]) + (", ..." if len(paths) > LISTED else "")
+
+
+def layers_of(match: Match, units: Units) -> tuple[Buffer, ...]:
+    """The layers of a tensor with rows."""
+    return tuple(_parts(match, units, {}))
 
 
 def _is_any(paths: Iterable[str], names: Collection[str]) -> bool:
@@ -398,7 +425,7 @@ def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping
     return torch.nonzero(mask.reshape(-1)).view(-1).to(held.tensor.device)
 
 
-def _parts(match: _Match, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
+def _parts(match: Match, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
     """The layers of a tensor: one for each index of the dimensions before that of the rows."""
     held, tensor = match.held, match.held.tensor.detach()
     dims = [size for at, size in enumerate(tensor.shape) if at > match.at and at != match.tokens]

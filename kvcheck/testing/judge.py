@@ -72,8 +72,9 @@ class RowJudge:
         request: int | None = None,
         seen_request: int | None = None,
         lane: str | None = None,
+        condition: str | None = None,
     ) -> None:
-        """Add a finding about rows of a buffer. lane: who read them."""
+        """Add a finding about rows of a buffer. lane: who read them. condition: as in Finding."""
         found = Finding(
             code=code,
             oracle=oracle,
@@ -86,6 +87,7 @@ class RowJudge:
             seen_request=wrong.seen_request if seen_request is None and wrong is not None else seen_request,
             lane=lane,
             minimal=None if wrong is None else wrong.minimal,
+            condition=condition,
         )
         self.findings.append(found)
 

@@ -20,6 +20,7 @@ import torch
 from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge
+from kvcheck.testing.late_saves import judge_late_save, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable, overlap
 from kvcheck.testing.ownership import Ownership
 from kvcheck.testing.plan import (
@@ -36,7 +37,7 @@ from kvcheck.testing.plan import (
     wait_for_device,
 )
 from kvcheck.testing.reached import reached
-from kvcheck.testing.round_trip import judge_late_save, judge_padding, saved_once
+from kvcheck.testing.round_trip import judge_padding
 from kvcheck.testing.streams import Streams
 from kvcheck.testing.trial import conclude, seed_of
 
@@ -119,7 +120,7 @@ def waits(
         for at, layer in [*enumerate(named)][:: 1 if drawn % 2 == 0 else -1]:
             scene.race(begin, [reads[each] for each in named[: at + 1]], name, layer, drawn)
     right, padded = scene.restored(begin)
-    late = judge_late_save(scene.judge, look, units, plan, streams, save, load, make, keys=right)
+    late = judge_late_save(scene.judge, look, units, plan, streams, save, load, make, drawn, keys=right)
     return conclude(scene.judged(len(named) * len(readers), (*padded, *late, *threaded)))
 
 

@@ -59,6 +59,15 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(taken.of(other).any())
 
 
+def has_part(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor has some bytes of another one, and not all."""
+    if not overlap(one, other):
+        return False
+    taken = ByteMap((one, other))
+    taken.of(one).fill_(1)
+    return not bool(taken.of(other).all())
+
+
 def rows_touched(tensor: torch.Tensor, rows: torch.Tensor, dims: int) -> frozenset[int]:
     """The rows that a tensor has a byte of. dims: the leading dimensions of `rows` that number them."""
     if not overlap(tensor, rows):

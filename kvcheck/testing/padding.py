@@ -3,7 +3,8 @@
 Invariants:
 - A part is left out only if load left it in every row of the request, and the saved value does not have it.
 - A part that the saved value has, and that load leaves out, stays a finding.
-- A part that came back in another layer of the same buffer is KV. No advice that hides it is printed or taken.
+- A part that came back in another layer of the same buffer is KV, if other layers agree or the saved value has it
+  twice. So is one whose like in the same row is saved twice. No advice that hides such a part is printed or taken.
 """
 
 from __future__ import annotations
@@ -110,14 +111,16 @@ def judge_left(
             and rows.came_back(parts[0].bytes)
         ]
         if not moved:
-            if parts[0].wrong is not None:
+            if any(_is_shared_in_row(each, layers[each.held.key][1], saved) for each in parts):
+                _find(judge, parts, None, request, is_read_twice=True)
+            elif parts[0].wrong is not None:
                 is_all = all(held.key in keys for held, _ in layers.values() if held.family == first.family)
                 told.append(_text(parts, None, is_all=is_all))
             continue
         is_named = all(each.wrong is None for each in parts)
         is_read_twice = any(_is_read_twice(rows.wanted, parts[0].bytes, saved) for _, rows in moved)
         is_one_side = _is_one_side([each.held for each in parts], [held for held, _ in moved])
-        if is_read_twice or not (is_named or is_one_side):
+        if is_read_twice or (len(moved) > 1 and not (is_named or is_one_side)):
             _find(judge, parts, moved[0][0], request, is_read_twice)
         elif not is_named:
             told.append(_text(parts, moved[0][0]))
@@ -130,14 +133,16 @@ def judge_left(
     return told
 
 
-def _find(judge: RowJudge, parts: Sequence[Left], other: Buffer, request: int, is_read_twice: bool) -> None:
+def _find(judge: RowJudge, parts: Sequence[Left], other: Buffer | None, request: int, is_read_twice: bool) -> None:
+    """other: a layer in which the same part came back; None where one of the same size came back in the same rows."""
     held, wrong = parts[0].held, parts[0].wrong
-    why = f"; the saved value has that of {other.path} more than once" if is_read_twice else ""
+    same = f"the same part of {other.path} came back" if other else "a part of the same size came back beside it"
+    why = f"; the saved value has that {'' if other is None else f'of {other.path} '}more than once"
     judge.find(
         "KV304",
         "contract",
         f"request {request} came back without {_index(parts[0])} of each row of {_names(parts)}: save left it out and "
-        f"load left it as it was, and the same part of {other.path} came back{why}. A layer that has no such part is "
+        f"load left it as it was, and {same}{why if is_read_twice else ''}. A layer that has no such part is "
         "passed as a view of what it holds",
         held,
         wrong,
@@ -151,8 +156,10 @@ def _text(parts: Sequence[Left], other: Buffer | None, *, is_all: bool = False) 
     index = index_of(held, parts[0].columns)
     if other is not None:
         way = f"The same part of {other.path} came back. If only that one holds KV there, pass views of what each holds"
-    elif index is None:
-        way = f"If it holds no KV, pass exclude=({held.path!r},); if it does, save and load have to move it"
+    elif index is None or _has_more(held, index):
+        way = (
+            "If it holds no KV, pass views of what the rows hold as the pool; if it does, save and load have to move it"
+        )
     else:
         names = [held.family] if is_all and held.family else [each.held.path for each in parts]
         unused = ", ".join(f"{name!r}: {index_text(index)}" for name in names)
@@ -161,6 +168,12 @@ def _text(parts: Sequence[Left], other: Buffer | None, *, is_all: bool = False) 
         f"{_names(parts)}: save left out {_index(parts[0])} of each row, and load left it as it was, so it is padding "
         f"or a forgotten part of the row. {way}"
     )
+
+
+def _has_more(held: Buffer, index: tuple[slice, ...] | slice) -> bool:
+    """Whether the row has such a part at another index of an outer dimension, as of a layer or of keys and values."""
+    outer = zip(index[:-1], held.dims, strict=False) if isinstance(index, tuple) else ()
+    return any(side != slice(0, size) for side, size in outer)
 
 
 def _names(parts: Sequence[Left]) -> str:
@@ -188,12 +201,35 @@ def _is_read_twice(wanted: torch.Tensor, part: torch.Tensor, saved: Sequence[tor
     return _times(wanted, part, kept) > _times(wanted, ~part, kept) > 0
 
 
+def _is_shared_in_row(left: Left, rows: LayerRows, saved: Sequence[torch.Tensor]) -> bool:
+    """Whether the saved value has a part of the row that is as long as the longest run of `left` more often than the
+    rest, as where all layers in a row use the scales of one. It has no more of what lies beside that part."""
+    start, end = max(_runs(left.bytes.tolist()), key=lambda run: run[1] - run[0])
+    size, step = end - start, left.held.rows.element_size()
+    kept = [bytes(each.tolist()) for each in saved]
+    is_back = ((rows.seen == rows.wanted).all(0) & ~left.bytes).tolist()
+    some = rows.wanted[:1] if size >= TELLING else rows.wanted
+    counts = {
+        at: _count(some[:, at : at + size], kept)
+        for at in range(0, len(is_back) - size + 1, step)
+        if all(is_back[at : at + size])
+    }
+    once = min((count for count in counts.values() if count), default=0)
+    often = {at for at, count in counts.items() if count > once}
+    return any(not {at - step, at + step} & often for at in often)
+
+
 def _times(wanted: torch.Tensor, part: torch.Tensor, kept: Sequence[bytes]) -> int:
     """How often the saved value has this part: that of all rows, of one row, or the longest run of it."""
     start, end = max(_runs(part.tolist()), key=lambda run: run[1] - run[0])
     needles = [wanted[:, part], wanted[0, part], wanted[0, start:end]]
-    counts = [sum(each.count(bytes(needle.reshape(-1).tolist())) for each in kept) for needle in needles]
-    return next((n for n, needle in zip(counts, needles, strict=True) if n and needle.numel() >= TELLING), 0)
+    return next((count for needle in needles if (count := _count(needle, kept))), 0)
+
+
+def _count(needle: torch.Tensor, kept: Sequence[bytes]) -> int:
+    """How often these bytes are saved. Few bytes count only as a tensor of their own."""
+    bits = bytes(needle.reshape(-1).tolist())
+    return sum(each.count(bits) if len(bits) >= TELLING else each == bits for each in kept)
 
 
 def index_of(held: Buffer, columns: torch.Tensor) -> tuple[slice, ...] | slice | None:

@@ -9,29 +9,27 @@ Invariants:
 - Rows of padding are nobody's. What changes them is named. It is a finding only if it puts NaN where save reads.
 - Rows of request 1 are free once it is saved.
 - In save, `.to(device)` and `.cpu()` make copies, as they do for a pool on a device. On a CPU they would not.
-- save and load are called once. Inside streams(), again with a save whose streams run when they are waited for.
+- save and load are called once. Inside streams(), again with a save whose streams run late, in several orders.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
-from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
+from kvcheck.testing.buffers import Buffer, Match, Pool, Units, find_buffers, layers_of, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.judge import RowJudge, Wrong
+from kvcheck.testing.judge import TELLING, RowJudge, Wrong
+from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import Ownership, dump
 from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, untouched
 from kvcheck.testing.plan import (
     NEXT,
     SAVED,
-    SAVED_LATE,
     Plan,
     give,
     mark,
@@ -73,19 +71,18 @@ def check_round_trip(
     slots: the size of the tensors' dimension that ids number. page_size: ids a page; a tensor with a row a page is
     judged by whole pages. ids, into: slots of the request before and after, drawn from the seed unless they are given;
     they may share slots. padding: slots that nobody owns. exclude: names of tensors that hold no KV, such as scratch
-    memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of
-    rows that hold no KV, such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids:
-    makes what save and load get; without it, a tensor of int64 on the pool's device. unit: what an id numbers, for the
-    messages. seed: of the draw.
+    memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of rows that hold no KV,
+    such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes what save and
+    load get, else a tensor of int64 on the pool's device. unit: what an id numbers, for messages. seed: of the draw.
 
     Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
     KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
-    load changed is KV403. Inside `streams()` save and load are called again, with streams of save that run when they
-    are waited for: a copy that was taken too early is KV203. Raises NotJudged if a tensor cannot be judged.
+    load changed is KV403. Inside `streams()` save and load are called again, with streams of save that run late: a copy
+    that was taken too early is KV203. Raises NotJudged if a tensor cannot be judged.
 
-    A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of copies that
-    run later than save returns, unless CUDA's synchronisation covers them, of lossy copies, of memory that no attribute
-    of the pool leads to, or of other sizes.
+    A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of lossy
+    copies, of copies that a device runs later than save returns, of other sizes, or of memory that no attribute of the
+    pool leads to.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
@@ -105,17 +102,18 @@ def check_round_trip(
     _check_keeps_no_copies(judge, found, units, plan)
     saved = [(each, bytes_of(each.tensor)) for each in _saved_tensors(copy, pool, exclude)]
     padded = judge_padding(judge, found, units, plan, "save", saved, {})
+    beside = _saved_beside(found, units, plan, saved)
     mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
     ways_back = _judge_saved(judge, found, units, plan, saved)
-    left = (*found.not_tried, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
+    left = (*found.not_tried, *beside, *(ways_back if saved else ("the saved value: no tensor was found in it",)))
     if judge.findings:  # load would read what the next owner wrote
         return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=(*left, *padded.values(), "load")))
     load(copy, make(list(plan.into)))
-    again = _looked_again(found, look)
+    again = looked_again(found, look)
     judge.buffers = again.buffers
     still = _judge_loaded(judge, again, units, plan, saved)
     padded = judge_padding(judge, again, units, plan, "load", saved, padded)
-    late = _late_copies(judge, look, units, plan, streams, save, load, make)
+    late = _late_copies(judge, look, units, plan, streams, save, load, make, seed_of(seed))
     left = (*left, *still, *padded.values(), *late, *threaded)
     return conclude(settled(judge.findings, judge.words, judge.reads, not_tried=left))
 
@@ -129,6 +127,7 @@ def _late_copies(
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
     make: Callable[[list[int]], object],
+    seed: int,
 ) -> tuple[str, ...]:
     """Judge late copies of save, where there are streams and nothing was found without. Returns what was not tried."""
     if streams is None:
@@ -136,84 +135,8 @@ def _late_copies(
         return ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
     if judge.findings:
         return ("save: no copy of it was late, as there are findings without",)
-    late = judge_late_save(judge, look, units, plan, streams, save, load, make)
+    late = judge_late_save(judge, look, units, plan, streams, save, load, make, seed)
     return (*late, *streams.report().limits)
-
-
-def judge_late_save(
-    judge: RowJudge,
-    look: Callable[[], Pool],
-    units: Units,
-    plan: Plan,
-    streams: Streams,
-    save: Callable[[Any], Saved],
-    load: Callable[[Saved, Any], object],
-    make: Callable[[list[int]], object],
-    *,
-    keys: Collection[object] | None = None,
-) -> tuple[str, ...]:
-    """Find copies that save takes before its streams have made them: what they do runs when somebody waits for it.
-
-    keys: the buffers that are right where streams run at once; None for all. Returns what was not tried.
-    """
-    found = look()
-    streams.release()
-    mark_all(judge.ownership, found, units, plan, SAVED_LATE)
-    given = make(list(plan.ids))
-    fired = streams.fired
-    streams.hold(0, is_lazy=True)
-    with CopiesToHost(), streams.host_memory():
-        copy = save(given)
-    queued = streams.queued
-    streams.release()
-    if not queued:
-        return ("save: it put nothing on a stream of its own, so no copy of it was late",)
-    mark(judge.ownership, found, units, NEXT, (*plan.free, *plan.ids))
-    load(copy, make(list(plan.into)))
-    streams.release()
-    again = _looked_again(found, look)
-    give(judge.ownership, again, units, SAVED_LATE, plan.into)
-    for held in again.buffers:
-        if keys is not None and held.key not in keys:
-            continue
-        rows = rows_named(plan.into, held.unit, units)
-        wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
-        if wrong is not None:
-            judge.find(
-                "KV203",
-                "content",
-                f"save took a copy before its stream had made it: {held.unit} {rows[wrong.at]} of {held.where}, came "
-                f"back with {wrong.story}; expected request {SAVED_LATE}, position {wrong.at}; {wrong.rows} of "
-                f"{len(rows)} rows are wrong, and right where the stream runs at once. Let save wait before the host "
-                "reads",
-                held,
-                wrong,
-                row=rows[wrong.at],
-                request=SAVED_LATE,
-                lane="save",
-            )
-    return ("save with late copies: the watchdog of the device ended a hold",) if streams.fired > fired else ()
-
-
-def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[Saved, tuple[str, ...]]:
-    """What save returns; and a note if it may copy in other threads, which were not late on purpose."""
-    before = {*threading.enumerate()}
-    with CopiesToHost():
-        copy = save(ids)
-    names = (*found.threads, *(each.name for each in threading.enumerate() if each not in before))
-    told = f"save: a copy of it in another thread ({', '.join(names)}) was not late on purpose"
-    return copy, (told,) if names else ()
-
-
-def _looked_again(found: Pool, look: Callable[[], Pool]) -> Pool:
-    """The buffers behind load, once copies to them have run. They are the same as before, or it raises NotJudged."""
-    again = look()
-    if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
-        raise NotJudged(
-            "load replaced tensors of the pool by others of another shape or name, which have no known content"
-        )
-    wait_for_device(again)
-    return again
 
 
 def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
@@ -316,6 +239,24 @@ def _judge_saved(
     return tuple(ways_back)
 
 
+def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]) -> tuple[str, ...]:
+    """Name tensors that are saved beside the whole rows in which they lie: both may hold KV."""
+    kept = [bytes(bits.tolist()) for _, bits in saved]
+
+    def times(match: Match) -> list[int]:
+        rows = (held.read(rows_named(plan.ids, held.unit, units)[:1]) for held in layers_of(match, units))
+        return [
+            sum(each.count(bytes(row.view(-1).tolist())) for each in kept) for row in rows if row.numel() >= TELLING
+        ]
+
+    shared: dict[tuple[str, str], list[Held]] = {}
+    for part, whole in found.within:
+        often = max(times(part), default=0)
+        if any(often > count > 0 for count in times(whole)):
+            shared.setdefault((part.held.stem, whole.held.stem), []).extend((part.held, whole.held))
+    return tuple(map(shared_text, shared.values()))
+
+
 def _judge_loaded(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
 ) -> tuple[str, ...]:
@@ -387,14 +328,15 @@ def _find_unmoved(
 ) -> None:
     """others: layers of the same buffer that load has written. They show that it holds KV."""
     held, wrong = parts[0]
-    way = f"load wrote {others[0].path}" if others else f"if it holds no KV, pass exclude=({held.name!r},)"
+    names = ", ".join(repr(each.path) for each, _ in parts) if others else repr(held.name)
+    way = f"load wrote {others[0].path}; " if others else ""
     layers = [str(each.layer) for each, _ in parts if each.layer is not None]
     where = f"{held.name}, layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}" if layers else held.name
     judge.find(
         "KV304",
         "contract",
         f"request {SAVED} came back without {where}: load left all {len(rows)} rows as they were, {held.unit} "
-        f"{rows[wrong.at]} with {wrong.story}; {way}",
+        f"{rows[wrong.at]} with {wrong.story}; {way}if it holds no KV, pass exclude=({names},)",
         held,
         wrong,
         row=rows[wrong.at],
@@ -407,11 +349,14 @@ def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
     wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
     if wrong is not None:
         owner = judge.ownership.owners[held.unit, rows[wrong.at]].request
+        page = held.split or 1
+        is_last = rows[wrong.at] >= len(held.rows) * page - page
+        way = "; if the last slot is reserved, pass padding=(-1,)" if is_last else ""
         judge.find(
             "KV403",
             "lifetime",
             f"load for request {SAVED} changed {held.unit} {rows[wrong.at]} of {held.where}, which request {owner} "
-            f"owns: it holds {wrong.story}; rows of others that changed: {wrong.rows}",
+            f"owns: it holds {wrong.story}; rows of others that changed: {wrong.rows}{way}",
             held,
             wrong,
             row=rows[wrong.at],
@@ -435,23 +380,37 @@ def judge_padding(
     """
     changed: dict[str, list[Buffer]] = {}
     story: dict[str, str] = {}
+    kept = [bytes(bits.tolist()) for _, bits in saved]
     for held in found.buffers:
         rows = rows_named(plan.padding, held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
         wrong = judge.differs(held, rows, seen, wanted)
         if held.family in known or wrong is None:
             continue
-        is_finite = not held.dtype.is_floating_point or bool(seen.view(held.dtype).isfinite().all())
-        holds = wrong.story if is_finite else "NaN or infinity"
-        changed.setdefault(held.family, []).append(held)
-        story[held.family] = f"{held.unit} {rows[wrong.at]} is padding, and {writer} changed it: it holds {holds}"
-        is_read = any(bytes(row.tolist()) in bytes(bits.tolist()) for row in wanted for _, bits in saved)
-        if not is_finite and is_read:
-            why = f"{story[held.family]} in {held.where}, and save reads it, so that padded reads get it"
-            judge.find("KV403", "lifetime", why, held, wrong, row=rows[wrong.at], request=SAVED)
+        odd = _not_finite(held, seen)
+        holds = "NaN or infinity" if odd else wrong.story
+        at = odd[0] if odd else wrong.at
+        story[held.family] = f"{held.unit} {rows[at]} is padding, and {writer} changed it: it holds {holds}"
+        read = [at for at in odd if held.size >= TELLING and any(bytes(wanted[at].tolist()) in each for each in kept)]
+        for at in read[:1]:
+            first = judge.differs(held, rows[at:], seen[at:], wanted[at:])
+            why = f"{held.unit} {rows[at]} of {held.where} is padding, and {writer} put NaN or infinity into it. save "
+            why += "reads it, so that padded reads get it"
+            judge.find("KV403", "lifetime", why, held, first, row=rows[at], request=SAVED)
+        if not read:
+            changed.setdefault(held.family, []).append(held)
     told = {
         family: f"{', '.join(held.path for held in some)}: {story[family]}. It is nobody's, so it is not judged; "
         "padding=() with ids= and into= judges it"
         for family, some in changed.items()
     }
     return {**known, **told}
+
+
+def _not_finite(held: Buffer, rows: torch.Tensor) -> list[int]:
+    """Which of these rows hold NaN or infinity."""
+    if not (held.dtype.is_floating_point or held.dtype.is_complex):
+        return []
+    values = rows.view(held.dtype)
+    numbers = (torch.view_as_real(values) if held.dtype.is_complex else values).double()
+    return torch.nonzero(~numbers.isfinite().flatten(1).all(1)).view(-1).tolist()

@@ -5,9 +5,9 @@ runs at once. Who reads without the wait therefore reads what was there before t
 
 Invariants:
 - On a side stream every operation runs when the stream gets to it, with what its arguments hold then. The shape of a
-  result is known at once, and its values only then: until then, numbers of a floating type are NaN.
+  result is known at once, and its values only then: until then, numbers of a floating type are NaN, and bytes 0x55.
 - What makes the process wait on a device (item, tolist, nonzero, a blocking copy by cpu or to) waits for the stream.
-- `copy_` waits only into memory that `save` makes without a device: nothing else tells the host's from the device's.
+- `copy_` in save waits only into memory of the host, as far as that is known: see `host_memory`.
 - What was replaced in torch.cuda is put back at the end. Equal seeds and equal calls give equal orders.
 - Streams belong to one thread: other threads run everything at once.
 """
@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,7 +30,10 @@ from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream
 from kvcheck.testing.failures import NotJudged
+from kvcheck.testing.host_memory import HostMemory, Saving
 
+BYTES = (torch.uint8, torch.int8, torch.int16)
+"""Integers that are stored content, and no numbers of rows."""
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
 _MISSING = object()
 
@@ -45,20 +47,27 @@ class Streams:
     is_real = False
 
     def __init__(self, machine: _LateMachine) -> None:
-        self._machine = machine
+        self._machine, self.memory = machine, HostMemory(machine)
 
     @property
     def queued(self) -> int:
         """Operations that side streams were given since the last `hold` or `release`."""
         return self._machine.queued
 
+    @property
+    def pending(self) -> int:
+        """Those of them that have not run. On a device that is not known: 0."""
+        return self._machine.queued - self._machine.ran
+
     def hold(self, seed: int, *, is_lazy: bool) -> None:
         """From now on side streams run when they are waited for; or, unless is_lazy, also whenever the seed says so."""
         self._machine.follow(LAZY if is_lazy else RANDOM, seed)
 
-    def host_memory(self) -> AbstractContextManager[object]:
-        """In here memory that is made without a device is the host's."""
-        return _HostMemory(self._machine)
+    def saving(
+        self, kv: Sequence[torch.Tensor], names: Mapping[int, str], *, all_wait: bool = False
+    ) -> AbstractContextManager[Saving]:
+        """In here save runs. kv: what it saves. names: of storages, by address. all_wait: each blocking copy waits."""
+        return self.memory.saving(kv, names, all_wait=all_wait)
 
     def hold_no_more(self) -> None:
         """What is late stays late. On a device, what side streams are given from now on is not held."""
@@ -108,8 +117,14 @@ class _RealStreams(Streams):
     def hold(self, seed: int, *, is_lazy: bool) -> None:
         self.cuda.reset(LAZY if is_lazy else RANDOM, seed)
 
-    def host_memory(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    @property
+    def pending(self) -> int:
+        return 0
+
+    def saving(
+        self, kv: Sequence[torch.Tensor], names: Mapping[int, str], *, all_wait: bool = False
+    ) -> AbstractContextManager[Saving]:
+        return nullcontext(Saving())
 
     def hold_no_more(self) -> None:
         self.cuda.hold_no_more()
@@ -201,7 +216,8 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
         "synchronize": machine.synchronize,
     }
     made = Streams(machine)
-    with _replaced(torch.cuda, names), _replaced(torch.Tensor, _methods(machine)), _Late(machine), _active(made):
+    cuda, methods = replaced(torch.cuda, names), replaced(torch.Tensor, _methods(machine))
+    with cuda, methods, _Late(machine), made.memory, _active(made):
         yield made
 
 
@@ -214,11 +230,11 @@ def _on_device(kind: str) -> Iterator[Streams]:
         "stream": partial(made.entered, torch.cuda.stream),
         "synchronize": partial(_let_all_go, made.cuda, torch.cuda.synchronize),
     }
-    with ExitStack() as replaced:
-        replaced.enter_context(_replaced(torch.cuda, own))
+    with ExitStack() as entered:
+        entered.enter_context(replaced(torch.cuda, own))
         for waited in (torch.cuda.Event, torch.cuda.Stream):
-            replaced.enter_context(_replaced(waited, _giving_way(made.cuda, waited)))
-        replaced.enter_context(_active(made))
+            entered.enter_context(replaced(waited, _giving_way(made.cuda, waited)))
+        entered.enter_context(_active(made))
         try:
             yield made
         finally:
@@ -250,6 +266,9 @@ def _giving_way(machine: CudaMachine, kind: Any) -> dict[str, Any]:
 class _LateMachine(Machine):
     """A Machine that belongs to one thread and keeps its streams when its order changes."""
 
+    ran = 0
+    """Operations of `queued` that have run."""
+
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._here: SideStream | None = None
@@ -269,7 +288,7 @@ class _LateMachine(Machine):
     def follow(self, order: str, seed: int) -> None:
         """Run everything that is queued, and follow this order from now on."""
         self.settle()
-        self._order, self._mix, self.queued = order, Rng(seed), 0
+        self._order, self._mix, self.queued, self.ran = order, Rng(seed), 0, 0
 
     def given(self) -> dict[SideStream, int]:
         """How much each side stream has been given so far."""
@@ -279,6 +298,7 @@ class _LateMachine(Machine):
         """Put work on the current stream. It runs as work of no stream, so that nothing of it is put off again."""
 
         def run() -> None:
+            self.ran += 1
             with self.on(self.main):
                 work()
 
@@ -346,33 +366,6 @@ class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-class _HostMemory(TorchFunctionMode):
-    """In here a copy into memory that was made without a device waits for the stream, unless it says otherwise."""
-
-    def __init__(self, machine: _LateMachine) -> None:
-        super().__init__()
-        self._machine = machine
-        self._made: dict[int, torch.Tensor] = {}
-
-    def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        named = dict(kwargs or {})
-        is_blocking = func in WRITES and not (named.get("non_blocking") or any(each is True for each in args[2:]))
-        if is_blocking and args[0].untyped_storage().data_ptr() in self._made:
-            self._machine.current.synchronize()
-            with self._machine.on(self._machine.main):
-                return func(*args, **named)
-        made = func(*args, **named)
-        if func in MAKES and named.get("device") is None:
-            self._made[made.untyped_storage().data_ptr()] = made
-        return made
-
-
-MAKES = (torch.empty, torch.zeros, torch.ones, torch.full)
-WRITES = (torch.Tensor.copy_, torch.Tensor.__setitem__)
-
-
 def _takes_rows(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether it takes rows by their numbers: that looks at no value on the host, as a mask would."""
     if func is not torch.ops.aten.index.Tensor:
@@ -398,12 +391,15 @@ def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def _spoil(made: Any, given: Sequence[torch.Tensor]) -> None:
-    """Take away values that an operation has not computed yet. Integers stay: they may be numbers of rows."""
+    """Take away values that an operation has not computed yet. Wide integers stay: they may be numbers of rows."""
     own = {each.untyped_storage().data_ptr() for each in given}
     for each in tree_leaves(made):
-        is_number = isinstance(each, torch.Tensor) and each.is_floating_point()
-        if is_number and each.untyped_storage().data_ptr() not in own:
+        if not isinstance(each, torch.Tensor) or each.untyped_storage().data_ptr() in own:
+            continue
+        if each.is_floating_point() or each.is_complex():
             each.fill_(float("nan"))
+        elif each.dtype in BYTES:
+            each.fill_(0x55)
 
 
 def _refill(made: Any, now: Any) -> None:
@@ -441,7 +437,7 @@ def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_
 
 
 @contextmanager
-def _replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
+def replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
     """In here the holder has these attributes."""
     before = {name: vars(holder).get(name, _MISSING) for name in names}
     for name, value in names.items():

@@ -211,3 +211,28 @@ def test_a_finding_that_is_expected_is_in_the_record_unless_the_test_catches_it(
     (path,) = (folder / "runs").glob("*/run.json")
     verdicts = {row.shape.partition("::")[2]: row.verdict.value for row in read_record(path).scenarios}
     assert verdicts == {"test_xfail": "fail", "test_raises": "pass"}
+
+
+STAGED = """
+class Staged(Pool):
+    def __init__(self):
+        super().__init__()
+        self.staging, self.stream = torch.zeros(8, 4), torch.cuda.Stream()
+    def save(self, ids):
+        with torch.cuda.stream(self.stream):
+            self.staging[:len(ids)].copy_(self.k[ids])
+        return self.staging[:len(ids)].clone(), self.k_scale[ids]
+
+def test_staged(kvcheck_streams, kvcheck_pool):
+    pool = Staged()
+    kvcheck_pool.round_trip(pool, save=pool.save, load=pool.load, slots=31, exclude=("staging",))
+"""
+
+
+def test_a_row_whose_findings_have_a_condition_fails_and_has_it_as_its_reason(tmp_path: Path) -> None:
+    folder = project(tmp_path, POOL + STAGED)
+    assert run_pytest(folder, "-q", "--kvcheck", "--kvcheck-out", "runs").returncode == 1
+    (path,) = (folder / "runs").glob("*/run.json")
+    (row,) = read_record(path).scenarios
+    assert row.verdict is Verdict.FAIL and row.reason is not None
+    assert row.reason.startswith("only if staging is memory of the device")

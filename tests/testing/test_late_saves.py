@@ -123,7 +123,9 @@ WRONG: dict[str, Callable[[Any, int], object] | None] = {
 KINDS = (Pool, OneStaging, ReadByNumpy, ResultOfAStream, ClearsBehind)
 
 
-def judge(way: str, kind: type[Pool], wait: Callable[[Any, int], object] | None = None, seed: int = 0) -> Judged:
+def judge(
+    way: str, kind: Callable[[Any], Pool], wait: Callable[[Any, int], object] | None = None, seed: int = 0
+) -> Judged:
     with streams(device="cpu") as held:
         pool = kind(wait)
         own = {"save": pool.save, "load": pool.load, "slots": SLOTS, "exclude": ("staging",), "seed": seed}
@@ -188,12 +190,16 @@ class BlockingTo(Pool):
         return torch.stack(host)
 
 
-class UnderWay(Pool):
-    """Legal: what save returns is still under way, and is read once the device has been waited for."""
+class InMemoryOfSave(Pool):
+    """Legal: memory that save makes with a device, where that of the KV was made without."""
 
     def save(self, ids: Any) -> Any:
         with torch.cuda.stream(self.stream):
-            return [each[ids].to("cpu", non_blocking=True) for each in self.kv]
+            rows = [each[ids] for each in self.kv]
+            host = [torch.empty_like(rows[0], device="cpu"), rows[1].new_empty(rows[1].shape, device="cpu")]
+            host[0].copy_(rows[0])
+            host[1].copy_(rows[1])
+        return [each.clone() for each in host]
 
 
 class WaitsOnTheDevice(ResultOfAStream):
@@ -204,11 +210,157 @@ class WaitsOnTheDevice(ResultOfAStream):
         return super().save(ids)
 
 
-@pytest.mark.parametrize("kind", [Blocking, BlockingTo, UnderWay, WaitsOnTheDevice], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Blocking, BlockingTo, InMemoryOfSave, WaitsOnTheDevice], ids=lambda kind: kind.__name__
+)
 @pytest.mark.parametrize("way", ["waits", "round trip"])
 def test_legal_saves_on_a_stream_are_clean(way: str, kind: type[Pool]) -> None:
     for seed in range(3):
         assert all("staging" in text for text in judge(way, kind, seed=seed).not_tried)
+
+
+class Staged(Pool):
+    """Copies into staging buffers, of which nothing is waited for. kv, host: how memory is made. free: layers that are
+    copied with non_blocking."""
+
+    def __init__(self, kv: dict[str, Any], host: dict[str, Any], free: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.kv = [torch.zeros(SLOTS, 6, dtype=torch.bfloat16, **kv) for _ in range(LAYERS)]
+        self.staging = torch.zeros(LAYERS, ROOM, 6, dtype=torch.bfloat16, **host)
+        self.free = free
+
+    def save(self, ids: Any) -> Any:
+        with torch.cuda.stream(self.stream):
+            for layer, rows in enumerate(self.kv):
+                self.staging[layer][: len(ids)].copy_(rows[ids], non_blocking=layer in self.free)
+        return [each[: len(ids)].clone() for each in self.staging]
+
+
+class StagedBySetting(Staged):
+    def save(self, ids: Any) -> Any:
+        with torch.cuda.stream(self.stream):
+            for layer, rows in enumerate(self.kv):
+                self.staging[layer][: len(ids)] = rows[ids]
+        return [each[: len(ids)].clone() for each in self.staging]
+
+
+CPU, PINNED = {"device": "cpu"}, {"pin_memory": False}
+ON_HOST: tuple[tuple[Any, Any], ...] = (({}, CPU), (CPU, {}), ({}, PINNED), (CPU, CPU | PINNED))
+
+
+def late(make: Callable[[], Pool], way: str = "round trip") -> set[tuple[Any, ...]]:
+    """Findings of a save by layer and condition."""
+    with pytest.raises(IntegrityError) as caught:
+        judge(way, lambda wait: make())
+    assert {each.code for each in caught.value.findings} == {"KV203"}
+    return {(each.layer, each.condition is not None, "unless" in each.message) for each in caught.value.findings}
+
+
+@pytest.mark.parametrize(("kv", "host"), ON_HOST)
+def test_a_blocking_copy_into_host_memory_waits_and_one_in_the_background_is_found(kv: Any, host: Any) -> None:
+    for way in ("waits", "round trip"):
+        for kind in (Staged, StagedBySetting):
+            told = judge(way, lambda wait, kind=kind: kind(kv, host)).not_tried
+            assert all(text.startswith("staging") for text in told)
+        assert late(lambda: Staged(kv, host, free=(0, 1)), way) == {(0, False, False), (1, False, False)}
+
+
+@pytest.mark.parametrize("how", [{}, CPU, CPU | PINNED])
+def test_where_it_is_not_known_whose_memory_it_is_the_finding_has_that_as_its_condition(how: Any) -> None:
+    both = {(0, True, True), (1, True, True)}
+    assert late(lambda: Staged(how, how)) == late(lambda: StagedBySetting(how, how)) == both
+    assert late(lambda: Staged(how, how, free=(1,))) == {(0, True, True), (1, False, False)}
+    with pytest.raises(IntegrityError, match="unless staging is host memory: there a copy_ without"):
+        judge("waits", lambda wait: Staged(how, how))
+
+
+class Gathered(ResultOfAStream):
+    """Rows of another type, gathered as bytes."""
+
+    def __init__(self, wait: Callable[[Any, int], object] | None, dtype: torch.dtype) -> None:
+        super().__init__(wait)
+        self.kv = [torch.zeros(SLOTS, 8, dtype=torch.uint8).view(dtype) for _ in range(LAYERS)]
+
+    def save(self, ids: Any) -> Any:
+        with torch.cuda.stream(self.stream):
+            rows = [each.view(torch.uint8)[ids].view(each.dtype) for each in self.kv]
+        self.wait(self, 0)
+        return [each.clone() for each in rows]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.kv, copy, strict=True):
+            each.view(torch.uint8)[ids] = rows.view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.float8_e4m3fn, torch.complex64])
+def test_rows_of_bytes_that_a_stream_has_not_gathered_yet_are_found(dtype: torch.dtype) -> None:
+    assert judge("round trip", lambda wait: Gathered(wait, dtype), RIGHT["stream"]).reads
+    assert {layer for layer, *_ in late(lambda: Gathered(None, dtype))} == {0, 1}
+
+
+class BesideOthers(Pool):
+    """Legal: a tensor that has no memory of its own, which is left out."""
+
+    def __init__(self, wait: Callable[[Any, int], object] | None = None) -> None:
+        super().__init__(wait)
+        self.staging.append(torch.zeros(2, 2, layout=torch.sparse_coo))
+
+
+def test_a_tensor_without_memory_may_be_left_out() -> None:
+    assert judge("round trip", BesideOthers, RIGHT["stream"]).reads
+
+
+class ReusedStaging(Pool):
+    """One stream fills the staging buffer, another empties it. Wrong: the first does not wait for the second."""
+
+    def __init__(self, wait: Callable[[Any, int], object] | None = None) -> None:
+        super().__init__(wait)
+        self.kv.append(torch.zeros(SLOTS, 6, dtype=torch.bfloat16))
+
+    def save(self, ids: Any) -> Any:
+        count, emptied = len(ids), torch.cuda.Event()
+        host = [torch.empty(count, 6, dtype=torch.bfloat16) for _ in self.kv]
+        for rows, kept in zip(self.kv, host, strict=True):
+            with torch.cuda.stream(self.stream):
+                self.wait(emptied, 0)
+                self.staging[0][:count].copy_(rows[ids], non_blocking=True)
+                self.copied[0].record()
+            with torch.cuda.stream(self.loading):
+                self.copied[0].wait()
+                kept.copy_(self.staging[0][:count], non_blocking=True)
+                emptied.record()
+        self.loading.synchronize()
+        return host
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_staging_buffer_that_one_stream_fills_before_another_has_emptied_it_is_found(seed: int) -> None:
+    told = judge("round trip", ReusedStaging, lambda emptied, _: emptied.wait(), seed).not_tried
+    assert all(text.startswith("staging") for text in told)
+    with pytest.raises(IntegrityError, match="KV203"):
+        judge("round trip", ReusedStaging, seed=seed)
+
+
+class UnderWay(Pool):
+    """What save returns is still under way. It is right if the slots are not given away before it has arrived."""
+
+    def save(self, ids: Any) -> Any:
+        with torch.cuda.stream(self.stream):
+            return [each[ids].to("cpu", non_blocking=True) for each in self.kv]
+
+
+class Behind(Pool):
+    """A copy in the background on the main stream."""
+
+    def save(self, ids: Any) -> Any:
+        return [each[ids].to("cpu", non_blocking=True) for each in self.kv]
+
+
+@pytest.mark.parametrize("way", ["waits", "round trip"])
+def test_copies_that_are_under_way_when_save_returns_are_named(way: str) -> None:
+    (told,) = (text for text in judge(way, UnderWay).not_tried if "staging" not in text)
+    assert told.startswith("save: 4 operations had not run when it returned; kvcheck ran them")
+    assert any(text.startswith("save: 2 copies with non_blocking") for text in judge(way, Behind).not_tried)
 
 
 class AtOnce(Pool):
@@ -225,10 +377,17 @@ class InAThread(AtOnce):
         return self.workers.submit(super().save, ids).result()
 
 
+class InAThreadOfItsOwn(AtOnce):
+    def save(self, ids: Any) -> Any:
+        with ThreadPoolExecutor(1) as workers:
+            return workers.submit(super().save, ids).result()
+
+
 @pytest.mark.parametrize("way", ["waits", "round trip"])
 def test_a_save_of_which_no_copy_was_late_says_so(way: str) -> None:
     assert any(text.startswith(LIMIT) for text in judge(way, AtOnce).not_tried)
     assert any("in another thread (workers" in text for text in judge(way, InAThread).not_tried)
+    assert any("in another thread (one that save starts" in text for text in judge(way, InAThreadOfItsOwn).not_tried)
 
 
 def test_outside_of_streams_save_and_load_are_called_once() -> None:

@@ -18,10 +18,10 @@ WHOLE = 8
 class Padded:
     """Writes batches that are filled up to eight rows, at slot `pad`, with `value`."""
 
-    pad, value, dtype = 0, float("nan"), torch.float16
+    pad, value, dtype, width = 0, float("nan"), torch.float16, 4
 
     def __init__(self) -> None:
-        self.rows = [torch.zeros(SLOTS, 4, dtype=self.dtype) for _ in range(2)]
+        self.rows = [torch.zeros(SLOTS, self.width, dtype=self.dtype) for _ in range(2)]
 
     def at(self, ids: Any) -> Any:
         return torch.cat((ids, ids.new_full((-len(ids) % WHOLE,), self.pad)))
@@ -129,6 +129,74 @@ def test_nan_in_padding_that_save_reads_is_found_and_finite_rows_are_not(seed: i
     assert {(each.code, each.buffer, each.row) for each in error.findings} == {("KV403", "rows", 0)}
     assert judged(WritesBack(), seed=seed).not_tried == ()
     assert len(judged(ReadsZeros(), seed=seed).not_tried) == 1
+
+
+class Bytes(ReadsPadding):
+    """Rows of a narrow floating type, whose NaN is a byte."""
+
+    dtype, width = torch.float8_e4m3fn, 8
+
+    def save(self, ids: Any) -> Any:
+        return [each.view(torch.uint8)[self.at(ids)] for each in self.rows]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.rows, copy, strict=True):
+            rows[len(ids) :] = 0x7F if self.value else 0
+            each.view(torch.uint8)[self.at(ids)] = rows
+
+
+class ZeroBytes(Bytes):
+    value = 0
+
+
+class Complex(ReadsPadding):
+    dtype = torch.complex64
+
+
+def test_rows_of_any_floating_type_are_looked_at() -> None:
+    for kind in (Bytes, Complex):
+        error = found(kind())
+        assert {each.code for each in error.findings} == {"KV403"} and "not judged" not in str(error)
+        assert error.judged.not_tried == ()
+    assert len(judged(ZeroBytes()).not_tried) == 1
+
+
+class AnotherSlot(ReadsPadding):
+    """Legal: padded reads have slot 0, and NaN goes to the last slot."""
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.rows, copy, strict=True):
+            each[ids], each[-1] = rows[: len(ids)], self.value
+
+
+class OneByte(Padded):
+    """Legal: NaN in a scale of one byte, which save does not read. Its former content stands in the saved value."""
+
+    def __init__(self) -> None:
+        self.rows = [torch.zeros(SLOTS, 1, dtype=torch.float8_e5m2), torch.zeros(SLOTS, 256, dtype=torch.uint8)]
+
+    def save(self, ids: Any) -> Any:
+        return [each.view(torch.uint8)[ids] for each in self.rows]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.rows, copy, strict=True):
+            each.view(torch.uint8)[ids] = rows
+        self.rows[0].view(torch.uint8)[0] = 0x7F
+
+
+def test_nan_in_a_row_that_save_does_not_read_is_named_alone() -> None:
+    for seed in SEEDS:
+        (told,) = judged(AnotherSlot(), padding=(0, SLOTS - 1), seed=seed).not_tried
+        assert f"token {SLOTS - 1} is padding" in told and "NaN" in told
+        (told,) = judged(OneByte(), seed=seed).not_tried
+        assert told.startswith("rows[0]: token 0 is padding") and "NaN" in told
+
+
+def test_a_write_to_the_last_slot_names_the_option_that_reserves_it() -> None:
+    ids = {"ids": [3, 9, 27], "into": [40, 8, 51]}
+    assert "padding=(-1,)" in str(found(LastSlot(), **ids))
+    assert judged(LastSlot(), padding=(-1,)).reads
+    assert "padding=(-1,)" not in str(found(Padded(), padding=(), **ids))
 
 
 class SaveWrites(Padded):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rigs.own_pools import SEEDS, SLOTS, Pool, judged
 
-from kvcheck.testing import IntegrityError, NotJudged, watch
+from kvcheck.testing import IntegrityError, NotJudged, check_round_trip, watch
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -195,6 +195,59 @@ LEGAL: tuple[Callable[[], Any], ...] = (
 def test_parts_that_lie_apart_in_one_memory_are_clean(make: Callable[[], Any]) -> None:
     for seed in SEEDS:
         assert judged(make(), seed=seed).not_tried == ()
+
+
+def parts_of_bytes() -> tuple[torch.Tensor, ...]:
+    whole = torch.zeros(SLOTS, 64, dtype=torch.uint8)
+    return whole, whole[:, :32].view(torch.float32), whole[:, 32:48].view(torch.bfloat16)
+
+
+def part_of_bytes() -> tuple[torch.Tensor, ...]:
+    whole = torch.zeros(SLOTS, 64, dtype=torch.int8)
+    return whole, whole[:, :32].view(torch.bfloat16)
+
+
+def parts_of_floats() -> tuple[torch.Tensor, ...]:
+    whole = torch.zeros(SLOTS, 16)
+    return whole, whole.view(torch.bfloat16)[:, :16], whole.view(torch.bfloat16)[:, 16:]
+
+
+class Several:
+    """Tensors of which some lie in another. moved: those that save and load move."""
+
+    def __init__(self, rows: tuple[torch.Tensor, ...], moved: slice) -> None:
+        self.rows, self.moved = rows, moved
+
+    def save(self, ids: Any) -> Any:
+        return [each[ids] for each in self.rows[self.moved]]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for each, rows in zip(self.rows[self.moved], copy, strict=True):
+            each[ids] = rows
+
+
+@pytest.mark.parametrize("make", [parts_of_bytes, part_of_bytes, parts_of_floats])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_parts_that_are_saved_beside_the_whole_are_named_and_an_arena_is_not(make: Any, seed: int) -> None:
+    (told,) = judged(Several(make(), slice(None)), seed=seed).not_tried
+    assert told.startswith(f"{', '.join(f'rows[{at}]' for at in range(1, len(make())))}: shares memory with rows[0]")
+    assert judged(Several(make(), slice(1)), seed=seed).not_tried == ()
+
+
+@pytest.mark.parametrize("shape", [(128, 32), (4096,)])
+def test_memory_without_rows_in_a_part_of_a_buffer_is_named(shape: tuple[int, ...]) -> None:
+    rows = torch.zeros(SLOTS, 64)
+    work = rows.view(torch.bfloat16).view(-1)[:4096].view(shape)
+    told = judged(Several((rows, work), slice(1))).not_tried
+    assert any(text.startswith("rows[1]: shares memory with rows[0] as bfloat16") for text in told)
+
+
+def test_each_layer_is_named_with_the_one_whose_memory_it_has() -> None:
+    state = [torch.zeros(SLOTS, 8) for _ in range(2)]
+    pool = {"state": state, "hidden": [each.view(torch.bfloat16) for each in state]}
+    moved = Several((*state,), slice(None))
+    (told,) = check_round_trip(pool, save=moved.save, load=moved.load, slots=SLOTS).not_tried
+    assert told.startswith("hidden[0], hidden[1]: shares memory with state[0], state[1] as bfloat16")
 
 
 class Latent(Pool):

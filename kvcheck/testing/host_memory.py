@@ -1,0 +1,109 @@
+"""Host memory: which tensors would be the host's on a machine with a device, by how they were made.
+
+With stand-in streams all tensors lie on the CPU. A blocking copy into memory of the host waits for its stream; one
+into memory of the device does not.
+
+Invariants:
+- Memory is the host's if save made it without `device=`, or if it was made with `pin_memory=` and the KV was not; or
+  one of them with `device=` and the other without.
+- Where that decides nothing, a blocking copy is late, and its destination is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from kvcheck.core.probes.frame.streams import Machine
+
+MAKES = (torch.empty, torch.zeros, torch.ones, torch.full)
+LIKES = (
+    *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like),
+    *(torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full),
+)
+WRITES = (torch.Tensor.copy_, torch.Tensor.__setitem__)
+IN_SAVE, PINNED, WITH_DEVICE, WITHOUT = "in save without device=", "with pin_memory=", "with device=", "without"
+
+
+@dataclass(slots=True)
+class Saving:
+    """Copies of one call of save. unsure: destinations of blocking copies of which it is not known whose memory they
+    are. behind: copies on the main stream that may run behind save."""
+
+    unsure: dict[str, None] = field(default_factory=dict)
+    behind: int = 0
+
+
+class HostMemory(TorchFunctionMode):
+    """In here it is kept how tensors are made."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+        self._made: dict[int, tuple[torch.Tensor, str]] = {}
+        self._saving: Saving | None = None
+
+    @contextmanager
+    def saving(self, kv: Sequence[torch.Tensor], names: Mapping[int, str], *, all_wait: bool) -> Iterator[Saving]:
+        """In here save runs, and its blocking copies into memory of the host wait."""
+        self._own = {storage_of(each) for each in kv}
+        self._kv = how.pop() if len(how := {self._how(each) for each in kv}) == 1 else None
+        self._names, self._all_wait, self._saving = names, all_wait, Saving()
+        try:
+            yield self._saving
+        finally:
+            self._saving = None
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if self._saving is not None and (func in WRITES or func is torch.Tensor.to):
+            is_behind = bool(named.get("non_blocking")) or any(each is True for each in args[2:])
+            if self._machine.current.is_main:
+                self._saving.behind += is_behind
+            elif not is_behind and func in WRITES and self._waits(args[0], self._saving):
+                self._machine.current.synchronize()
+                with self._machine.on(self._machine.main):
+                    return func(*args, **named)
+        made = func(*args, **named)
+        if func in MAKES or func in LIKES:
+            self._keep(func, args, named, made)
+        return made
+
+    def _waits(self, into: torch.Tensor, saving: Saving) -> bool:
+        """Whether a blocking copy into this tensor waits for its stream."""
+        at, how = storage_of(into), self._how(into)
+        if at in self._own:
+            return False
+        if how == IN_SAVE or (how == PINNED != self._kv) or {how, self._kv} == {WITH_DEVICE, WITHOUT}:
+            return True
+        if how is None and at not in self._names:
+            return False  # a result of the device
+        saving.unsure[self._names[at] if at in self._names else f"the tensor {list(self._made[at][0].shape)}"] = None
+        return self._all_wait
+
+    def _keep(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any], made: torch.Tensor) -> None:
+        how: str | None = WITH_DEVICE if named.get("device") is not None else WITHOUT
+        if "pin_memory" in named:
+            how = PINNED
+        elif func in MAKES and how == WITHOUT and self._saving is not None:
+            how = IN_SAVE
+        elif func in LIKES and how == WITHOUT:
+            how = self._how(args[0]) if args else None
+        if how is not None:
+            self._made[storage_of(made)] = made, how
+
+    def _how(self, tensor: torch.Tensor) -> str | None:
+        _, how = self._made.get(storage_of(tensor), (None, None))
+        return how
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the memory that it lies in; 0 for one that has none, such as a sparse tensor."""
+    return int(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else 0
