@@ -148,7 +148,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class RowTensor:
     """A tensor with rows. at: their dimension. tokens: that of a page's tokens, if any. is_page: a row is a page."""
 
     held: Held
@@ -167,7 +167,7 @@ class Pool:
     not_tried: tuple[str, ...]
     threads: tuple[str, ...]
     reached: tuple[Held, ...]
-    within: tuple[tuple[Match, Match], ...]
+    within: tuple[tuple[RowTensor, RowTensor], ...]
 
 
 def find_buffers(
@@ -186,7 +186,7 @@ def find_buffers(
     _check_names(every, units, include, "include")
     _check_names(every, units, tuple(unused), "unused")
     left = [f"{path}: excluded by name" for path in passed.paths]
-    matched: list[Match] = []
+    matched: list[RowTensor] = []
     odd: list[Held] = []
     flat: list[Held] = []
     for held in every:
@@ -289,7 +289,7 @@ def _is_id_list(held: Held) -> bool:
     return held.tensor.dim() == 1 and held.tensor.dtype in IDS
 
 
-def _match(held: Held, units: Units) -> Match | None:
+def _match(held: Held, units: Units) -> RowTensor | None:
     shape = held.tensor.shape
     by_slot = [at for at, size in enumerate(shape) if size == units.slots]
     by_page = [at for at, size in enumerate(shape) if size == units.pages] if units.page_size > 1 else []
@@ -299,16 +299,16 @@ def _match(held: Held, units: Units) -> Match | None:
             "that no other dimension has, such as 61, or 61 pages"
         )
     if by_slot:
-        return Match(held, by_slot[0], None, False)
+        return RowTensor(held, by_slot[0], None, False)
     if not by_page:
         return None
     tokens = next((at for at in range(by_page[0] + 1, len(shape)) if shape[at] == units.page_size), None)
-    return Match(held, by_page[0], tokens, tokens is None)
+    return RowTensor(held, by_page[0], tokens, tokens is None)
 
 
 def _each_byte_once(
-    matched: Sequence[Match], odd: Sequence[Held], units: Units
-) -> tuple[list[Match], tuple[str, ...], tuple[tuple[Match, Match], ...]]:
+    matched: Sequence[RowTensor], odd: Sequence[Held], units: Units
+) -> tuple[list[RowTensor], tuple[str, ...], tuple[tuple[RowTensor, RowTensor], ...]]:
     """The tensors that cover all memory of buffers, in the order in which they were reached; which are hidden; and
     which lie apart in another.
 
@@ -318,7 +318,7 @@ def _each_byte_once(
     taken = ByteMap([each.held.tensor for each in matched] + [held.tensor for held in odd])
     kept: list[int] = []
     shared: dict[tuple[str, str], list[Held]] = {}
-    parts: dict[int, list[Match]] = {}
+    parts: dict[int, list[RowTensor]] = {}
     sizes = [each.held.tensor.numel() * each.held.tensor.element_size() for each in matched]
     for at in sorted(range(len(matched)), key=lambda at: -sizes[at]):
         held = matched[at].held
@@ -347,7 +347,7 @@ def _each_byte_once(
                 f"are a request's. If it holds no KV, pass exclude=({held.path!r},); if it has a row a page, pass "
                 "page_size="
             )
-    within: list[tuple[Match, Match]] = []
+    within: list[tuple[RowTensor, RowTensor]] = []
     for at, inside in parts.items():
         part, whole = inside[0].held, matched[at].held
         is_typed = part.tensor.dtype != whole.tensor.dtype and whole.tensor.element_size() == 1
@@ -358,13 +358,13 @@ def _each_byte_once(
     return [matched[at] for at in sorted(kept)], tuple(map(shared_text, shared.values())), tuple(within)
 
 
-def _across(others: Sequence[Held], kept: Sequence[Match]) -> tuple[str, ...]:
+def _across(others: Sequence[Held], kept: Sequence[RowTensor]) -> tuple[str, ...]:
     """Tensors without rows that have a part of the memory of a buffer. One that has all of several is their arena."""
     pairs = [(held, each.held) for held in others for each in kept if has_part(held.tensor, each.held.tensor)]
     return tuple(map(shared_text, pairs))
 
 
-def _reached_again(kept: Sequence[Match], again: Sequence[Held]) -> tuple[str, ...]:
+def _reached_again(kept: Sequence[RowTensor], again: Sequence[Held]) -> tuple[str, ...]:
     """Buffers that stand twice in one list, or under two names of one object: that is meant, or a list multiplied."""
     shared: dict[tuple[str, str], list[Held]] = {}
     for held in again:
@@ -395,7 +395,7 @@ def _paths(some: Sequence[Held]) -> str:
     return ", ".join(paths[:LISTED]) + (", ..." if len(paths) > LISTED else "")
 
 
-def layers_of(match: Match, units: Units) -> tuple[Buffer, ...]:
+def layers_of(match: RowTensor, units: Units) -> tuple[Buffer, ...]:
     """The layers of a tensor with rows."""
     return tuple(_parts(match, units, {}))
 
@@ -425,7 +425,7 @@ def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping
     return torch.nonzero(mask.reshape(-1)).view(-1).to(held.tensor.device)
 
 
-def _parts(match: Match, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
+def _parts(match: RowTensor, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
     """The layers of a tensor: one for each index of the dimensions before that of the rows."""
     held, tensor = match.held, match.held.tensor.detach()
     dims = [size for at, size in enumerate(tensor.shape) if at > match.at and at != match.tokens]

@@ -39,7 +39,7 @@ class Saving:
     behind: int = 0
 
 
-class HostMemory(TorchFunctionMode):
+class MemoryOrigins(TorchFunctionMode):
     """In here it is kept how tensors are made."""
 
     def __init__(self, machine: Machine) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, Match, Pool, Units, find_buffers, layers_of, shared_text
+from kvcheck.testing.buffers import Buffer, Pool, RowTensor, Units, find_buffers, layers_of, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import TELLING, RowJudge, Wrong
 from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
@@ -243,7 +243,7 @@ def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[H
     """Name tensors that are saved beside the whole rows in which they lie: both may hold KV."""
     kept = [bytes(bits.tolist()) for _, bits in saved]
 
-    def times(match: Match) -> list[int]:
+    def times(match: RowTensor) -> list[int]:
         rows = (held.read(rows_named(plan.ids, held.unit, units)[:1]) for held in layers_of(match, units))
         return [
             sum(each.count(bytes(row.view(-1).tolist())) for each in kept) for row in rows if row.numel() >= TELLING

@@ -30,7 +30,7 @@ from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream
 from kvcheck.testing.failures import NotJudged
-from kvcheck.testing.host_memory import HostMemory, Saving
+from kvcheck.testing.host_memory import MemoryOrigins, Saving
 
 BYTES = (torch.uint8, torch.int8, torch.int16)
 """Integers that are stored content, and no numbers of rows."""
@@ -47,7 +47,7 @@ class Streams:
     is_real = False
 
     def __init__(self, machine: _LateMachine) -> None:
-        self._machine, self.memory = machine, HostMemory(machine)
+        self._machine, self.memory = machine, MemoryOrigins(machine)
 
     @property
     def queued(self) -> int:
