@@ -119,7 +119,6 @@ MAY_CATCH_ALL = {
     "core.cache.backend.threads": "whatever a chunk raises is kept for the process, which judges it",
     "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
-    "core.targets.misuse.call": "whatever an illegal call raises is compared with the error that its check states",
     **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
     **dict.fromkeys(("core.base.errors", "core.stress.mutation.server", "core.targets.own"), "others raise anything"),
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),

@@ -173,7 +173,9 @@ def test_the_scales_of_8_bit_rows_are_buffers_of_the_same_table(name: str) -> No
     assert dtypes == {"k": payload, "v": payload, "k_scale": scale, "v_scale": scale}
 
 
-@pytest.mark.parametrize(("rows", "size", "named"), [("token", 6, 0), ("page", 6, 1), ("page", 64, 0), ("slot", 64, 1)])
+@pytest.mark.parametrize(
+    ("rows", "size", "named"), [("token", 6, 0), ("token", 64, 1), ("page", 6, 1), ("page", 64, 0), ("slot", 64, 1)]
+)
 def test_a_buffer_of_broken_words_or_pieces_is_refused(rows: str, size: int, named: int) -> None:
     pieces = (Piece("key", 0, 8),) * named
     with pytest.raises(LayoutMismatch, match=r"multiple of 8 bytes, got 6|PAGE rows, and only"):

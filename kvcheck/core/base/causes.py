@@ -9,7 +9,7 @@
     9           wrong bytes                                                  content and all others
     10 to 12    what follows from wrong bytes                                protocol: others, reports, transfers,
                                                                              progress, output, liveness
-    13          calls beside the schedule's own work                         liveness: KV308
+    13          calls that are not refused                                   contract: KV308
 
 A finding is a symptom of an earlier stage's finding that it shares a request, a page or a buffer with. What names
 none of these follows from the first cause.
@@ -17,7 +17,7 @@ none of these follows from the first cause.
 Invariants:
 - Two findings that name different requests, pages and buffers are two causes, unless they say the same thing.
 - A leak explains no wrong bytes, and wrong bytes explain no leak.
-- A call that went wrong (KV308) is no cause and no symptom of what the schedule itself shows.
+- A call that is not refused (KV308) is no cause and no symptom of what else a schedule shows.
 - A symptom stays a finding: it keeps its code, message, schedule line and place in the record.
 """
 
@@ -34,7 +34,7 @@ from kvcheck.core.base.record import Finding
 GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
 """Codes of errors that the code under test raises when it refuses to do something wrong."""
 CALL = "KV308"
-"""The code of calls that schedules make beside their own work: illegal ones, and legal ones at an edge."""
+"""The code of illegal calls of an engine that are not refused: a probe makes them."""
 FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
 STAGES = {"aliasing": 1, "lifetime": 2, "residency": 3, "contract": 4, "audit": 5, "ordering": 7, "accounting": 8}
 ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "progress": 10, "bytes": 10, "output": 11, "liveness": 12}

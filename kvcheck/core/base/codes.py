@@ -142,8 +142,8 @@ CODES: dict[str, Code] = dict(
         _code(
             "KV308",
             "call went wrong",
-            "A call of a class was let through or refused wrongly, or gave a wrong result.",
-            "A check that was left out, raises another error or comes after a change; a bound that is off by one.",
+            "A call that has to be refused was let through, or changed something.",
+            "A check that was left out or comes after a change; a bound that is off by one.",
             "No release yet; the next wrong caller then corrupts memory where it should have been stopped.",
         ),
         _code(

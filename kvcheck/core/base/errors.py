@@ -12,7 +12,6 @@
     |   +-- FreeInFlight          an id was freed while an operation still uses it
     |   +-- ForeignAccess         an id was used by somebody who does not own it
     |   +-- TransferError         one request's transfer failed; the others go on
-    |   +-- CheckFailed           a check let an illegal call through, or refused a legal one
     |   +-- WrongOutput           an arm of a benchmark left wrong bytes
     |   +-- Hang                  a wait that nothing can satisfy, or a step budget spent
     +-- InternalError         70  kvcheck itself is wrong
@@ -86,11 +85,6 @@ class ForeignAccess(TargetError):
 class TransferError(TargetError):
     """A transfer of one request failed: the engine refused or broke, a peer is gone, or a wait took too long. Others go
     on."""
-
-
-class CheckFailed(TargetError):
-    """A check did not refuse an illegal call with the error that it states and without a change, or refused a legal
-    one."""
 
 
 class WrongOutput(TargetError):

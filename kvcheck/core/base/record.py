@@ -59,9 +59,8 @@ class Evidence:
 
     observed: what a running server did under requests that were judged, by kind of evidence (`kvcheck list evidence`);
     "token" counts the tokens that were judged. situations: how often something happened to a subject in a state, by the
-    key of the situation (`kvcheck list situations`). refusals: illegal calls that were made and refused as they have to
-    be, and calls at the edge of legal ones that were accepted. traces: of the schedules, how many differ in what the
-    process did from all others of their workload in this run.
+    key of the situation (`kvcheck list situations`). refusals: illegal calls of an engine that it refused.
+    traces: of the schedules, how many differ in what the process did from all others of their workload in this run.
     """
 
     schedules: int = 0

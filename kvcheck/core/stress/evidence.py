@@ -17,7 +17,6 @@ from kvcheck.core.workload.events import (
     Allocated,
     Expected,
     Happened,
-    Misused,
     Restored,
     Resumed,
     Retracted,
@@ -49,7 +48,6 @@ class EvidenceCount:
         self._during_load = 0
         self._aborts = 0
         self._retries = 0
-        self._refusals = 0
         self._situations: dict[str, int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
@@ -69,7 +67,6 @@ class EvidenceCount:
             (Retried, self._retried),
             (RoomChanged, self._room_changed),
             (Happened, self._happened),
-            (Misused, self._misused),
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
@@ -84,7 +81,6 @@ class EvidenceCount:
             device_evictions=evictions,
             aborts=self._aborts or None,
             retries=self._retries or None,
-            refusals=self._refusals or None,
             **self._tiers(),
             transfers=self._transfers,
             words_verified=dict(sorted(self._words.items())),
@@ -161,9 +157,6 @@ class EvidenceCount:
             if before not in (0, event.request) and at > since:
                 self._foreign += 1
                 return
-
-    def _misused(self, event: Misused) -> None:
-        self._refusals += event.calls
 
     def _happened(self, event: Happened) -> None:
         key = Situation(event.subject, event.state, event.happening).key

@@ -4,7 +4,7 @@ The runs of one workload form a tree. Its root answers "yes" to everything. A ru
 has a child for each question that it was asked after the last of them.
 
 Invariants:
-- What does not depend on the order, illegal calls and the audit of footprints, is tried by the root alone.
+- The audit of footprints does not depend on the order: the root alone runs under it.
 - Each set of "no" answers is run once: questions keep their names as long as all answers before them are equal.
 - A workload is explored when no run is left. What the time did not allow is counted, and is no part of a scope.
 """

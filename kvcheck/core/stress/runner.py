@@ -23,7 +23,6 @@ from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.deadline import Interrupted, Stuck, TimeUp, progress_watch
 from kvcheck.core.base.devices import number_of
 from kvcheck.core.base.errors import (
-    CheckFailed,
     DoubleFree,
     ForeignAccess,
     FreeInFlight,
@@ -60,7 +59,7 @@ from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import STUCK_CPU_S, reference_outputs
-from kvcheck.core.stress.schedule import ANSWERS, Plan, makes_calls, workload_seed
+from kvcheck.core.stress.schedule import ANSWERS, Plan, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
 from kvcheck.core.targets.own import NoEngine
 from kvcheck.core.targets.target import Target
@@ -80,7 +79,6 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (ForeignAccess, "KV403"),
     (LengthMismatch, "KV301"),
     (LayoutMismatch, "KV301"),
-    (CheckFailed, "KV308"),
     (Hang, "KV901"),
 )
 
@@ -236,8 +234,6 @@ class ScheduleRunner:
                 "needs; next: declare it, or name the scenarios that it is for"
             )
         load, reference = self.workloads.of(plan)
-        if plan.extras is not None or not makes_calls(plan):
-            load = dataclasses.replace(load, is_misused=False)
         if plan.faults is not None:
             load = dataclasses.replace(load, faults=faults_of(plan.faults))
         history = History()

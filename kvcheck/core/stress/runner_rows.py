@@ -192,7 +192,7 @@ def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
     """What is tried of kvcheck's own target alone, and what threads do not show."""
     lines = []
     if base.own_target is not None:
-        lines.append(f"not tried: illegal calls of the classes of {base.own_target}, and its ranks as processes")
+        lines.append(f"not tried: ranks of {base.own_target} as processes")
     if base.backend == "threads":
         lines.append("not tried: a GPU, its queues, copy engines and caches; next, where there is one: --device cuda")
     return lines

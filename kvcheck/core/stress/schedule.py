@@ -34,9 +34,6 @@ FLOOR = 3
 """Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
 STRIDE = 7
 """The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
-CALLS_ROUND, CALLS = 6, 2
-"""Illegal calls are made in the first two schedules of every six, each half of them by one. They do not depend on the
-order, and take up to a fifth of a schedule's time."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
 """Ranks that are processes, where a plan names none."""
@@ -71,9 +68,8 @@ class Plan:
     synthetic workload. pages: most pages that a request holds; the pool is then smaller too. faults: which kinds of
     faults are left in, of FAULTS of scenarios/scenario.py, such as "aborts.store", or "none"; None: all of them.
     choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip";
-    delays of a device, for strategy "delay". extras: "no" leaves out what does not depend on the order: illegal calls,
-    and the audit of footprints. engine_env: variables of an installed engine, as "NAME=VALUE" with a line
-    end between two.
+    delays of a device, for strategy "delay". extras: "no" leaves out the audit of footprints, which does not depend on
+    the order. engine_env: variables of an installed engine, as "NAME=VALUE" with a line end between two.
     expect: the code the schedule was printed for.
     """
 
@@ -171,11 +167,6 @@ def workload_seed(plan: Plan) -> int:
     """The seed of the plan's workload. Each schedule has its own; a trace is one workload."""
     number = plan.schedule if plan.trace is None else 0
     return Rng(plan.seed * 7_919 + number).next_u64() >> 16
-
-
-def makes_calls(plan: Plan) -> bool:
-    """Whether illegal calls are made in its schedule."""
-    return plan.schedule % CALLS_ROUND < CALLS
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:

@@ -5,7 +5,7 @@
     pages       as few for a request as still fail, of those that are tried
     faults      none, else as few kinds as still fail
     answers     "yes" to everything, else as few "no" as still fail
-    extras      without illegal calls and without the audit of footprints, if it fails without them
+    extras      without the audit of footprints, if it fails without it
 
 Invariants:
 - Two schedules fail alike if one oracle gives both the same code, under no condition, and both or neither name a

@@ -240,8 +240,8 @@ class Turns:
         yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
-        """A finding ends the cell. A call that went wrong does so once a pass could have been given: what else is
-        wrong may show in a later schedule."""
+        """A finding ends the cell. A call that was not refused does so once a pass could have been given: later
+        schedules make other calls."""
         if self._task.goes_on:
             return any(each.code in COSTLY for each in findings)
         ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]

@@ -12,7 +12,6 @@ from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
-from kvcheck.core.targets.misuse import Misuses, misuses
 from kvcheck.core.targets.neighbours import Neighbours
 from kvcheck.core.targets.observe import Observer, PaddingCheck, WatchedOffload, reported, sized
 from kvcheck.core.targets.pair import PairEngine
@@ -47,7 +46,6 @@ class BuiltinEngine:
 
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
-        self._parts, self._setup = parts, setup
         self._observer = Observer(emit)
         self.pool = parts.pool(
             setup.shape,
@@ -144,20 +142,6 @@ class BuiltinEngine:
     def evictions(self) -> int:
         """Prefix tree nodes evicted from the device."""
         return self.cache.residency.device_evictions if self.cache is not None else 0
-
-    def misuses(self, half: int) -> Misuses:
-        """Of its pool, and of tree, host pool and store where it has them."""
-        tier = self._setup.host
-        hosts = self.host.allocators.values() if self.host is not None else ()
-        return misuses(
-            self._parts,
-            self._setup.shape,
-            half,
-            allocators=(*self.pool.allocators.values(), *hosts),
-            cached=self.cache.tree if self.cache is not None else None,
-            has_host=self.host is not None,
-            store=tier.store if tier is not None else None,
-        )
 
     def close(self) -> None:
         """Tell the counters and check the padding, then free everything."""

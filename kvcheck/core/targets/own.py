@@ -8,7 +8,6 @@ Invariants:
 - The module is looked for where everything installed is, and last in the current folder, so that a file there hides
   nothing. It is imported only where it is named.
 - An error of the user's module is a UsageError with its name and text, never a finding; one of the machine is UNKNOWN.
-- Nobody makes illegal calls of a user's classes: what they have to refuse is not for kvcheck to say.
 """
 
 from __future__ import annotations
@@ -25,49 +24,12 @@ from typing import cast
 from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble, text_of
 from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
-from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.parts import TargetParts
-from kvcheck.core.targets.target import Engine, Setup, SpaceCount, Standing, Target
+from kvcheck.core.targets.target import Engine, Setup, Target
 
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """Names of modules with dots between them, and the name of what is in the last one."""
-
-
-class OwnEngine:
-    """An engine whose classes are not asked to refuse anything: an Engine, and no Misusable."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def is_idle(self) -> bool:
-        return self._engine.is_idle
-
-    def submit(self, request: Request) -> None:
-        self._engine.submit(request)
-
-    def abort(self, request_id: int) -> bool:
-        return self._engine.abort(request_id)
-
-    def standings(self) -> tuple[Standing, ...]:
-        return self._engine.standings()
-
-    def make_happen(self, happening: str, standing: Standing) -> bool:
-        return self._engine.make_happen(happening, standing)
-
-    def step(self) -> StepReport:
-        return self._engine.step()
-
-    def counts(self) -> tuple[SpaceCount, ...]:
-        return self._engine.counts()
-
-    def evictions(self) -> int:
-        return self._engine.evictions()
-
-    def close(self) -> None:
-        self._engine.close()
-
 
 ENGINE_HAS = ("submit", "abort", "standings", "make_happen", "step", "counts", "evictions", "close")
 """The methods of an engine. `is_idle` is a property, which may not be read before the engine runs."""
@@ -93,7 +55,7 @@ class OwnTarget:
                 f"--target {self.name}: expected build to return an engine with {', '.join(ENGINE_HAS)}; got "
                 f"{_kind(engine)} without {', '.join(missing)}"
             )
-        return OwnEngine(engine)
+        return engine
 
 
 def is_own(name: str) -> bool:

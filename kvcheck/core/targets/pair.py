@@ -19,7 +19,6 @@ from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
 from kvcheck.core.cache.transfer.messages import Message
-from kvcheck.core.targets.misuse import Misuses, misuses
 from kvcheck.core.targets.observe import reported
 from kvcheck.core.targets.parts import TargetParts
 from kvcheck.core.targets.rank import (
@@ -69,7 +68,6 @@ class PairEngine:
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         self._emit = setup.emit
         self._emit(LimitsNamed(TIME_LIMITS))
-        self._parts, self._shape = parts, setup.shape
         self._backend = setup.backend
         self._pair = pair_of(setup)
         self._round = 0
@@ -278,12 +276,6 @@ class PairEngine:
     def evictions(self) -> int:
         """Always 0: a pair caches no prefix."""
         return 0
-
-    def misuses(self, half: int) -> Misuses:
-        """Of the pools and slots of all ranks, and of two ends like them."""
-        ranks = (*self._prefill_ranks, *self._decode_ranks)
-        allocators = [each for rank in ranks for each in (*rank.pool.allocators.values(), rank.metadata.slots)]
-        return misuses(self._parts, self._shape, half, allocators=allocators, is_pair=True)
 
     def close(self) -> None:
         """Check the padding, then free everything."""

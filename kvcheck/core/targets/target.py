@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend
@@ -23,7 +23,6 @@ from kvcheck.core.cache.transfer.layout import EndLayout
 from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
 from kvcheck.core.cache.transfer.receiver import InboundRoom
-from kvcheck.core.targets.misuse import Misuses
 from kvcheck.core.workload.events import Emit
 
 
@@ -156,14 +155,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything."""
-
-
-@runtime_checkable
-class Misusable(Protocol):
-    """An engine of this project's own classes, whose checks can be tried. A user's engine is not asked."""
-
-    def misuses(self, half: int) -> Misuses:
-        """Illegal calls of its parts, and half of those of parts like them; half: 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

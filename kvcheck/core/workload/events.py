@@ -227,13 +227,6 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Misused:
-    """So many illegal calls were refused as they have to be, and calls at the edge of legal ones accepted."""
-
-    calls: int
-
-
-@dataclass(frozen=True, slots=True)
 class Counted:
     """Counts of a space when idle. free + cached must be total."""
 
@@ -460,7 +453,6 @@ Event = (
     | Finished
     | Aborted
     | Happened
-    | Misused
     | Counted
     | Closed
     | RoomEvent

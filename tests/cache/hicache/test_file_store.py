@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,7 @@ def test_objects_outlive_the_store(tmp_path: Path) -> None:
 def test_equal_bytes_are_not_written_again(store: FileStore) -> None:
     store.put(KEYS[0], payload_of(0))
     before = path_of(store.folder, KEYS[0]).stat()
+    assert not stat.S_IMODE(before.st_mode) & 0o133, "nobody else may write it, and nobody may run it"
     store.put(KEYS[0], payload_of(0))
     assert path_of(store.folder, KEYS[0]).stat().st_ino == before.st_ino
     store.put(KEYS[0], payload_of(1))
@@ -311,6 +313,22 @@ def test_capacity_is_exact_and_heals(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_bound_counts_what_was_there_before_it_and_stays_unlocked(tmp_path: Path) -> None:
+    earlier = FileStore(tmp_path)
+    earlier.put(KEYS[0], payload_of(0))
+    earlier.close()
+    store = FileStore(tmp_path, capacity_bytes=ROOM)
+    with (tmp_path / "used").open("rb") as ledger:
+        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(StorageError, match="full"):
+        store.put(KEYS[1], b"")
+    store.put(KEYS[0], payload_of(1))
+    store.remove(KEYS[0])
+    store.put(KEYS[1], payload_of(1))
+    assert store.get(KEYS[1], 3000) == payload_of(1)
+    store.close()
+
+
 def test_the_count_is_locked_while_names_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, capacity_bytes=2 * ROOM)
     locked: list[str] = []
@@ -362,3 +380,44 @@ def test_a_folder_without_write_permission_is_told_at_open(tmp_path: Path, monke
     monkeypatch.setattr(os, "open", without_writing)
     with pytest.raises(UsageError, match="Permission denied"):
         FileStore(tmp_path / "store")
+
+
+# Power failures
+
+
+class WatchedStore(FileStore):
+    """Notes what a power failure would leave: by inode, bytes and names as they were synced last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[int, bytes] = {}
+        self.folders: dict[int, dict[str, int]] = {}
+        super().__init__(folder)
+
+    def _sync(self, opened: int) -> None:
+        super()._sync(opened)
+        status = os.fstat(opened)
+        if stat.S_ISDIR(status.st_mode):
+            names = os.listdir(opened)
+            self.folders[status.st_ino] = {each: os.stat(each, dir_fd=opened).st_ino for each in names}
+        else:
+            self.files[status.st_ino] = os.pread(opened, status.st_size, 0)
+
+    def left(self, key: str) -> int | None:
+        """The inode that is found under the key then."""
+        at: int | None = os.stat(self.folder).st_ino
+        for name in (key[:2], key[2:4], key):
+            at = self.folders.get(at, {}).get(name) if at is not None else None
+        return at
+
+
+def test_an_object_is_on_the_disk_under_its_name_when_its_put_returns(tmp_path: Path) -> None:
+    store = WatchedStore(tmp_path)
+    for key, number in ((KEYS[0], 0), (KEYS[1], 1), (KEYS[0], 2)):
+        store.put(key, payload_of(number))
+        assert store.files.get(store.left(key) or -1) == pack_object(key, payload_of(number))
+    other = FileStore(tmp_path)
+    other.put(KEYS[2], payload_of(0))
+    store.put(KEYS[2], payload_of(0))  # equal bytes, whose writer may have died before it synced the name
+    assert store.left(KEYS[2]) == path_of(tmp_path, KEYS[2]).stat().st_ino
+    for each in (store, other):
+        each.close()

@@ -109,7 +109,9 @@ def test_keys_and_objects_do_not_drift() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{"model": ""}, {"page_size": 0}, {"rank": 2}, {"rank": -1}, {"layout": ""}])
+@pytest.mark.parametrize(
+    "wrong", [{"model": ""}, {"dtype": ""}, {"page_size": 0}, {"rank": 2}, {"rank": -1}, {"layout": ""}]
+)
 def test_a_namespace_of_nobody_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="a namespace needs"):
         owner(**wrong)
@@ -188,6 +190,9 @@ def test_a_full_memory_store_says_so_and_keeps_what_it_has(how: str) -> None:
         store.fill_up()
     with pytest.raises(StorageError, match=f"full: {room} of {room}"):
         store.put(KEYS[1], payload_of(1))
+    if how == "capacity":
+        with pytest.raises(StorageError):
+            store.put(KEYS[0], payload_of(0, 3001))
     store.put(KEYS[0], payload_of(2))
     assert store.get(KEYS[0], 3000) == payload_of(2)
     assert not store.contains(KEYS[1])
@@ -255,3 +260,10 @@ def test_a_prefix_without_its_rules_is_refused(
 ) -> None:
     with pytest.raises(error):
         complete_prefix(has, policy=policy)
+
+
+def test_a_window_has_a_page() -> None:
+    has, policy = {"kv": [False, True]}, {"kv": "trailing"}
+    assert complete_prefix(has, policy=policy, window_pages={"kv": 1}) == 2
+    with pytest.raises(UsageError):
+        complete_prefix(has, policy=policy, window_pages={"kv": 0})

@@ -319,6 +319,7 @@ def test_an_id_outside_the_pool_is_refused_at_either_end(end: str, run: tuple[in
     [
         ({"source_first": 2}, "source"),
         ({"source_first": -1}, "source"),
+        ({"target_first": -1}, "target"),
         ({"target_first": 1, "count": 2}, "target"),
         ({"count": 0}, "source"),
     ],
@@ -328,10 +329,14 @@ def test_a_piece_outside_a_row_is_refused(changed: dict[str, int], end: str) -> 
         byte_blocks(LAYOUT, LAYOUT, np.array([[1, 1, 1]]), replace(WHOLE, **changed))
 
 
-@pytest.mark.parametrize("changed", [{"rows": 9}, {"shards": 3}, {"layers": 0}, {"row_bytes": 0}, {"shards": 0}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"rows": 9}, {"shards": 3}, *({name: 0} for name in ("layers", "rows", "row_bytes", "rows_per_unit", "shards"))],
+)
 def test_a_layout_of_broken_rows_is_refused(changed: dict[str, int]) -> None:
     with pytest.raises(LayoutMismatch, match=r"RowLayout\("):
         replace(LAYOUT, **changed)
+    assert RowLayout(layers=1, rows=1, row_bytes=1, rows_per_unit=1, shards=1).units == 0
 
 
 def test_no_runs_are_no_blocks() -> None:

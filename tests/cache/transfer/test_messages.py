@@ -45,7 +45,7 @@ ONE_OF_EACH: tuple[Message, ...] = (
     WANT,
     Status(room=LARGEST_ROOM, generation=LARGEST_ROOM, is_ok=True),
     Done(room=0, generation=0, is_ok=False, reason="3 pages, 4 pages"),
-    Abort(room=1, attempt=0, generation=2, reason='ü \N{SNOWMAN} \\ " \n'),
+    Abort(room=1, attempt=0, generation=2, reason='ü \N{SNOWMAN} \\ " \n\ud7ff\ue000'),
     Drained(room=LARGEST_ROOM, generation=1),
     AuxData(room=0, generation=1, slot=0, row="00ff"),
 )
@@ -92,7 +92,7 @@ def with_value(message: Message, name: str, value: object) -> bytes:
 
 
 NOT_A_NUMBER = (-1, True, False, 1.0, "1", None, [1], {"a": 1}, 1 << 70)
-NOT_TEXT = (1, None, ["a"], True, "\ud800")
+NOT_TEXT = (1, None, ["a"], True, "\ud800", "\udfff")
 WRONG: dict[str, tuple[object, ...]] = {
     "room": (*NOT_A_NUMBER, 1 << 64),
     "generation": (*NOT_A_NUMBER, 1 << 64),
@@ -207,3 +207,7 @@ def test_the_largest_message_there_is_room_for_is_accepted() -> None:
     message = Want(**{**asdict(WANT), "runs": (("kv.full", 0, pages),)})
     assert len(encode(message)) < MAX_MESSAGE_BYTES
     assert decode(encode(message)) == message
+    short = encode(ONE_OF_EACH[4])
+    assert decode(short.ljust(MAX_MESSAGE_BYTES)) == ONE_OF_EACH[4]
+    with pytest.raises(TransferError):
+        decode(short.ljust(MAX_MESSAGE_BYTES + 1))

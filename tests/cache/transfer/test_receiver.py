@@ -74,6 +74,18 @@ def test_a_room_that_no_source_has_reported_is_late_and_not_unsealed() -> None:
     assert rig.rooms[ROOM].status == FAILED and rig.told.late == []
 
 
+@pytest.mark.parametrize("name", TINY_SHAPES)
+def test_all_memory_of_a_room_is_marked_before_it_is_asked_for(name: str) -> None:
+    rig = Rig(name)
+    pool = rig.decode.pool
+    views = {(space, each.name): pool.sets[space].write_view(each.name) for space, each in pool.buffers()}
+    before = {key: words.clone() for key, words in views.items()}
+    extent = pool.extent(rig.expect(ROOM, 9).holding, 9)
+    for space, buffer in pool.buffers():
+        rows, key = extent.rows(space, buffer), (space, buffer.name)
+        assert len(rows) and bool((views[key][:, rows] != before[key][:, rows]).all()), key
+
+
 @pytest.mark.parametrize("tokens", range(9, 26))
 def test_windows_that_start_on_different_pages_are_paired_by_page(tokens: int) -> None:
     """The source has kept more of the window than the target, or less."""

@@ -145,7 +145,9 @@ def test_a_value_that_does_not_fit_is_refused(field: str, value: int) -> None:
         replace(SEAL, **{field: value})
 
 
-@pytest.mark.parametrize("row", [torch.zeros(63, dtype=torch.uint8), torch.zeros(64, dtype=torch.int8)])
+@pytest.mark.parametrize(
+    "row", [*(torch.zeros(size, dtype=torch.uint8) for size in (63, 65)), torch.zeros(64, dtype=torch.int8)]
+)
 def test_a_row_of_another_size_or_type_is_refused(row: torch.Tensor) -> None:
     with pytest.raises(LayoutMismatch, match="64 uint8"):
         parse(row)

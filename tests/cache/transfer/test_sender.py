@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from rigs.pair import SENDER_PATIENCE, Rig
 
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
@@ -56,8 +57,10 @@ def hand_over(rig: Rig) -> None:
 def test_a_want_may_come_before_its_request() -> None:
     rig = Rig()
     assert ask(rig, want()) == []
+    assert rig.sender.unopened == [1]
     rig.sender.open(ROOM, 1, 7)
     assert rig.sender.readiness(ROOM) == WANTED
+    assert rig.sender.unopened == []
 
 
 def test_a_want_that_comes_after_the_failure_hears_of_it_with_the_reason() -> None:
@@ -80,6 +83,7 @@ def test_an_abort_before_the_request_ends_its_attempt(asked: tuple[Want, ...]) -
     answer = ask(rig, *asked, Abort(room=ROOM, attempt=0, generation=4, reason="x"))
     refused = [Status(room=ROOM, generation=4, is_ok=False, reason="x"), Drained(room=ROOM, generation=4)]
     assert answer == [Drained(room=ROOM, generation=4), *(refused if asked else ())]
+    assert rig.sender.unopened == []
     rig.sender.open(ROOM, 1, 7)
     assert (rig.sender.readiness(ROOM), rig.sender.reason(ROOM)) == (REFUSED, "x")
     assert rig.sender.state(ROOM) == SENDER_FAILED
@@ -88,6 +92,23 @@ def test_an_abort_before_the_request_ends_its_attempt(asked: tuple[Want, ...]) -
     assert rig.sender.readiness(ROOM) == UNWANTED
     ask(rig, want(generation=5, attempt=1))
     assert rig.sender.readiness(ROOM) == WANTED
+
+
+def test_a_room_that_its_decode_rank_could_not_take_has_failed_for_its_reason() -> None:
+    rig = Rig()
+    rig.sender.open(ROOM, 1, 7)
+    ask(rig, want(), Done(room=ROOM, generation=4, is_ok=False, reason="no room"))
+    assert (rig.sender.readiness(ROOM), rig.sender.reason(ROOM)) == (REFUSED, "no room")
+
+
+def test_a_room_that_is_refused_before_it_is_opened_has_failed_at_both_ends() -> None:
+    rig = Rig()
+    rig.expect(ROOM, 9)
+    rig.poll()
+    rig.sender.refuse(ROOM, 0, "unknown")
+    rig.poll()
+    assert (rig.rooms[ROOM].status, rig.rooms[ROOM].reason) == (FAILED, "unknown")
+    assert rig.receiver.is_drained(rig.rooms[ROOM])
 
 
 def test_an_abort_whose_want_was_lost_ends_the_request() -> None:
@@ -177,6 +198,8 @@ WRONG_WANTS = {
 def test_a_want_that_does_not_fit_fails_its_room_alone_and_says_why(name: str, chunk: int) -> None:
     rig = Rig()
     wrong, parts = WRONG_WANTS[name]
+    words = rig.decode.pool.sets["full"].write_view("k")
+    before = words.clone()
     ask(rig, wrong)
     rig.prefill_room(ROOM, 7, chunk=chunk)
     assert rig.sender.state(ROOM) == SENDER_FAILED
@@ -186,6 +209,7 @@ def test_a_want_that_does_not_fit_fails_its_room_alone_and_says_why(name: str, c
     reason = rig.sender.reason(ROOM)
     assert heard == [Status(room=ROOM, generation=4, is_ok=False, reason=reason), Drained(room=ROOM, generation=4)]
     rig.decode.wire.inbox.clear()
+    assert "token" not in name or torch.equal(words, before), "nothing is sent of a prompt of another length"
     rig.receiver._attempts = 4  # the number that the hand-written want had
     got = rig.expect(6, 9, request=2)
     sent = rig.prefill_room(6, 9, request=2)

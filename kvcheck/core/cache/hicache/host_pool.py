@@ -183,10 +183,6 @@ class HostPool:
         spec = self._spec(space)
         return sum(prod(self._shape(spec, buffer)) // self._units[space] * 8 for buffer in spec.buffers)
 
-    def size_bytes(self) -> int:
-        """Bytes of all memory held; 0 after `free`."""
-        return sum(pages.numel() * 8 for pages in self._pages.values())
-
     def storage_ranges(self) -> dict[str, tuple[int, int]]:
         """First and one-past-last address of each buffer, for aliasing checks."""
         return {

@@ -65,11 +65,6 @@ class IdAllocator:
         """Ids that are handed out now."""
         return self.count - len(self._free)
 
-    @property
-    def pins(self) -> int:
-        """Pins that are held now."""
-        return int(self._pins.sum())
-
     def allocate(self, count: int, owner: int) -> IndexArray | None:
         """`count` ids, or None where fewer are free; then nothing has changed."""
         if count < 0:

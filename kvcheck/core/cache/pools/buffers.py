@@ -190,10 +190,6 @@ class BufferSet:
         """First and one-past-last address of each buffer, for aliasing checks."""
         return {name: (words.data_ptr(), words.data_ptr() + words.numel() * 8) for name, words in self._words.items()}
 
-    def size_bytes(self) -> int:
-        """Bytes of all buffers and layers, padding rows included."""
-        return sum(words.numel() * 8 for words in self._words.values())
-
     def free(self) -> None:
         """Give every buffer of the table back. (mutant: free-keeps-index-buffer)"""
         for buffer in self.spec.buffers:

@@ -242,14 +242,10 @@ class MetadataBuffers:
     def release(self, slot: int, request: int) -> None:
         """Clear a slot, then free it. Refuses a slot of another request before anything is cleared."""
         ids = np.array([slot], dtype=np.int64)
-        self._check_released(ids, request)
-        self.clear(slot)
-        self._slots.free(ids)
-
-    def _check_released(self, ids: IndexArray, request: int) -> None:
-        """The slot may be freed, and is the request's. (mutant: metadata-release-unchecked)"""
         self._slots.check_freeable(ids)
         self._slots.check_owned(ids, request)
+        self.clear(slot)
+        self._slots.free(ids)
 
     def clear(self, slot: int) -> None:
         """Zero every field of a slot and wait until that is done."""

@@ -115,7 +115,7 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
         table_line(("elsewhere", *_row([each for each in results if not each.is_guard]))),
         "",
         *_with_legal(results),
-        "Edits in checks change what is refused. Illegal calls between the rounds of a run find them.",
+        "Edits in checks change what is refused. Schedules make no illegal calls: tests of the classes do.",
         "",
     ]
     if spent:

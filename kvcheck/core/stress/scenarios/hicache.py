@@ -162,7 +162,7 @@ class HiCacheScenario:
             setup = make_setup(shape, load, backend, told, host=tier, readers=readers, max_running=batch)
             engine = target.build(setup)
             aborts = LoadingAborts() if ABORTS in load.faults else None
-            return serve(engine, load, first.note, backend, aborts=aborts, disturber=acts, variant=variant)
+            return serve(engine, load, first.note, backend, aborts=aborts, disturber=acts)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
         """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""

@@ -193,7 +193,6 @@ class PDTransfer:
             aborts=aborts if ABORTS in load.faults else None,
             retries=retries,
             disturber=disturber(self.name, load, emit, variant, shape=shape.name, spared=faults.has, focus=self.focus),
-            variant=variant,
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:

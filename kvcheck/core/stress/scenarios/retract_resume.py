@@ -119,7 +119,6 @@ class RetractResume:
             emit,
             backend,
             disturber=disturber(self.name, load, emit, variant, shape=shape.name, focus=FOCUS),
-            variant=variant,
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:

@@ -30,7 +30,7 @@ class Load:
 
     max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
     was scaled. from_trace: the jobs are of a trace. rivals: the last of the jobs, where a disturber may hold some back
-    until what they share is in a certain state. decoder: row of DECODERS. is_misused: illegal calls are made too.
+    until what they share is in a certain state. decoder: row of DECODERS.
     faults: the kinds of faults that happen.
     """
 
@@ -42,7 +42,6 @@ class Load:
     from_trace: bool = False
     decoder: str = "words"
     rivals: tuple[Rival, ...] = ()
-    is_misused: bool = True
     faults: frozenset[str] = frozenset(FAULTS)
 
 

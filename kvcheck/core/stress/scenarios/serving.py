@@ -25,10 +25,9 @@ from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepR
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.disturber import Disturber
-from kvcheck.core.stress.scenarios.misuser import Misuser, misuser_of
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.target import Engine, FirstWords, HostTier, Misusable, PairSetup, Setup, TierInspector
+from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
 from kvcheck.core.workload import KNOWN_ANSWER
 from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
 from kvcheck.core.workload.events import (
@@ -225,22 +224,15 @@ def serve(
     aborts: Aborts | None = None,
     retries: Retries | None = None,
     disturber: Disturber | None = None,
-    variant: int,
 ) -> int:
-    """Drive an engine to the end, count what it holds and close it. Returns how many nodes the device evicted.
-
-    variant: of the plan. It says which illegal calls are made, and when.
-    """
-    misuser = misuser_of(engine, emit, variant) if load.is_misused and isinstance(engine, Misusable) else None
-    drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber, misuser=misuser)
+    """Drive an engine to the end, count what it holds and close it. Returns how many nodes the device evicted."""
+    drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))
     engine.close()
     for count in engine.counts():
         emit(Returned(count.space, count.free, count.total))
     emit(Closed(tuple(sorted(backend.allocated().items()))))
-    if misuser is not None:
-        misuser.finish()
     return engine.evictions()
 
 
@@ -279,7 +271,6 @@ def drive(
     aborts: Aborts | None = None,
     retries: Retries | None = None,
     disturber: Disturber | None = None,
-    misuser: Misuser | None = None,
 ) -> int:
     """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
     feed = Feed(jobs, hurry=hurry, held=disturber.held if disturber is not None else ())
@@ -290,8 +281,6 @@ def drive(
             _send(engine, request, emit)
         if disturber is not None and (rival := disturber(engine)) is not None and feed.holds(rival):
             _send(engine, feed.release(rival), emit)
-        if misuser is not None:
-            misuser()
         report = engine.step()
         retracted += len(report.retracted)
         for request_id in aborts(report) if aborts is not None else ():

@@ -10,7 +10,6 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.targets.builtin import BuiltinTarget
 from kvcheck.core.targets.mutants.attention import ATTENTION
-from kvcheck.core.targets.mutants.checks import CHECKS
 from kvcheck.core.targets.mutants.disturbed import DISTURBED
 from kvcheck.core.targets.mutants.hicache import HICACHE
 from kvcheck.core.targets.mutants.late import LATE
@@ -30,7 +29,6 @@ ROWS = (
     *STATE_PAIRS,
     *PD_TRANSFER,
     *DISTURBED,
-    *CHECKS,
     *ATTENTION,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in ROWS}
