@@ -175,7 +175,7 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: boo
         return [list(run_cell(0, task, target_of, engine)) for _ in range(times)]
     runs: list[list[Report]] = [[] for _ in range(times)]
     for report in run_in_workers([task] * times, [range(times)], Limit(), WORKER):
-        if report.exit_code == Verdict.FAIL.exit_code:
+        if plan.own_target is not None and report.exit_code == Verdict.FAIL.exit_code:
             report = dataclasses.replace(report, findings=(died(plan, report),))
         if not report.is_left:
             runs[report.cell].append(dataclasses.replace(report, reason=report.reason or report.error))

@@ -58,7 +58,7 @@ class AskedProcess:
             if said.get("error") is not None:
                 kind = {2: UsageError, 4: UnknownVerdict}.get(said["exit_code"], InternalError)
                 raise kind(str(said["error"]))
-            if "told" in said:
+            if said.keys() == {"told"}:
                 told(said["told"])
                 continue
             return said
