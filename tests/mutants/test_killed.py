@@ -42,15 +42,13 @@ SHOWN_BY = {
 """Seed of the workloads that show a mutant which those of SEED show late."""
 MOST_CAUSES = dict.fromkeys(
     (
-        *("ack-by-kv-alone", "write-back-without-pin", "abort-keeps-saved-copy", "value-dropped-before-restored"),
-        *("aborted-fetch-forgotten", "offload-skips-index-buffer", "restore-skips-index-buffer"),
-        *("late-backup-loses-pins", "stuck-backup-loses-pins", "drain-waits-one-round"),
+        *("ack-by-kv-alone", "write-back-without-pin", "abort-keeps-saved-copy", "aborted-fetch-forgotten"),
+        *("late-backup-loses-pins", "stuck-backup-loses-pins", "drain-waits-one-round", "offload-value-aliases-pool"),
     ),
     2,
-) | {"offload-value-aliases-pool": 3, "wait-looks-twice": 3}
+) | {"wait-looks-twice": 3}
 """Causes of a mutant's schedule, where not one: what is broken shows in backups and in loads, on both tiers, in a value
-and in its pages, in a race and in a page that is lost, in each buffer, or also in what is let through or in a call at
-the edge."""
+and in its pages, or in a race and in a page that is lost."""
 LATER = {
     "abort-frees-what-is-sent": 3,
     "align-trims-one-side": 3,
