@@ -38,7 +38,9 @@ fi
 
 # The first screens of pages: releases by bugs, the run of `kvcheck stress --seed 1`, and a price list.
 if wanted releases; then
-  shot "$root/reports/published/engines/releases.html" releases 1400 820
+  mapfile -t releases < <(ls -v "$root"/reports/published/engines/runs/*.json.gz)
+  "$python" -m kvcheck report "${releases[@]}" -o html="$work/releases.html"
+  shot "$work/releases.html" releases 1400 820
 fi
 if wanted matrix; then
   "$python" -m kvcheck stress --seed 1 > printed.txt

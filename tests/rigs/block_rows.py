@@ -156,6 +156,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     },
     "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},
     "docs/transports.md": {"kvcheck stress pd-transfer": Parsed(RANKS)},
+    "reports/published/README.md": {"kvcheck show": Runs((0, 0, 0))},
     "reports/published/cpu/README.md": {
         "PYTHONPATH=.:tests": By("mutants/test_decoders.py::test_the_table_is_what_this_build_does")
     },
