@@ -47,7 +47,7 @@ if wanted matrix; then
   shot "$(echo "$work"/reports/runs/*/report.html)" matrix 1280 560
 fi
 if wanted prices; then
-  "$python" -m kvcheck report "$root"/reports/published/cpu/*/run.json -o html="$work/prices.html"
+  "$python" -m kvcheck report "$root/reports/published/cpu/prices.json.gz" -o html="$work/prices.html"
   shot "$work/prices.html" prices 1280 1460
 fi
 
