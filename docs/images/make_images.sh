@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-wanted() { [[ " ${PICTURES:-bugs releases matrix prices} " == *" $1 "* ]]; }
+wanted() { [[ " ${PICTURES:-bugs releases matrix} " == *" $1 "* ]]; }
 
 # shot PAGE NAME WIDTH HEIGHT: the first screen of a page. --no-sandbox lets it run as root.
 shot() {
@@ -36,17 +36,15 @@ PAGE
   done
 fi
 
-# The first screens of pages: releases by bugs, the run of `kvcheck stress --seed 1`, and a price list.
+# The first screens of pages: releases by bugs, and the run of `kvcheck stress --seed 1`.
 if wanted releases; then
-  shot "$root/reports/published/engines/releases.html" releases 1400 820
+  mapfile -t releases < <(ls -v "$root"/reports/published/engines/runs/*.json.gz)
+  "$python" -m kvcheck report "${releases[@]}" -o html="$work/releases.html"
+  shot "$work/releases.html" releases 1400 820
 fi
 if wanted matrix; then
   "$python" -m kvcheck stress --seed 1 > printed.txt
   shot "$(echo "$work"/reports/runs/*/report.html)" matrix 1280 560
-fi
-if wanted prices; then
-  "$python" -m kvcheck report "$root"/reports/published/cpu/*/run.json -o html="$work/prices.html"
-  shot "$work/prices.html" prices 1280 1460
 fi
 
 # What is left empty below is cut off, and colours are counted, so that a picture stays small.
@@ -58,5 +56,6 @@ for path in sorted(pathlib.Path().glob("*.png")):
     empty = Image.new("RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1)))
     bottom = ImageChops.difference(picture, empty).getbbox()[3]
     picture = picture.crop((0, 0, picture.width, min(bottom + 16, picture.height)))
-    picture.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(pathlib.Path(sys.argv[1], path.name), optimize=True)
+    small = picture.quantize(24, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    small.save(pathlib.Path(sys.argv[1], path.name), optimize=True)
 SMALL

@@ -98,14 +98,16 @@ def environment() -> dict[str, object]:
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:
     """Digests of what a run judges. trace: of `--trace`. engine: the installed one, if any. own: MODULE:NAME."""
-    from kvcheck.core.workload.synthetic import trace_file
+    from kvcheck.core.workload.synthetic import SAMPLE
 
     target = None if engine is None else engine.start().identity
     if own is not None:
         from kvcheck.commands.own_target import identity as own_identity
 
         target = own_identity(own)
-    return Identity(code=code_digest(), trace=None if trace is None else file_digest(trace_file(trace)), target=target)
+    if trace is not None:
+        trace = code_digest() if trace == SAMPLE else file_digest(Path(trace))  # the sample is made by the code
+    return Identity(code=code_digest(), trace=trace, target=target)
 
 
 def check_positive(name: str, value: float | None) -> None:
@@ -153,8 +155,8 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.targets.mutants import mutant
-    from kvcheck.core.workload.synthetic import trace_file
-    from kvcheck.core.workload.traces import MAX_REQUESTS, read_trace
+    from kvcheck.core.workload.synthetic import trace_rows
+    from kvcheck.core.workload.traces import MAX_REQUESTS
 
     kind = kind_of(plan.device)
     BACKENDS.require(plan.backend)
@@ -182,7 +184,7 @@ def check_plan(plan: Plan) -> None:
     if plan.expect is not None and plan.expect not in CODES:
         raise UsageError(f"expect: expected a finding code, got {plan.expect!r}; see kvcheck list codes")
     if plan.trace is not None:
-        read_trace(trace_file(plan.trace), plan.requests)
+        trace_rows(plan.trace, plan.requests)
     if kind == "cuda" and row.opens_device:
         from kvcheck.core.cache.backend.cuda import CudaBackend
 

@@ -76,7 +76,7 @@ Decoder = Annotated[
     str | None, typer.Option(help="See kvcheck list decoders. Default: words, or the one that shows the mutant.")
 ]
 Trace = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: the packaged file.")
+    str | None, typer.Option(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: invented ones.")
 ]
 Requests = Annotated[int | None, typer.Option(help="Number of requests in a schedule, or to read from the trace.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes. Default: one for each core, at most one for each cell.")]

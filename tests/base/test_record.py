@@ -7,6 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import types
 import typing
@@ -284,6 +285,16 @@ def test_a_record_never_holds_what_is_not_json() -> None:
         dataclasses.replace(PASSED, plan={"max_time_s": float("inf")}).to_json()
 
 
+def test_a_packed_record_is_read_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    path, packed = tmp_path / "sglang.json.gz", gzip.compress(FAILED.to_json().encode())
+    path.write_bytes(packed)
+    assert read_record(path) == FAILED
+    for damaged in (packed[:-20], packed[:100] + b"\xff" * 20 + packed[120:], FAILED.to_json().encode(), b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError):
+            read_record(path)
+
+
 def test_published_records_are_read_by_this_build() -> None:
-    paths = sorted((Path(__file__).parents[2] / "reports" / "published").rglob("run.json"))
+    paths = sorted((Path(__file__).parents[2] / "reports" / "published").rglob("*.json.gz"))
     assert paths and all(read_record(path).complete for path in paths)

@@ -249,7 +249,7 @@ def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: p
 
 
 @pytest.mark.schedules
-def test_the_packaged_trace_is_named_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sample_is_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--schedules", "1", "--trace", "sample", "--requests", "100", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
     (cell,) = only_record(tmp_path)["scenarios"]

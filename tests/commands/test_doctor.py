@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from rigs.literal_record import PASSED
 from typer.testing import CliRunner
 
 from kvcheck.commands import doctor as module
@@ -25,6 +26,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.cache.backend import cuda
 from kvcheck.core.cache.backend.threads import ThreadDevice
+from kvcheck.core.report.store import write_run
 
 APP = typer.Typer()
 APP.command("doctor")(module.doctor)
@@ -184,7 +186,6 @@ def test_first_sentence_of_a_text(text: str) -> None:
     assert module._sentence(text) == {"One. Two.": "One."}.get(text, text)
 
 
-RUN = "reports/published/engines/runs/20261122-174317-1592a721"
 ACCEPTED = {
     "scenarios": [("stress", "nosuch")],
     "shapes": [("stress", "--shape", "nosuch")],
@@ -192,7 +193,7 @@ ACCEPTED = {
     "targets": [("stress", "--target", "nosuch")],
     "transports": [("stress", "--transport", "nosuch")],
     "cases": [("bench", "nosuch")],
-    "formats": [("stress", "-o", "nosuch=x"), ("gate", str(ROOT / RUN), "-o", "nosuch=x"), ("show", "-o", "nosuch=x")],
+    "formats": [("stress", "-o", "nosuch=x"), ("gate", "run.json", "-o", "nosuch=x"), ("show", "-o", "nosuch=x")],
 }
 """Kinds of `kvcheck list`, and what makes a command say which names it accepts."""
 
@@ -202,6 +203,7 @@ def test_list_shows_every_name_that_an_option_accepts(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    write_run(PASSED, tmp_path)
     accepted: set[str] = set()
     for argv in ACCEPTED[kind]:
         assert main.run([*argv]) == 2

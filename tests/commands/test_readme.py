@@ -1,4 +1,4 @@
-"""README.md: its tables are what the published records say, its sample is what is printed, its links lead somewhere.
+"""README.md: its tables agree with the published verdicts, its sample is what is printed, its links lead somewhere.
 
 Invariants:
 - A name in backticks of a table's row is a probe or a subject of one; the row has the worst verdict of its cells.
@@ -6,7 +6,6 @@ Invariants:
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from kvcheck.commands.main import COMMANDS, run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RECORDS = ROOT / "reports" / "published" / "engines" / "releases.csv"
+VERDICTS = ROOT / "reports" / "published" / "engines" / "README.md"
 MOST_LINES = 150
 MOST_BYTES = 150_000
 
@@ -30,64 +29,56 @@ def tables(text: str) -> dict[str, list[list[str]]]:
     return found
 
 
-def cells_of(engine: str) -> list[dict[str, str]]:
-    """The records' cells of an engine, all releases."""
-    with RECORDS.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if row["kind"] == "cell" and row["engine"] == engine]
+def published(engine: str) -> dict[str, dict[str, str]]:
+    """The published words of an engine: by cell, then by release."""
+    head, *rows = tables(VERDICTS.read_text(encoding="utf-8"))[engine]
+    return {row[0].strip("`").partition("/")[2]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
 
-def worst(verdicts: list[tuple[str, str]]) -> str:
-    """The word for cells of (verdict, codes)."""
-    assert verdicts, "no such cell in the records"
-    kinds = {verdict for verdict, _ in verdicts}
-    if "fail" in kinds:
-        return "FAIL"
-    if "unknown" in kinds:
-        return "?"
-    return "latent" if any("conditional" in codes for _, codes in verdicts) else "pass"
+def worst(words: list[str]) -> str:
+    """The word for several cells."""
+    assert words, "no such cell is published"
+    kinds = [word.partition(" ")[0] for word in words]
+    return next(kind for kind in ("FAIL", "?", "latent", "pass") if kind in kinds)
 
 
 def expected_rows(rows: list[list[str]], engine: str) -> list[list[str]]:
-    """The rows of a table as the records have them."""
-    cells = cells_of(engine)
-    head, *named = rows
+    """The rows of a table as the published cells have them."""
+    cells, (head, *named) = published(engine), rows
     made = [head]
     for row in named:
         names = re.findall(r"`([\w.-]+)`", row[0])
-        words = []
-        for release in head[1:]:
-            here = [each for each in cells if each["version"] == release]
-            words.append(
-                worst(
-                    [
-                        (each["verdict"], each["codes"])
-                        for name in names
-                        for each in here
-                        if each["cell"].split("/")[1] == name or each["cell"].split("/")[1].startswith(f"{name}.")
-                    ]
-                )
-            )
-        made.append([row[0], *words])
+        ours = [cells[cell] for cell in cells for name in names if cell == name or cell.startswith(f"{name}.")]
+        made.append([row[0], *(worst([each[release] for each in ours]) for release in head[1:])])
     return made
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "vLLM"])
-def test_the_table_of_releases_is_what_the_records_say(engine: str) -> None:
+def test_the_table_of_releases_has_the_worst_of_the_published_cells(engine: str) -> None:
     rows = tables(README)[engine]
-    assert rows == expected_rows(rows, engine.lower())
-    assert set(rows[0][1:]) == {row["version"] for row in cells_of(engine.lower())}
+    assert rows == expected_rows(rows, engine)
+    assert rows[0][1:] == [*next(iter(published(engine).values()))]
 
 
 def test_a_table_that_differs_is_seen() -> None:
     rows = tables("| SGLang | 0.5.9 | 0.5.23 |\n|---|---|---|\n| x (`retract.nsa`) | pass | pass |\n")["SGLang"]
-    assert expected_rows(rows, "sglang")[1] == ["x (`retract.nsa`)", "FAIL", "pass"]
-    assert worst([("pass", "conditional KV301"), ("pass", "")]) == "latent"
-    assert worst([("pass", ""), ("unknown", "")]) == "?"
+    assert expected_rows(rows, "SGLang")[1] == ["x (`retract.nsa`)", "FAIL", "pass"]
+    assert worst(["latent", "pass"]) == "latent" and worst(["pass", "?"]) == "?"
 
 
 def test_lmcache_passes_as_it_says() -> None:
-    verdicts = {row["verdict"] for row in cells_of("lmcache") if row["version"] == "0.5.6"}
-    assert "LMCache 0.5.6 passes." in README and verdicts == {"pass"}
+    assert "LMCache 0.5.6 passes." in README
+    assert {cell["0.5.6"] for cell in published("LMCache").values()} == {"pass"}
+
+
+def test_the_table_of_the_transfer_engine_has_the_published_counts() -> None:
+    _, *rows = tables((VERDICTS.parent / "transfers/README.md").read_text(encoding="utf-8"))["release"]
+    counts = {(row[0], row[1].strip("`")): f"{sum(map(int, row[3].split(', ')))} of {row[2]}" for row in rows}
+    (_, *releases), *shown = tables(README)["Mooncake's transfer engine, over TCP"]
+    for (_, *cells), settings in zip(shown, ("none", "MC_TCP_PROTO=1"), strict=True):
+        assert [cell or None for cell in cells] == [
+            counts[release, settings] if cell else None for release, cell in zip(releases, cells, strict=True)
+        ]
 
 
 def test_it_is_short_names_the_bugs_first_and_its_links_and_pictures_exist() -> None:

@@ -1,6 +1,6 @@
 """Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
 
-    PYTHONPATH=.:tests python tests/live/damage_table.py reports/published/known-answers/damage.csv --trials 20
+    PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20
     PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --arch deepseek-v3|deepseek-v32
     PYTHONPATH=.:tests python tests/live/damage_table.py OUT.csv --trials 20 --kv-scale 4
 
@@ -22,14 +22,13 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from live.damage_naming import page_is_named
-from live.damage_summary import Table, markdown
 from live.state_damage import StateQuestion, state_rows
 from rigs.gpt_oss_forward import GptOssForward
 from rigs.indexed_forward import IndexedForward
@@ -347,6 +346,20 @@ def row(
     }
 
 
+def markdown(table: Sequence[dict[str, Any]]) -> list[str]:
+    """A row for each damage: found of tried, named of found, and the median of the rows' median first wrong step."""
+    lines = []
+    for damage in dict.fromkeys(row["damage"] for row in table):
+        cells = [damage.replace("_", " ")]
+        for test in ("walk", "position"):
+            of_test = [row for row in table if (row["damage"], row["test"]) == (damage, test)]
+            trials, found, named = (sum(row[name] for row in of_test) for name in ("trials", "found", "named"))
+            step = f"{median(row['median_step'] for row in of_test if row['found']):.0f}" if found else "–"
+            cells += [f"{found} of {trials}", f"{named} of {found}", step]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def main() -> None:
     """Write the table, and print a row of markdown for each damage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -364,7 +377,7 @@ def main() -> None:
         writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])
         writer.writeheader()
         writer.writerows(table)
-    sys.stdout.write("\n".join(markdown(Table(given.out))) + "\n")
+    sys.stdout.write("\n".join(markdown(table)) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How far the right token of a known-answer model leads the next one, by size and dtype: a table.
 
-    PYTHONPATH=.:tests python tests/live/margin_table.py reports/published/known-answers/margins.csv --sizes shapes
-    PYTHONPATH=.:tests python tests/live/margin_table.py reports/published/known-answers/margins.csv --sizes long
+    PYTHONPATH=.:tests python tests/live/margin_table.py OUT.csv --sizes shapes
+    PYTHONPATH=.:tests python tests/live/margin_table.py OUT.csv --sizes long
 
 Each model answers a walk and a position test that fill its length but for the tokens of the answer. Weights are those
 of the folder, in its dtype; the tests' own forward pass runs them, for fp8-kv with queries in FP8 as well as keys and
@@ -130,7 +130,7 @@ def summary(measured: list[dict[str, str]]) -> list[str]:
 
 
 def main() -> None:
-    """Add rows to the table, each as soon as it is measured."""
+    """Add rows to the table, each as soon as it is measured, and print a row of markdown for each group of models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--sizes", choices=SIZES, default="shapes")
@@ -149,6 +149,8 @@ def main() -> None:
                 stream.flush()
                 sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
                 sys.stdout.flush()
+    with given.out.open(newline="", encoding="utf-8") as stream:
+        sys.stdout.write("\n".join(summary(list(csv.DictReader(stream)))) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which decoder finds which mutant of attention, after how many schedules and CPU seconds: a table.
 
-    PYTHONPATH=.:tests python tests/mutants/decoder_table.py reports/published/cpu/decoders/decoders.csv
+    PYTHONPATH=.:tests python tests/mutants/decoder_table.py OUT.csv
 
 Each mutant runs with each decoder in retract-resume until something is found, for 24 schedules at the most. The fixed
 build then runs as many with the same decoder.

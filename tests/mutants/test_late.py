@@ -7,14 +7,13 @@ Invariants:
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mutants.bounds import WORKLOADS, exploration_of
-from mutants.search_table import COLUMNS, HARDER_ARMS, by_mutant, explored
+from mutants.search_table import explored
 
 from kvcheck.commands.main import run
 from kvcheck.commands.targets import unfound_mutant
@@ -32,7 +31,6 @@ MOST = 200
 """Schedules of an exploration, which ends far below."""
 LEVELS = {1: 1, 2: 3}
 """By bound, how many rows there are at the least."""
-PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "cpu" / "search"
 
 
 def ran(name: str, target: Target, workloads: Workloads, *, most: int = MOST) -> Iterator[Outcome]:
@@ -116,18 +114,3 @@ def test_a_delay_is_no_answer() -> None:
         timed_mutants(named, "cuda:0", are_named=True)
     assert timed_mutants(named, "cuda:0", are_named=False) == named[:1], "of all of them, those that a delay shows"
     assert timed_mutants(named[:1], "cuda:0", are_named=True) == named[:1]
-
-
-def test_the_published_page_has_the_lines_of_its_table() -> None:
-    with (PUBLISHED / "search.csv").open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == COLUMNS
-    arms = [strategy for _, strategy in HARDER_ARMS]
-    assert [(each["mutant"], each["strategy"]) for each in rows] == [
-        (name, arm) for name in sorted(NAMES) for arm in arms
-    ]
-    page = (PUBLISHED / "README.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in by_mutant(rows) if line not in page] == []
-    assert {each["fixed"] for each in rows} == {"0"}
-    assert {each["bound"] for each in rows if each["mutant"] == "wait-looks-twice"} == {"2"}
-    assert not any(each["schedules"] for each in rows if each["strategy"] == "eager"), "the eager order shows none"

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from report.test_cell_matrix import cell
 from report.test_comparison import INDEX, LENGTHS, NEW, OLD, RETRACT, release
 from report.test_gate_result import BUDGET, SLOW, gate
+from report.test_price_drawing import LARGER, ROW, STEP
 from report.test_trend import FIRST, SECOND, THIRD
 from rigs.browser import CHROMIUM, SCHEMES, WIDTHS, Opened, open_pages
 from rigs.gate import bench_run
 from rigs.literal_record import FAILED, MARKUP, PASSED, UNJUDGED
 
-from kvcheck.core.base.record import Verdict, read_record
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_html import render as comparison_page
 from kvcheck.core.report.gate.to_html import render as gate_page
 from kvcheck.core.report.to_html import render
 
-PRICES = Path(__file__).parents[2] / "reports/published/cpu/20261122-015809-47d0"
 SHAPES = ("glm-5.1", "deepseek-v3.2", "deepseek-v3", "llama-3", "llama-3-fp8", "gpt-oss", "qwen3-next")
 CELLS = tuple(
     cell(f"{name}/{shape}-tiny") for name in ("retract-resume", "hicache-hybrid", "pd", "aux") for shape in SHAPES
@@ -59,7 +58,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     pages = {
         "pass": render(passed),
         "fail": render(FAILED),
-        "bench": render(read_record(PRICES)),
+        "bench": render(replace(PASSED, scenarios=(), bench=(ROW, LARGER, STEP))),
         "comparison": comparison_page(compare([OLD, NEW])),
         "releases": comparison_page(
             compare([OLD, NEW, *(release(f"0.5.{n}{'.post1' * (n % 4 == 0)}", VERDICTS) for n in range(20, 28))])

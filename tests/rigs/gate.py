@@ -11,11 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rigs.literal_record import PASSED
+from rigs.literal_record import FOREIGN, PASSED
 
 from kvcheck.commands.options import environment, tool
 from kvcheck.core.base.identity import code_digest
-from kvcheck.core.base.record import BenchRow, Evidence, Identity, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import (
+    BenchRow,
+    Coverage,
+    Evidence,
+    Identity,
+    Interval,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+)
 from kvcheck.core.base.rounds import floor_of, ratio_interval
 from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.judge import BudgetedRow, Measurement, Overhead, Rules, StoredRow, decide
@@ -102,3 +111,35 @@ def measured(case: str) -> ScenarioResult:
 def of_this_build(record: RunRecord) -> RunRecord:
     """The record, as if this kvcheck had made it."""
     return replace(record, identity=Identity(code=code_digest()))
+
+
+def vllm_run(code: str = "KV102") -> RunRecord:
+    """A run of vLLM 0.33.0 whose priority policy serves blocks that nothing computed, as its release does."""
+    shapes = ("scheduler.priority", "scheduler.priority-lookahead")
+    counted = Evidence(schedules=1, events=40, requests=4, words_verified={"kv": 512})
+    rows = tuple(
+        ScenarioResult(
+            id=f"preemption/{shape}",
+            shape=shape,
+            verdict=Verdict.FAIL,
+            schedules=1,
+            evidence=counted,
+            coverage=Coverage(wanted=12, floor=12),
+        )
+        for shape in shapes
+    )
+    return replace(
+        PASSED,
+        run_id="20260102-030407-0d0d",
+        verdict=Verdict.FAIL,
+        exit_code=1,
+        scenarios=rows,
+        evidence=counted.plus(counted),
+        plan={"cells": [f"preemption:shape={shape},target=vllm%3Aenvs/vllm,seed=1,schedule=0" for shape in shapes]},
+        environment={"engine": {"engine": "vllm", "version": "0.33.0"}},
+        identity=Identity(code=code_digest(), target="0123456789abcdef" * 4),
+        findings=tuple(
+            replace(FOREIGN, id=f"20260102-030407-0d0d.{n}", code=code, buffer="kv", scenario="preemption", shape=shape)
+            for n, shape in enumerate(shapes, 1)
+        ),
+    )

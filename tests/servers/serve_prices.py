@@ -6,7 +6,7 @@ reuse: one server, a load with shared beginnings beside one without. equal: two 
 runs, 20 unless it is said otherwise. Such a run may call none of its numbers faster or slower, but one run in twenty.
 hicache: SGLang without its host tier and with it, under prompts that come back after a flood.
 
-OUT gets the runs, the servers' logs, and serve.csv: a row for each number of each run. `--draw` makes equal.svg of it.
+OUT gets the runs, the servers' logs, and serve.csv: a row for each number of each run.
 
 Invariants:
 - What is written is what the records say. A run that could not be made has no row, and the exit code is 4 then.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servers import sglang_cpu, vllm_cpu
-from servers.published_tables import append, read
+from servers.published_tables import append
 from servers.serving import Command, free_ports, serving
 
 from kvcheck.commands.main import run
@@ -112,13 +111,9 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
     parser.add_argument("--only", action="append", choices=CASES)
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--draw", action="store_true", help="draw serve.csv of an earlier run, and do nothing else")
     given = parser.parse_args()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if given.draw:
-        (out / "equal.svg").write_text(drawing(read(out / "serve.csv")), encoding="utf-8")
-        return 0
     model = out / "known-answers"
     if not (model / "known_answers.json").exists():
         run(["model", "make", "--out", str(model), *MODEL])
@@ -200,53 +195,6 @@ def _digits(value: float | None) -> str:
 
 def _told(row: Mapping[str, object]) -> str:
     return f"{row['number']} {row['ratio']} floor {row['floor']} {row['verdict']}"
-
-
-WIDTH, LEFT, ROW, TOP = 900, 190, 9, 40
-LEAST, MOST = 0.25, 4.0
-INK, BAND, OTHER = "#1f2328", "#d0d7de", "#cf222e"
-
-
-def drawing(rows: Sequence[Mapping[str, str]]) -> str:
-    """Runs of equal servers: for each number a line a run, with the estimate, its interval and the noise floor."""
-    kept = [row for row in rows if CASES[row["case"]].is_repeated]
-    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in kept:
-        groups.setdefault((row["case"], row["number"]), []).append(row)
-    parts, y = list[str](), TOP
-    for (case, number), members in groups.items():
-        parts.append(f'<text x="8" y="{y + ROW}">{case.removesuffix("-equal")} {number.removeprefix("serve-")}</text>')
-        for row in members:
-            parts += _bar(row, y)
-            y += ROW
-        y += 2 * ROW
-    marks = [
-        f'<path d="M{_x(mark)} {TOP - 12}V{y}" stroke="{BAND}"/><text x="{_x(mark)}" y="{TOP - 18}" '
-        f'text-anchor="middle">{mark:g}</text>'
-        for mark in (0.25, 0.5, 1.0, 2.0, 4.0)
-    ]
-    title = "Ratio of two equal servers, a line for each run: estimate, 95 % interval, and the noise floor behind it"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
-        f'font-family="sans-serif" font-size="12" fill="{INK}" role="img"><title>{title}</title>'
-        f'<rect width="{WIDTH}" height="{y}" fill="#fff"/>{"".join(marks)}{"".join(parts)}</svg>\n'
-    )
-
-
-def _bar(row: Mapping[str, str], y: float) -> list[str]:
-    middle, floor = y + ROW / 2, float(row["floor"])
-    colour = OTHER if row["verdict"] in TOLD_APART else INK
-    low, high = _x(1 / (1 + floor)), _x(1 + floor)
-    parts = [f'<rect x="{low}" y="{y}" width="{round(high - low, 1)}" height="{ROW - 1}" fill="{BAND}"/>']
-    if row["lo"] != "n/a":
-        parts.append(f'<path d="M{_x(float(row["lo"]))} {middle}H{_x(float(row["hi"]))}" stroke="{colour}"/>')
-    parts.append(f'<circle cx="{_x(float(row["ratio"]))}" cy="{middle}" r="2.5" fill="{colour}"/>')
-    return parts
-
-
-def _x(ratio: float) -> float:
-    share = math.log(min(MOST, max(LEAST, ratio)) / LEAST) / math.log(MOST / LEAST)
-    return round(LEFT + (WIDTH - LEFT - 20) * share, 1)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import Job, token_authors
-from kvcheck.core.workload.synthetic import sample_trace_path, sample_trace_text, synthetic_jobs, trace_file
+from kvcheck.core.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
 
 # Read when the module is, because tests run without kvcheck's settings in their environment.
@@ -222,7 +222,7 @@ def assert_jobs_are_sound(jobs: tuple[Job, ...], capacity: int) -> None:
 
 @pytest.mark.parametrize("capacity", [32, 64, 256, 1024, 4096])
 def test_the_sample_trace_fits_every_pool(capacity: int) -> None:
-    rows = read_trace(sample_trace_path(), None)
+    rows = trace_rows("sample", None)
     workload = scale_trace(rows, capacity, seed=3)
     assert len(workload.jobs) == len(rows)
     assert_jobs_are_sound(workload.jobs, capacity)
@@ -280,15 +280,11 @@ def test_a_real_trace_is_read_and_scaled() -> None:
         assert_jobs_are_sound(workload.jobs, capacity)
 
 
-# The packaged trace
+# The sample
 
 
-def test_the_packaged_trace_is_what_its_generator_makes() -> None:
-    assert sample_trace_path().read_text() == sample_trace_text()
-
-
-def test_the_packaged_trace_has_shared_prefixes_and_partial_blocks() -> None:
-    rows = read_trace(sample_trace_path(), None)
+def test_the_sample_has_shared_prefixes_and_partial_blocks() -> None:
+    rows = trace_rows("sample", None)
     jobs = scale_trace(rows, 1024, seed=0).jobs
     shared = sum(job.prompt_tokens - job.own_prompt_tokens for job in jobs) / sum(job.prompt_tokens for job in jobs)
     assert len(rows) == 400
@@ -402,6 +398,8 @@ def test_synthetic_jobs_refuse_what_cannot_be() -> None:
         synthetic_jobs(4, 256, requests=1, seed=0, chunk_tokens=0)
 
 
-def test_the_trace_of_a_name_is_its_path_or_the_packaged_one() -> None:
-    assert trace_file("sample") == sample_trace_path()
-    assert trace_file("./sample") == Path("sample")
+def test_the_trace_of_a_name_is_a_file_or_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace(tmp_path / "sample", line(), line())
+    assert len(trace_rows("./sample", None)) == 2 and trace_rows("./sample", 1) == trace_rows("./sample", None)[:1]
+    assert len(trace_rows("sample", 3)) == 3

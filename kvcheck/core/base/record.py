@@ -10,10 +10,12 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import re
 import types
 import typing
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -296,11 +298,13 @@ def check_run_id(run_id: str) -> None:
 
 
 def read_record(path: Path) -> RunRecord:
-    """The record in `path` (run.json or the folder that holds it). Raises UsageError for anything else."""
+    """The record in `path`: run.json, the folder that holds it, or a file whose name ends in .gz. Raises UsageError for
+    anything else."""
     file = path / "run.json" if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = file.read_bytes()
+        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read run record {file}: {why_unread(error)}; expected a run.json or its folder"
         ) from error

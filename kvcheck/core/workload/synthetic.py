@@ -1,22 +1,22 @@
 """Synthetic requests: jobs whose lengths lie on page and chunk boundaries and one beside them, and the sample trace.
 
 Invariants:
-- The jobs depend on the arguments alone. The packaged trace equals what `sample_trace_text` returns.
+- The jobs depend on the arguments alone.
 - prompt + output of a job is never more than half of the pool.
 - Jobs arrive in bursts. Each burst needs more than the pool holds.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.workload.jobs import LARGE_PAGE, Job, leading_runs, merge_runs
-from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow
+from kvcheck.core.workload.traces import BLOCK_TOKENS, TraceRow, read_trace
 
+SAMPLE: Final = "sample"
 SAMPLE_SEED: Final = 20250221
 SAMPLE_REQUESTS: Final = 400
 
@@ -85,31 +85,12 @@ def synthetic_jobs(
     return tuple(jobs)
 
 
-def sample_trace_path() -> Path:
-    """The trace that ships with the package."""
-    return Path(__file__).parent / "data" / "sample_trace.jsonl"
-
-
-def trace_file(name: str) -> Path:
-    """The file that `--trace` names: a path, or "sample" for the packaged one ("./sample" is a file of that name)."""
-    return sample_trace_path() if name == "sample" else Path(name)
-
-
-def sample_trace_text() -> str:
-    """The contents of the packaged trace."""
-    rows = sample_trace_rows(requests=SAMPLE_REQUESTS, seed=SAMPLE_SEED)
-    return "".join(
-        json.dumps(
-            {
-                "timestamp": row.timestamp_ms,
-                "input_length": row.input_length,
-                "output_length": row.output_length,
-                "hash_ids": list(row.hash_ids),
-            }
-        )
-        + "\n"
-        for row in rows
-    )
+def trace_rows(name: str, limit: int | None) -> tuple[TraceRow, ...]:
+    """The rows that `--trace` names, or the first `limit` of them: invented ones for "sample", or those of a file
+    ("./sample" is a file of that name)."""
+    if name == SAMPLE:
+        return sample_trace_rows(requests=SAMPLE_REQUESTS, seed=SAMPLE_SEED)[:limit]
+    return read_trace(Path(name), limit)
 
 
 def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:

@@ -52,8 +52,8 @@ from kvcheck.core.workload.readers import Readers
 from kvcheck.core.workload.report_events import Sent
 from kvcheck.core.workload.room_inspector import RoomInspector
 from kvcheck.core.workload.sites import row_sites
-from kvcheck.core.workload.synthetic import synthetic_jobs, trace_file
-from kvcheck.core.workload.traces import read_trace, scale_trace
+from kvcheck.core.workload.synthetic import synthetic_jobs, trace_rows
+from kvcheck.core.workload.traces import scale_trace
 
 CHUNKS: dict[str, Callable[[int], int]] = {
     "2 pages": lambda page: 2 * page,
@@ -87,7 +87,7 @@ PRIORITIES = 3
 def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None, max_running: int) -> Load:
     """A trace scaled to a pool of TRACE_PAGES pages."""
     capacity = max(TRACE_PAGES * shape.page_size, 512)
-    rows = read_trace(trace_file(trace), requests)
+    rows = trace_rows(trace, requests)
     workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
     return Load(
         jobs=workload.jobs,
