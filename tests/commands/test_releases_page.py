@@ -1,7 +1,7 @@
-"""docs/releases.md: the releases that fail, by cell, are those of the published records.
+"""docs/releases.md: the releases that fail, by cell, are those of the published table.
 
 Invariants:
-- Every FAIL and every conditional finding of SGLang's records is in the table, and nothing else is.
+- Every FAIL and every conditional finding of SGLang's published cells is in the table, and nothing else is.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from commands.test_readme import cells_of, tables, worst
+from commands.test_readme import published, tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "releases.md"
-CELLS = cells_of("sglang")
-RELEASES = list(dict.fromkeys(row["version"] for row in CELLS))
+CELLS = published("SGLang")
+RELEASES = list(next(iter(CELLS.values())))
 
 
 def releases_of(text: str) -> list[str]:
@@ -24,20 +24,21 @@ def releases_of(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
-def test_the_releases_that_fail_are_those_of_the_records() -> None:
+def test_the_releases_that_fail_are_those_of_the_published_table() -> None:
     _, *rows = tables(PAGE.read_text(encoding="utf-8"))["cell"]
     named = {
         (release, subject, verdict)
         for cell, fails, conditional, *_ in rows
         for name in re.findall(r"`([\w.-]+)`", cell)
-        for subject in {row["cell"].split("/")[1] for row in CELLS}
+        for subject in CELLS
         if subject == name or subject.startswith(f"{name}.")
         for verdict, text in (("FAIL", fails), ("latent", conditional))
         for release in releases_of(text)
     }
     found = {
-        (row["version"], row["cell"].split("/")[1], verdict)
-        for row in CELLS
-        if (verdict := worst([(row["verdict"], row["codes"])])) in ("FAIL", "latent")
+        (release, subject, kind)
+        for subject, words in CELLS.items()
+        for release, word in words.items()
+        if (kind := word.partition(" ")[0]) in ("FAIL", "latent")
     }
     assert named == found
