@@ -35,7 +35,7 @@ ENGINES = ("sglang", "vllm")
 
 # fault: (exit code, codes of findings that it has to end in, a text that the terminal shows)
 ENDS: dict[str, tuple[int, set[str], str]] = {
-    "foreign-page": (1, {"KV801", "KV802"}, "it points to layer"),
+    "foreign-page": (1, {"KV801", "KV802"}, "it points to"),
     "stale-page": (1, {"KV801", "KV802"}, "found nothing"),
     "wrong-token": (1, {"KV801", "KV802"}, "where"),
     "shifted": (1, {"KV803"}, "the answer is the right one, but"),
