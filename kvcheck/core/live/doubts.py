@@ -32,6 +32,8 @@ CONTROLS = 2
 """Rounds of new prompts that have to be counted whole before anything is said of those that were not."""
 LEAST_NEW = 8
 """New prompts of a control: of several servers behind one address, each gets some."""
+WHOLE = frozenset({End.DONE, End.ABORTED, End.REFUSED})
+"""Ends of answers that counters are compared with: of others nobody knows what the engine computed."""
 HIT = "hit-token"
 _STARTED = "process_start_time_seconds"
 

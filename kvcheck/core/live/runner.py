@@ -18,9 +18,9 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.clients.client import Client, Trouble
-from kvcheck.core.live.counting import observe
-from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts, is_one_server, new_prompts
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.counting import observe, read_counters
+from kvcheck.core.live.doubts import WHOLE, AnswerTotals, CounterCheck, compare, doubts, is_one_server, new_prompts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
@@ -144,7 +144,7 @@ class LiveRunner:
         questions = self._questions(plan.names, plan.longest)
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)
-        self._before, trouble = (self._last, []) if self._last is not None else self._counters()
+        self._before, trouble = (self._last, []) if self._last is not None else read_counters(self._client)
         if self._last is None or self._answered is None:
             self._answered = None if self._before is None else AnswerTotals(before=self._before)
         self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
@@ -166,7 +166,7 @@ class LiveRunner:
     def _judge(
         self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, is_last: bool, troubles: Sequence[str]
     ) -> RoundResult:
-        after, trouble = self._counters() if is_whole else (None, [])
+        after, trouble = read_counters(self._client) if is_whole else (None, [])
         is_empty = not exchanges
         if self._answered is not None:
             self._answered.add(exchanges)
@@ -184,7 +184,7 @@ class LiveRunner:
         if not setting.retracts and any(each.code == CACHED for each in judged.wrong):
             # A counter of retractions that comes late would have explained it.
             self._sleep(SETTLE_S)
-            after, trouble = self._counters()
+            after, trouble = read_counters(self._client)
             setting = dataclasses.replace(setting, retracts=_may_have_retracted(self._client, self._before, after))
             judged = judge_round(setting, exchanges, self._sent)
         self._counts = self._counts.plus(judged.counts)
@@ -234,8 +234,7 @@ class LiveRunner:
 
     def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> CounterCheck:
         """All answers beside the engine's counters, where it has some and no request was cut off."""
-        ends = {each.answer.end for each in exchanges}
-        if after is None or self._answered is None or not ends <= {End.DONE, End.ABORTED, End.REFUSED}:
+        if after is None or self._answered is None or not {each.answer.end for each in exchanges} <= WHOLE:
             return CounterCheck()
         return compare(
             self._client, self._answered, after, ask_new=lambda: self._ask_new(plan, exchanges), sleep=self._sleep
@@ -267,13 +266,6 @@ class LiveRunner:
 
     def _questions(self, names: int, longest: int) -> Questions:
         return Questions(self._alphabet, longest=longest, names=names, first=self._next)
-
-    def _counters(self) -> tuple[Counters | None, list[str]]:
-        """All counters, and why there are none where reading them failed."""
-        try:
-            return self._client.counters(), []
-        except Trouble as trouble:
-            return None, [f"counters could not be read: {trouble}"]
 
 
 def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
