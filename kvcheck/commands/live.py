@@ -205,7 +205,9 @@ def stress_server(ctx: typer.Context) -> int:
     known = known_answers(server.known_answers)
     client = client_of(run.target, server, known)
     served = describe(client, server)
-    runner = LiveRunner(client, Alphabet(known.parameters), timeout_s=server.timeout_s)
+    runner = LiveRunner(
+        client, Alphabet(known.parameters), timeout_s=server.timeout_s, is_balanced=bool(server.metrics)
+    )
     names = secrets.randbelow(1 << 32)
     runner.begin(served, names=names)
     check_outputs(outputs)

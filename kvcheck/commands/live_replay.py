@@ -43,7 +43,13 @@ def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     served = describe(client, server)
     results: list[RoundResult] = []
     for attempt in range(times):
-        runner = LiveRunner(client, Alphabet(known.parameters), timeout_s=server.timeout_s, is_replay=attempt == 0)
+        runner = LiveRunner(
+            client,
+            Alphabet(known.parameters),
+            timeout_s=server.timeout_s,
+            is_replay=attempt == 0,
+            is_balanced=bool(server.metrics),
+        )
         runner.begin(served, names=secrets.randbelow(1 << 32))
         names = plan.names if attempt == 0 else secrets.randbelow(1 << 32)
         results.append(runner.run(dataclasses.replace(plan, names=names, admin=int(bool(plan.admin) and server.admin))))

@@ -85,9 +85,8 @@ def _tell(session: Session, each: Progress[P]) -> None:
     if place is not None and place[2] > 1:
         layer, page, requests = place
         wrong = len({finding.request for finding in each.findings})
-        session.say(
-            f"       {requests} of {wrong} wrong requests point to layer {layer}, page {page} of the request first"
-        )
+        at = "" if layer is None else f"layer {layer}, "
+        session.say(f"       {requests} of {wrong} wrong requests point to {at}page {page} of the request")
 
 
 def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:

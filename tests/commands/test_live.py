@@ -35,7 +35,7 @@ ENGINES = ("sglang", "vllm")
 
 # fault: (exit code, codes of findings that it has to end in, a text that the terminal shows)
 ENDS: dict[str, tuple[int, set[str], str]] = {
-    "foreign-page": (1, {"KV801", "KV802"}, "it points to layer"),
+    "foreign-page": (1, {"KV801", "KV802"}, "it points to"),
     "stale-page": (1, {"KV801", "KV802"}, "found nothing"),
     "wrong-token": (1, {"KV801", "KV802"}, "where"),
     "shifted": (1, {"KV803"}, "the answer is the right one, but"),
@@ -172,6 +172,27 @@ def test_a_legal_server_passes_whatever_its_counters_count(variation: dict[str, 
         code, said = ask(server.url, scenarios=("prefix-cache", *(() if "beside" in variation else ("aborts",))))
     assert code == 0, said
     assert "a response cache or a proxy" not in said
+
+
+@pytest.mark.parametrize(
+    "variation", [{"beside": 4}, {"beside": 4, "is_pinned": True}, {"has_metrics": False}], ids=str
+)
+def test_an_abort_that_may_have_reached_another_server_accuses_nobody(
+    variation: dict[str, Any], engine: str, ask: Asked
+) -> None:
+    """Calls reach the first server, whoever answers; without counters nothing shows that there is one server alone."""
+    fault = None if "beside" in variation else "after-abort"
+    with fake(engine, fault, **variation) as server:
+        code, said = ask(server.url, scenarios=("aborts",))
+    assert code == 4, said
+    assert ask.record().findings == ()
+    assert "a balancer may have sent the abort to another one" in said
+
+
+def test_an_abort_is_not_aimed_where_counters_are_read_elsewhere(engine: str, ask: Asked) -> None:
+    with fake(engine, "after-abort") as server:
+        code, said = ask(server.url, "--metrics", f"{server.url}/metrics", scenarios=("aborts",))
+    assert code == 4 and ask.record().findings == (), said
 
 
 def test_a_right_server_passes_and_says_what_it_did(engine: str, ask: Asked) -> None:

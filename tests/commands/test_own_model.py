@@ -20,7 +20,7 @@ from rigs.own_engine import FAULTS, OwnEngine
 from kvcheck.commands import reference
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
-from kvcheck.core.live import health
+from kvcheck.core.live import doubts, health
 from kvcheck.core.live.exchange import Answer, End
 from kvcheck.core.live.own import runner as own_runner
 from kvcheck.core.live.own.arms import Matched, Treated
@@ -46,6 +46,7 @@ ENDS: dict[str, tuple[int, set[str], str]] = {
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_runner, "SETTLE_S", 0.0)
     monkeypatch.setattr(health, "PAUSE_S", 0.01)
+    monkeypatch.setattr(doubts, "PAUSE_S", 0.01)
 
 
 @pytest.fixture(params=ENGINES)
@@ -122,6 +123,27 @@ def test_a_server_without_a_fault_passes_whatever_its_noise(noise: dict[str, flo
     assert (rows["matched"]["compared"] > 0) == bool(noise), "an exact server needs no matched controls"
     if noise:
         assert rows["matched"]["cached"] == rows["treated"]["cached"], "the hits of the treated requests"
+
+
+@pytest.mark.parametrize("scenario, verdict", [("aborts", Verdict.UNKNOWN), ("prefix-cache", Verdict.FAIL)])
+def test_answers_that_the_engine_did_not_compute_are_told_first(
+    scenario: str, verdict: Verdict, engine: str, ask: Asked
+) -> None:
+    """What is stored is too long for a prompt that only begins as another one."""
+    with Fake(None, engine, model=OwnEngine(pool=8192, token_s=0.0002), fault="front-cache") as server:
+        said = ask(server.url, scenarios=(scenario,))[1]
+    (row,) = ask.record().scenarios
+    assert row.verdict is verdict and row.reason is not None, said
+    assert row.reason.startswith("the engine computed") and "a response cache or a proxy" in row.reason
+
+
+@pytest.mark.parametrize(
+    "variation", [{"has_metrics": False}, {"beside": 1, "is_pinned": True}, {"lag": True}, {"traffic": 7}], ids=str
+)
+def test_counters_that_count_something_else_are_no_doubt(variation: dict[str, Any], engine: str, ask: Asked) -> None:
+    with Fake(None, engine, model=OwnEngine(pool=8192, token_s=0.0002), **variation) as server:
+        said = ask(server.url)[1]
+    assert "a response cache or a proxy" not in said
 
 
 def test_pages_that_an_answer_wrote_round_otherwise_and_are_no_finding(engine: str, ask: Asked) -> None:

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcheck.core.base.rounds import share_above
 from kvcheck.core.live.own.statistic import (
     GIVE_UP,
     MORE_CONTROLS,
@@ -54,6 +53,25 @@ class Noise:
     scale: Draw = lambda rng: 1.0
     kept: bool = True
     shared: int = 1
+
+
+def share_above(hits: int, runs: int, *, tail: float = 0.05) -> float:
+    """Upper limit of a share: the largest one that gives so few hits in so many runs with probability `tail`."""
+    if hits == runs:
+        return 1.0
+    low, high = hits / runs, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        logs = [
+            math.lgamma(runs + 1)
+            - math.lgamma(n + 1)
+            - math.lgamma(runs - n + 1)
+            + n * math.log(middle)
+            + (runs - n) * math.log1p(-middle)
+            for n in range(hits + 1)
+        ]
+        low, high = (middle, high) if math.fsum(map(math.exp, logs)) > tail else (low, middle)
+    return high
 
 
 def normal(nats: float) -> Callable[[random.Random, float], float]:

@@ -98,7 +98,8 @@ def test_a_scenario_with_several_kinds_of_evidence_needs_one_of_them() -> None:
 def test_most_requests_name_the_place() -> None:
     assert common_place([finding(1), finding(2), finding(3, layer=0)]) == (1, 2, 2)
     assert common_place([finding(1), finding(1), finding(3, layer=0)]) is None
-    assert common_place([finding(1, layer=None)]) is None
+    assert common_place([finding(1, layer=None)]) == (None, 2, 1)
+    assert common_place([finding(1, page=None)]) is None
     assert common_place([]) is None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from rigs.live_client import ScriptedClient, exchange
 
-from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts
+from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts, is_one_server
 from kvcheck.core.live.exchange import Abort, Counters, End, Exchange, Question
 
 ASKED = Question(number=4, ids=(1, 3, 9), expected=(5,))
@@ -55,6 +55,15 @@ class Counting(ScriptedClient):
         return {**shown, **start}
 
 
+def count_new(client: Counting, whole: bool) -> Sequence[Exchange]:
+    """New prompts are sent. whole: the engine counts each of them."""
+    if whole:
+        requests, tokens, hits = client.rows[-1]
+        client.rows = ((requests + 8, tokens + 16, hits),)
+    client.new += 1
+    return FRESH
+
+
 def compared(client: Counting, answered: int = 20, *, cached: int = 0, whole: bool = True) -> CounterCheck:
     """20 answers of two tokens, after counters that stood at 0. whole: the engine counts each new prompt."""
     begun = AnswerTotals(before=client.rows and dict.fromkeys(("e:requests", "e:tokens", "e:hits"), 0.0))
@@ -62,14 +71,28 @@ def compared(client: Counting, answered: int = 20, *, cached: int = 0, whole: bo
         begun.before = {**begun.before, "process_start_time_seconds": client.starts[0]}
     begun.add([exchange(Question(number=i, ids=(1, 3, 9), expected=(5, 6)), cached=cached) for i in range(answered)])
 
-    def ask_new() -> Sequence[Exchange]:
-        if whole:
-            requests, tokens, hits = client.rows[-1]
-            client.rows = ((requests + 8, tokens + 16, hits),)
-        client.new += 1
-        return FRESH
+    return compare(
+        client, begun, client.counters(), ask_new=lambda: count_new(client, whole), sleep=lambda seconds: None
+    )
 
-    return compare(client, begun, client.counters(), ask_new=ask_new, sleep=lambda seconds: None)
+
+@pytest.mark.parametrize(
+    ("client", "whole", "is_one"),
+    [
+        (Counting((20, 40, 0)), True, True),
+        (Counting((20, 40, 0)), False, False),  # another server answers some of the new prompts
+        (Counting((9, 18, 0), (5, 10, 0), (9, 18, 0), (5, 10, 0)), True, False),  # two servers in turns
+        (ScriptedClient(computed=COMPUTED, moved={"e:other": 0.0}), True, False),  # nothing counts requests
+        (ScriptedClient(computed=COMPUTED), True, False),
+    ],
+)
+def test_one_server_is_shown_by_counters_that_count_each_new_prompt(
+    client: ScriptedClient, whole: bool, is_one: bool
+) -> None:
+    def ask_new() -> Sequence[Exchange]:
+        return count_new(client, whole) if isinstance(client, Counting) else FRESH
+
+    assert is_one_server(client, client.counters(), ask_new=ask_new, sleep=lambda seconds: None) == is_one
 
 
 def test_fewer_requests_than_answers_are_told_once_new_prompts_are_counted_whole() -> None:

@@ -150,12 +150,12 @@ class Progress(Generic[P]):
         ]
 
 
-def common_place(findings: Sequence[Finding]) -> tuple[int, int, int] | None:
-    """(layer, page of the request, requests) of the place that most requests with a wrong token point to first; None
-    where no finding has a place, or two places are named equally often."""
-    places: dict[tuple[int, int], set[int | None]] = {}
+def common_place(findings: Sequence[Finding]) -> tuple[int | None, int, int] | None:
+    """(layer, page of the request, requests) of the place that most requests with a wrong token point to; None where
+    no finding has a page, or two places are named equally often."""
+    places: dict[tuple[int | None, int], set[int | None]] = {}
     for finding in findings:
-        if finding.layer is not None and finding.page is not None:
+        if finding.page is not None:
             places.setdefault((finding.layer, finding.page), set()).add(finding.request)
     ranked = sorted(places, key=lambda place: -len(places[place]))
     if not ranked or (len(ranked) > 1 and len(places[ranked[0]]) == len(places[ranked[1]])):

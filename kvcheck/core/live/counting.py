@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.evidence_kinds import KINDS
-from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Tier
 from kvcheck.core.live.judge.sent import longest_shared, made, packed
 
@@ -68,6 +68,14 @@ def observe(
     if (lost := lost_prefixes(exchanges, page=page)) is not None:
         seen.add("lost-prefix", lost, BY_PREFIX)
     return seen
+
+
+def read_counters(client: Client) -> tuple[Counters | None, list[str]]:
+    """All counters, and why there are none where reading them failed."""
+    try:
+        return client.counters(), []
+    except Trouble as trouble:
+        return None, [f"counters could not be read: {trouble}"]
 
 
 def _from_answers(seen: Observed, client: Client, answers: Sequence[Answer], by_chance: int) -> None:

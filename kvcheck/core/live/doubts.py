@@ -17,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.counting import moved, shows_metrics
-from kvcheck.core.live.exchange import Counters, End, Exchange
+from kvcheck.core.live.exchange import Counters, End, Exchange, Question
+from kvcheck.core.live.questions import WALK_FRAME, QuestionSource
+from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 
 STILL, READINGS, PAUSE_S = 3, 24, 0.5
 """Counters stand still once so many readings, such seconds apart, are equal; of at most so many."""
@@ -27,6 +30,10 @@ SLACK = 2
 """Requests that counters may lack at the end of a run without a word."""
 CONTROLS = 2
 """Rounds of new prompts that have to be counted whole before anything is said of those that were not."""
+LEAST_NEW = 8
+"""New prompts of a control: of several servers behind one address, each gets some."""
+WHOLE = frozenset({End.DONE, End.ABORTED, End.REFUSED})
+"""Ends of answers that counters are compared with: of others nobody knows what the engine computed."""
 HIT = "hit-token"
 _STARTED = "process_start_time_seconds"
 
@@ -76,22 +83,53 @@ def compare(
         return CounterCheck(notes=(_SEVERAL,))
     if not _short(client, answered, settled):
         return CounterCheck(contradicted=_overstated(client, answered, settled))
-    asked = 0
+    controls = _counted_whole(client, settled, ask_new, sleep)
+    if controls is None:
+        return CounterCheck(notes=(_SEVERAL,))
+    new, settled = controls
+    answered.add(new)
+    short = _short(client, answered, settled)
+    if short is None:
+        return CounterCheck()
+    return CounterCheck(
+        elsewhere=f"the engine computed {short}, all of {len(new)} new prompts among them: a response cache or a proxy "
+        "in front of it gave the other answers; ask the engine itself",
+    )
+
+
+def is_one_server(
+    client: Client, after: Counters | None, *, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]
+) -> bool:
+    """Whether its own counters count each new prompt, so that no other server answers at this address."""
+    settled = None if after is None else _settled(client, after, sleep)
+    if settled is None or all(moved(names, settled, settled) is None for names in client.computed.values()):
+        return False
+    return _counted_whole(client, settled, ask_new, sleep) is not None
+
+
+def _counted_whole(
+    client: Client, settled: Counters, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]
+) -> tuple[list[Exchange], Counters] | None:
+    """New prompts, with the counters after them; None where these do not count each one."""
+    asked: list[Exchange] = []
     for _ in range(CONTROLS):
         new = AnswerTotals(before=settled)
         new.add(sent := ask_new())
         later = _settled(client, settled, sleep)
         if later is None or new.requests < len(sent) or not sent or _short(client, new, later, slack=0):
-            return CounterCheck(notes=(_SEVERAL,))
-        answered.add(sent)
-        settled, asked = later, asked + len(sent)
-    short = _short(client, answered, settled)
-    if short is None:
-        return CounterCheck()
-    return CounterCheck(
-        elsewhere=f"the engine computed {short}, all of {asked} new prompts among them: a response cache or a proxy in "
-        "front of it gave the other answers; ask the engine itself",
-    )
+            return None
+        asked += sent
+        settled = later
+    return asked, settled
+
+
+def new_prompts(questions: QuestionSource, rng: Rng, like: Iterable[Question], concurrency: int) -> Round:
+    """Prompts that nobody has sent, as long as these and as many at a time."""
+    lengths = sorted((len(each.ids), len(each.expected)) for each in like)
+    count = max(LEAST_NEW, concurrency)
+    drawn = [lengths[at * (len(lengths) - 1) // (count - 1)] for at in range(count)]
+    put = [questions.put(rng, questions.walk(rng, prompt - WALK_FRAME), answer) for prompt, answer in drawn]
+    return Round((Wave(orders=tuple(Order(question=each) for each in put), concurrency=concurrency),))
 
 
 _SEVERAL = (

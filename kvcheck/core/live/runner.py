@@ -18,20 +18,20 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.clients.client import Client, Trouble
-from kvcheck.core.live.counting import observe
-from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.counting import observe, read_counters
+from kvcheck.core.live.doubts import WHOLE, AnswerTotals, CounterCheck, compare, doubts, is_one_server, new_prompts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
 from kvcheck.core.live.judge.cached import by_chance
 from kvcheck.core.live.judge.sent import Sent
-from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, finding
+from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, Wrong, finding
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.questions import WALK_FRAME, Questions
+from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-from kvcheck.core.live.scenarios.scenario import Order, Round, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Sizes
 from kvcheck.core.live.sending import Sender, new_rid, typical_s
 
 COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
@@ -39,9 +39,11 @@ GAP = 0.4
 """Two retractions on demand are this part of a typical answer apart."""
 SETTLE_S = 1.5
 """vLLM 0.32.0 counts what a step did up to a second after its answers."""
-LEAST_NEW = 8
-"""New prompts of a control: of several servers behind one address, each gets some."""
-CACHED, BROKEN_OFF = "KV805", "KV807"
+CACHED, BROKEN_OFF, AFTER_ABORT = "KV805", "KV807", "KV804"
+_UNAIMED = (
+    "no counters of its own show that one server answers at this address, and a balancer may have sent the abort to "
+    "another one; ask the engine itself, with its metrics and without --metrics"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ class LiveRunner:
     """Rounds against one server, from one thread.
 
     timeout_s: seconds of silence after which a request is given up. is_replay: the server may have seen the requests
-    before, so cached counts are compared with the prompt alone.
+    before, so cached counts are compared with the prompt alone. is_balanced: several servers may answer, since the
+    counters are not read where they are asked.
     """
 
     def __init__(
@@ -81,10 +84,11 @@ class LiveRunner:
         *,
         timeout_s: float,
         is_replay: bool = False,
+        is_balanced: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client, self._alphabet, self._timeout_s, self._sleep = client, alphabet, timeout_s, sleep
-        self._is_replay = is_replay
+        self._is_replay, self._is_balanced = is_replay, is_balanced
         self._sent = Sent()
         self._next = 0
         self._typical_s = 0.0
@@ -140,7 +144,7 @@ class LiveRunner:
         questions = self._questions(plan.names, plan.longest)
         round_ = scenario.draw(questions, Rng(plan.seed * 1_000_003 + plan.round), sizes)
         self._next += len(round_.orders)
-        self._before, trouble = (self._last, []) if self._last is not None else self._counters()
+        self._before, trouble = (self._last, []) if self._last is not None else read_counters(self._client)
         if self._last is None or self._answered is None:
             self._answered = None if self._before is None else AnswerTotals(before=self._before)
         self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
@@ -162,7 +166,7 @@ class LiveRunner:
     def _judge(
         self, plan: LivePlan, exchanges: Sequence[Exchange], *, is_whole: bool, is_last: bool, troubles: Sequence[str]
     ) -> RoundResult:
-        after, trouble = self._counters() if is_whole else (None, [])
+        after, trouble = read_counters(self._client) if is_whole else (None, [])
         is_empty = not exchanges
         if self._answered is not None:
             self._answered.add(exchanges)
@@ -180,7 +184,7 @@ class LiveRunner:
         if not setting.retracts and any(each.code == CACHED for each in judged.wrong):
             # A counter of retractions that comes late would have explained it.
             self._sleep(SETTLE_S)
-            after, trouble = self._counters()
+            after, trouble = read_counters(self._client)
             setting = dataclasses.replace(setting, retracts=_may_have_retracted(self._client, self._before, after))
             judged = judge_round(setting, exchanges, self._sent)
         self._counts = self._counts.plus(judged.counts)
@@ -205,8 +209,9 @@ class LiveRunner:
         wrong = [each for each in judged.wrong if not (dead and each.code == BROKEN_OFF)]
         if beside.contradicted or (self._counts.refuted and self._counts.is_false):
             wrong = [each for each in wrong if each.code != CACHED]
+        wrong, unaimed = self._aimed(plan, exchanges, after, wrong)
         findings = (*(finding(each) for each in wrong), *dead)
-        reasons = [*unjudged_reasons(judged, exchanges), *unclear, *doubts(exchanges)]
+        reasons = [*unjudged_reasons(judged, exchanges), *unclear, *doubts(exchanges), *unaimed]
         if is_empty:
             reasons.append("no request of a round was sent: the run was interrupted or its time was up")
         cut = (
@@ -229,37 +234,38 @@ class LiveRunner:
 
     def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> CounterCheck:
         """All answers beside the engine's counters, where it has some and no request was cut off."""
-        ends = {each.answer.end for each in exchanges}
-        if after is None or self._answered is None or not ends <= {End.DONE, End.ABORTED, End.REFUSED}:
+        if after is None or self._answered is None or not {each.answer.end for each in exchanges} <= WHOLE:
             return CounterCheck()
+        return compare(
+            self._client, self._answered, after, ask_new=lambda: self._ask_new(plan, exchanges), sleep=self._sleep
+        )
 
-        def ask_new() -> Sequence[Exchange]:
-            """Prompts that begin as no other one, as long as those of the round and as many at a time."""
-            questions, rng = self._questions(secrets.randbelow(1 << 32), plan.longest), Rng(self._next)
-            like = sorted((each.sending.question for each in exchanges), key=lambda each: len(each.ids))
-            count = max(LEAST_NEW, plan.concurrency)
-            drawn = [like[at * (len(like) - 1) // (count - 1)] for at in range(count)]
-            put = [
-                questions.put(rng, questions.walk(rng, len(each.ids) - WALK_FRAME), len(each.expected))
-                for each in drawn
-            ]
-            self._next += count
-            wave = Wave(orders=tuple(Order(question=each) for each in put), concurrency=plan.concurrency)
-            sent = Sender(self._client, gap_s=0.0, may_force=False).send(Round((wave,))).exchanges
-            self._sent = self._sent.plus(self._alphabet, sent)
-            return sent
+    def _aimed(
+        self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None, wrong: list[Wrong]
+    ) -> tuple[list[Wrong], list[str]]:
+        """What is wrong, without answers whose abort may have reached another server, and why."""
+        aborted = [each for each in wrong if each.code == AFTER_ABORT]
+        if not aborted or (
+            not self._is_balanced
+            and is_one_server(self._client, after, ask_new=lambda: self._ask_new(plan, exchanges), sleep=self._sleep)
+        ):
+            return wrong, []
+        return [each for each in wrong if each.code != AFTER_ABORT], [f"{aborted[0].message}; {_UNAIMED}"]
 
-        return compare(self._client, self._answered, after, ask_new=ask_new, sleep=self._sleep)
+    def _ask_new(self, plan: LivePlan, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
+        """Answers to prompts that begin as no other one."""
+        questions, like = (
+            self._questions(secrets.randbelow(1 << 32), plan.longest),
+            [each.sending.question for each in exchanges],
+        )
+        round_ = new_prompts(questions, Rng(self._next), like, plan.concurrency)
+        self._next += len(round_.orders)
+        sent = Sender(self._client, gap_s=0.0, may_force=False).send(round_).exchanges
+        self._sent = self._sent.plus(self._alphabet, sent)
+        return sent
 
     def _questions(self, names: int, longest: int) -> Questions:
         return Questions(self._alphabet, longest=longest, names=names, first=self._next)
-
-    def _counters(self) -> tuple[Counters | None, list[str]]:
-        """All counters, and why there are none where reading them failed."""
-        try:
-            return self._client.counters(), []
-        except Trouble as trouble:
-            return None, [f"counters could not be read: {trouble}"]
 
 
 def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:

@@ -307,7 +307,7 @@ def test_any_other_token_is_found(step: int, token: int, which: Question, seed: 
 
 def test_a_finding_is_read_back_from_a_record_as_it_was() -> None:
     setting = Setting(alphabet=ALPHABET)
-    bad = exchange(WALK, tokens=with_token(WALK, 6, ALPHABET.lost(2, 1)), logprobs=(-0.5,) * 20)
+    bad = exchange(WALK, tokens=with_token(WALK, 1, ALPHABET.lost(2, 1)), logprobs=(-0.5,) * 20)
     (wrong,) = judged(bad, setting=setting).wrong
     found = finding(wrong)
     assert value_from(Finding, json.loads(json.dumps(to_plain(found))), "finding") == found

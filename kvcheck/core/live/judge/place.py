@@ -25,11 +25,6 @@ Layer 0 of a page comes before later layers of it where more requests point to i
 that prefill read in layer 0 makes keys wrong in each later layer, and requests run into them in different ones.
 Of equal weights the lower layer comes first, for what is wrong there is carried on.
 
-Evidence that fits no single page names none (`unnamed_why`): a mark of another phase, which values that are too strong
-make and which shows no layer; two places that explain it equally well; a layer that read several pages and hardly one
-of them right; a node that layer 0 alone could not find before anything else was read, or behind a retraction: all of
-its context may be another's.
-
 Invariants:
 - Only pages are named that a wrong step read, or that hold a second key for what it looked for.
 - A step after a token that the request does not list says nothing.
@@ -42,11 +37,21 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from kvcheck.core.live.exchange import Question
+from kvcheck.core.live.judge.faults import (
+    Named,
+    Where,
+    agreed,
+    explanations,
+    is_moved,
+    layer_before,
+    shown_by,
+    strayed,
+    wrong_bits,
+)
 from kvcheck.core.live.judge.sent import FEW
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
 from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.parameters import shown_pair
 
 SURE = 1.0
 VALUES_BEFORE = 0.6
@@ -90,11 +95,10 @@ class Hint:
 @dataclass(slots=True)
 class Suspicion:
     """All that is held against one page of one layer. by_itself: a step was lost there, or the like; False: only a
-    later layer was lost, which its values may have sent astray. is_sure: a step names this layer and no other one."""
+    later layer was lost, which its values may have sent astray."""
 
     weight: float = 0.0
     by_itself: bool = False
-    is_sure: bool = False
     heads: frozenset[int] | None = None
     why: list[str] = field(default_factory=list)
 
@@ -109,15 +113,13 @@ class Suspicion:
 class Suspects:
     """Pages of layers that one request's wrong steps point to: (layer, page) -> suspicion.
 
-    mostly_wrong: layers of which hardly any step was right. is_moved: a mark has another phase. is_unfound: its node
-    was found nowhere, and nothing shows that the rest of its context was its own then.
+    faults: where each single fault lies that explains the answer. is_moved: a mark has another phase.
     """
 
     question: Question
     by_page: dict[tuple[int, int], Suspicion]
-    mostly_wrong: frozenset[int] = frozenset()
-    is_moved: bool = False
-    is_unfound: bool = False
+    faults: frozenset[Where]
+    is_moved: bool
 
     def prefix(self, page: int, page_tokens: int) -> tuple[int, ...]:
         """All tokens up to the end of a page: what requests that share it have in common."""
@@ -140,10 +142,9 @@ def lists(alphabet: Alphabet, *, of_round: Sequence[Question], earlier: Sequence
 
 
 def suspects(
-    setting: Setting, question: Question, taken: Sequence[Step], listed: Lists, *, may_be_resumed: bool
+    setting: Setting, question: Question, answered: Sequence[int], taken: Sequence[Step], listed: Lists
 ) -> Suspects:
-    """What the steps of one answer point to."""
-    wrong = [step for step in taken if not step.is_right]
+    """What the steps of one answer point to. taken: those of `answered`."""
     hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, listed)]
     right = {
         (layer, position // setting.page_tokens)
@@ -161,45 +162,31 @@ def suspects(
         suspicion = by_page.setdefault(key, Suspicion())
         suspicion.add(hint.weight * share, hint.heads, why)
         suspicion.by_itself = suspicion.by_itself or not hint.is_values_before
-        suspicion.is_sure = suspicion.is_sure or hint.weight >= SURE
-    lost = [step for step in wrong if setting.alphabet.lost_at(step.answered) == (0, None) and step.path]
-    was_own = any(step.is_right and step.index for step in taken) and not may_be_resumed
-    shown = [(layer, step.is_right) for step in taken for layer in _shown_layers(setting.alphabet, step)]
-    mostly_wrong = {
-        layer
-        for layer, _ in shown
-        if sum(each == (layer, True) for each in shown) * 4 < sum(at == layer for at, _ in shown)
-    }
-    return Suspects(
-        question,
-        by_page,
-        mostly_wrong=frozenset(mostly_wrong),
-        is_moved=any(_is_moved(setting.alphabet, step) for step in wrong),
-        is_unfound=len(lost) == len(wrong) > 0 and not was_own,
-    )
+
+    def has_second_key(node: int, after: int) -> bool:
+        return any(each.after != after for each in listed.get(node, ()))
+
+    faults = explanations(setting, question.ids, answered, taken, has_second_key)
+    return Suspects(question, by_page, faults, any(is_moved(setting.alphabet, step) for step in taken))
 
 
-def _is_moved(alphabet: Alphabet, step: Step) -> bool:
-    said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
-    return said is not None and right is not None and said[0] != right[0]
-
-
-def unnamed_why(own: Suspects, places: Sequence[Place], round_suspects: Sequence[Suspects]) -> str | None:
-    """Why the first of these places is not named, though it is the likeliest; None where it is."""
+def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> Named:
+    """The layer and the page in which all faults lie that explain an answer, and those that share the page with it."""
     if any(each.is_moved for each in round_suspects):
-        return "a mark of another phase is made of values that are too strong, which shows in no layer of its own"
-    first = places[0]
-    key = first.layer, first.page
-    held = own.by_page[key]
-    if len(places) > 1 and first.weight == places[1].weight and not held.is_sure:
-        return f"{first} and {places[1]} explain it alike"
-    pages = [page for (layer, page), each in own.by_page.items() if layer == first.layer and each.by_itself]
-    if len(pages) > 1 and first.layer in own.mostly_wrong:
-        return f"hardly a page that layer {first.layer} read was right"
+        return Named(
+            why="a mark of another phase is made of values that are too strong, which shows in no layer of its own"
+        )
     others = [each for each in round_suspects if each.question.number != own.question.number]
-    if own.is_unfound and not any(key in each.by_page for each in others):
-        return "its node was found nowhere in the context, so a page of it or all of it can be another's"
-    return None
+
+    def is_shared(where: Where) -> bool:
+        """Whether other wrong requests have the same tokens up to the end of that page, and it explains them too."""
+        if where[1] is None:
+            return False
+        prefix = own.prefix(where[1], setting.page_tokens)
+        same = [each for each in others if each.prefix(where[1], setting.page_tokens) == prefix]
+        return bool(same) and all(where in each.faults for each in same)
+
+    return agreed([where for where in own.faults if is_shared(where)] or [*own.faults])
 
 
 def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:
@@ -249,16 +236,7 @@ def _shown_layers(alphabet: Alphabet, step: Step) -> Iterable[int]:
     """Layers whose values a step shows: all in a walk, those of one group of bits in a position test."""
     if step.path:
         return range(alphabet.parameters.layers)
-    return {layer for layer, _ in _shown_by(alphabet, step.expected)}
-
-
-def _shown_by(alphabet: Alphabet, expected: int) -> list[tuple[int, int]]:
-    """(layer, head) of each bit of a mark that is answered."""
-    mark, parameters = alphabet.as_mark(expected), alphabet.parameters
-    assert mark is not None
-    phase = (mark[0] - 1) % parameters.phases
-    pairs = [divmod(shown_pair(parameters, phase, bit), parameters.kv_heads) for bit in range(parameters.bits)]
-    return [(parameters.showing[number], head) for number, head in pairs]
+    return {layer for layer, _ in shown_by(alphabet, step.expected)}
 
 
 def _read(step: Step, layer: int) -> int:
@@ -268,16 +246,10 @@ def _read(step: Step, layer: int) -> int:
     return position
 
 
-def _before(alphabet: Alphabet, layer: int) -> int | None:
-    """The layer that a walk reads before this one; None where it is the first."""
-    reading = [each for each in range(layer) if alphabet.parameters.kind(each).hops]
-    return reading[-1] if reading else None
-
-
 def _hints(alphabet: Alphabet, question: Question, step: Step, listed: Lists) -> Iterator[Hint]:
     lost = alphabet.lost_at(step.answered)
     if lost is not None and step.positions[lost[0]] is not None:
-        before = _before(alphabet, lost[0])
+        before = layer_before(alphabet, lost[0])
         if step.path and before:
             yield from _two_keys(alphabet, question, step, before, listed)
         yield from _lost(alphabet, step, *lost)
@@ -304,7 +276,7 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
                 weight=IN_PREFILL,
                 why=f"layer 0 may have read position {position} or the one before it wrongly in prefill",
             )
-        before = _before(alphabet, layer)
+        before = layer_before(alphabet, layer)
         if before is not None:
             yield Hint(
                 layer=before,
@@ -316,8 +288,7 @@ def _lost(alphabet: Alphabet, step: Step, layer: int, head: int | None) -> Itera
 
 
 def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: Lists) -> Iterator[Hint]:
-    hopping = alphabet.parameters.hopping
-    last = hopping[-1]
+    last = alphabet.parameters.hopping[-1]
     position = _read(step, last)
     answered = alphabet.as_node(step.answered)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
@@ -331,12 +302,7 @@ def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: List
         why = f"the node that was answered is not in the request; the last layer read position {position}"
         yield Hint(layer=last, position=position, weight=SURE, why=why)
         return
-    for layer in range(last + 1):
-        if step.positions[layer] is None:
-            continue
-        found = listing.back(answered, sum(each > layer for each in hopping))
-        if found is None or found == step.path[layer + 1]:
-            continue
+    for layer, found in strayed(alphabet, listing, step):
         senders = [each.request for each in listed.get(step.path[layer], ()) if each.after == found and layer]
         sender = senders[0] if senders else None
         why = f"layer {layer} can have found node {found} instead of {step.path[layer + 1]}"
@@ -372,24 +338,15 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
 
 
 def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
-    said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
-    assert right is not None
-    shown = _shown_by(alphabet, step.expected)
     if step.answered in (TOO_LITTLE, TOO_MUCH):
         # A windowed layer says at each mark that its values are too strong, and no other one ever does.
         windowed = alphabet.parameters.windowed if step.answered == TOO_MUCH else ()
         what = "too strong" if windowed else "too weak, or contradict each other,"
-        for layer in windowed or sorted({layer for layer, _ in shown}):
+        for layer in windowed or sorted({layer for layer, _ in shown_by(alphabet, step.expected)}):
             position = _read(step, layer)
             why = f"bits of layer {layer} may be {what} at {position}"
             yield Hint(layer=layer, position=position, weight=ONE_OF_SEVERAL, why=why)
-    if said is None or said[0] != right[0]:
-        return
-    wrong: dict[int, set[int]] = {}
-    for bit, (layer, head) in enumerate(shown):
-        if (said[1] ^ right[1]) >> bit & 1:
-            wrong.setdefault(layer, set()).add(head)
-    for layer, which in wrong.items():
+    for layer, which in wrong_bits(alphabet, step).items():
         names = ", ".join(map(str, sorted(which)))
         position = _read(step, layer)
         why = f"the bits of KV heads {names} in layer {layer} differ at position {position}"

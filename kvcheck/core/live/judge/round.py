@@ -21,7 +21,8 @@ from kvcheck.core.live.judge.answer import (
     wrong_set_up,
 )
 from kvcheck.core.live.judge.cached import cached_counts, impossible_counts
-from kvcheck.core.live.judge.place import lists, ranked, suspects, unnamed_why
+from kvcheck.core.live.judge.faults import Named
+from kvcheck.core.live.judge.place import lists, named, ranked, suspects
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.steps import Step, steps
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Judgement, Place, Setting, Unjudged, Wrong
@@ -111,9 +112,9 @@ def _wrong_tokens(
         suspects(
             setting,
             exchange.sending.question,
+            exchange.answer.tokens[: _compared(exchange)],
             each,
             listed,
-            may_be_resumed=setting.retracts and exchange.answer.retractions != 0,
         )
         for (exchange, _), each in zip(lost, taken, strict=True)
     ]
@@ -122,8 +123,9 @@ def _wrong_tokens(
         kind = kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent)
         is_whole = kind.is_whole or kind.shift is not None
         places = () if is_whole else ranked(setting, own, held)
-        unnamed = setting.elsewhere or (unnamed_why(own, places, held) if places else None)
-        found.append(_wrong_token(setting, exchange, each, step, kind, places, unnamed))
+        place = named(setting, own, held) if places else Named()
+        place = place if setting.elsewhere is None else Named(why=setting.elsewhere)
+        found.append(_wrong_token(setting, exchange, each, step, kind, places, place))
     return found
 
 
@@ -134,7 +136,7 @@ def _wrong_token(
     step: int,
     kind: Kind,
     places: tuple[Place, ...],
-    unnamed: str | None,
+    place: Named,
 ) -> Wrong:
     question, answer, alphabet = exchange.sending.question, exchange.answer, setting.alphabet
     expected, answered = question.expected[step], answer.tokens[step]
@@ -154,9 +156,11 @@ def _wrong_token(
         logprob=logprob,
         reads=reads,
         places=places,
-        unnamed=unnamed,
+        layer=place.layer,
+        page=place.page,
+        unnamed=place.why,
         others=kind.others,
-        message=_message(setting, exchange, step, kind, places, unnamed),
+        message=_message(setting, exchange, step, kind, place),
         picture={
             "test": "position" if alphabet.as_node(question.ids[-1]) is None else "walk",
             "page": setting.page_tokens,
@@ -164,14 +168,18 @@ def _wrong_token(
             "prompt": len(question.ids),
             "right": list(before[-1].positions) if before else None,
             "wrong": list(reads),
-            "suspects": [] if unnamed is not None else [place.to_json() for place in places],
+            "suspects": [each.to_json() for each in places if _is_named(each, place)],
         },
     )
 
 
-def _message(
-    setting: Setting, exchange: Exchange, step: int, kind: Kind, places: Sequence[Place], unnamed: str | None
-) -> str:
+def _is_named(suspect: Place, place: Named) -> bool:
+    """Whether a suspect has the layer and the page that are named."""
+    is_any = place.layer is not None or place.page is not None
+    return is_any and place.layer in (None, suspect.layer) and place.page in (None, suspect.page)
+
+
+def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, place: Named) -> str:
     """The finding in one sentence."""
     question, alphabet = exchange.sending.question, setting.alphabet
     said, right = alphabet.word(exchange.answer.tokens[step]), alphabet.word(question.expected[step])
@@ -193,10 +201,8 @@ def _message(
     if kind.shift is not None:
         how = "skips" if kind.shift > 0 else "repeats"
         text += f"; from there on the answer is the right one, but {how} {abs(kind.shift)} tokens"
-    elif places and unnamed is None:
-        text += f"; it points to {places[0]}"
-        if len(places) > 1:
-            text += f", or else to {places[1]}"
-    if unnamed is not None:
-        text += f"; no page is named: {unnamed}"
+    else:
+        text += place.text(setting.page_tokens)
+    if place.why is not None:
+        text += f"; no page is named: {place.why}"
     return text

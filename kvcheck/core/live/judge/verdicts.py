@@ -81,10 +81,10 @@ class Wrong:
     """One thing that a right server does not do.
 
     step: of the answer, from 0; None where no token of the answer is wrong. expected, answered: tokens, with their
-    words. reads: position of the request that this step read, by layer. places: most likely first; unnamed: why a
-    finding names none of them. others: requests whose token or answer it is. picture: what a report draws: test, page
-    (tokens), page_assumed, prompt (tokens), right and wrong (positions by layer of the last right step and of this
-    one), suspects.
+    words. reads: position of the request that this step read, by layer. places: most likely first. layer, page: what
+    all faults that explain the answer have in common; unnamed: why there is neither. others: requests whose token or
+    answer it is. picture: what a report draws: test, page (tokens), page_assumed, prompt (tokens), right and wrong
+    (positions by layer of the last right step and of this one), suspects.
     """
 
     code: str
@@ -98,6 +98,8 @@ class Wrong:
     logprob: float | None = None
     reads: tuple[int | None, ...] = ()
     places: tuple[Place, ...] = ()
+    layer: int | None = None
+    page: int | None = None
     unnamed: str | None = None
     others: tuple[int, ...] = ()
     message: str
@@ -171,13 +173,12 @@ class Judgement:
 
 def finding(wrong: Wrong) -> Finding:
     """For the record. Scenario, shape, schedule and replay are the caller's to set."""
-    place = wrong.places[0] if wrong.places and wrong.unnamed is None else None
-    row = wrong.reads[place.layer] if place is not None and wrong.reads else None
+    row = wrong.reads[wrong.layer] if wrong.layer is not None and wrong.page is not None and wrong.reads else None
     return Finding(
         code=wrong.code,
         oracle=ORACLE,
-        layer=None if place is None else place.layer,
-        page=None if place is None else place.page,
+        layer=wrong.layer,
+        page=wrong.page,
         row=row,
         request=wrong.request,
         seen_request=wrong.others[0] if wrong.others else None,

@@ -165,5 +165,11 @@ def out_of_latent(weights: Weights, columns: npt.NDArray[np.int64], size: int) -
 
 
 DEEPSEEK_V3 = Family(
-    tensors=tensors, config=config, room=room, group=1, head_dim=HEAD_DIM, fixed=frozenset({"group", "head_dim"})
+    tensors=tensors,
+    config=config,
+    slots=slots,
+    room=room,
+    group=1,
+    head_dim=HEAD_DIM,
+    fixed=frozenset({"group", "head_dim"}),
 )

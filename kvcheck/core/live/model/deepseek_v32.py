@@ -165,6 +165,7 @@ def _position(registers: Registers, slots: Slots, layer: int, key: Weights, quer
 DEEPSEEK_V32 = Family(
     tensors=tensors,
     config=config,
+    slots=slots,
     room=room,
     group=1,
     head_dim=HEAD_DIM,

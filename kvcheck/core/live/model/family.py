@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.model.lookups import Slots
 from kvcheck.core.live.model.parameters import MOST_NODES, Parameters
 
 BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for a number of nodes, with base 2 as good
@@ -23,7 +24,8 @@ class Family:
     """One architecture.
 
     tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
-    room: (head_dim, length) -> dimensions of a head that can hold a node's digits, as one-hot digits.
+    slots: what each dimension of a head is for. room: (head_dim, length) -> dimensions that can hold a node's digits,
+    as one-hot digits.
     group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
     architecture has one value only. has_scales: whether its cache in FP8 can have scales.
     window, top_k: the most of --window and --top-k where none is given, besides a quarter of the length; 0 where no
@@ -32,6 +34,7 @@ class Family:
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
     config: Callable[[Parameters], dict[str, object]]
+    slots: Callable[[Parameters], Slots]
     room: Callable[[int, int], int]
     group: int = 2
     head_dim: int = 64

@@ -140,4 +140,4 @@ def _empty_experts(width: int) -> Iterator[tuple[str, Weights]]:
         yield f"mlp.{name}", np.zeros(shape, np.float32)
 
 
-GPT_OSS = Family(tensors=tensors, config=config, room=content_room, window=WINDOW)
+GPT_OSS = Family(tensors=tensors, config=config, slots=slots_of, room=content_room, window=WINDOW)

@@ -105,4 +105,4 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
             yield f"self_attn.{name}", np.array([scale], np.float32)
 
 
-LLAMA = Family(tensors=tensors, config=config, room=content_room, has_scales=True)
+LLAMA = Family(tensors=tensors, config=config, slots=slots_of, room=content_room, has_scales=True)

@@ -161,5 +161,11 @@ def _experts(width: int) -> Iterator[tuple[str, Weights]]:
 
 
 QWEN3_NEXT = Family(
-    tensors=tensors, config=config, room=room, head_dim=HEAD_DIM, fixed=frozenset({"head_dim"}), most_nodes=MOST_NODES
+    tensors=tensors,
+    config=config,
+    slots=_slots,
+    room=room,
+    head_dim=HEAD_DIM,
+    fixed=frozenset({"head_dim"}),
+    most_nodes=MOST_NODES,
 )

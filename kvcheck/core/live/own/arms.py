@@ -28,23 +28,58 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.counting import read_counters
+from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
 from kvcheck.core.live.judge.sent import longest_shared, packed
 from kvcheck.core.live.own.deviation import Deviation, deviation
 from kvcheck.core.live.own.prompts import BLOCK, Span
 from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Repeats, is_wide
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
-from kvcheck.core.live.sending import new_rid
+from kvcheck.core.live.sending import Asked, new_rid
 
 TOP = 5
 """Log-probabilities of each step beside the answered token's: what every engine gives without a further flag."""
+
+
+class Tallied:
+    """The server, with all that it has answered since its counters were read."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._lock = client, threading.Lock()
+        self._totals: AnswerTotals | None = None
+
+    def begin(self) -> None:
+        """Count from here on, unless it does already."""
+        counters = None if self._totals is not None else read_counters(self._client)[0]
+        if counters is not None:
+            self._totals = AnswerTotals(before=counters)
+
+    def compare(self, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]) -> CounterCheck:
+        """All answers beside the engine's counters, where it has some, as the function does; then none is counted."""
+        after, totals, self._totals = read_counters(self._client)[0], self._totals, None
+        if after is None or totals is None:
+            return CounterCheck()
+        return compare(self._client, totals, after, ask_new=ask_new, sleep=sleep)
+
+    def ask(self, sending: Sending) -> Answer:
+        """Its answer."""
+        answer = self._client.ask(sending)
+        with self._lock:
+            if self._totals is not None:
+                self._totals.add([Exchange(sending, answer)])
+        return answer
+
+    def retract(self) -> None:
+        """As the client does."""
+        self._client.retract()
 
 
 @dataclass(frozen=True, slots=True)
 class Cold:
     """Each request under a salt of its own."""
 
-    client: Client
+    client: Asked
 
     def ask(self, sending: Sending) -> Answer:
         """Its answer, with nothing reused."""
@@ -70,7 +105,7 @@ class Matched:
     shapes: by request, one for each time that it is asked. references: cold answers, by request.
     """
 
-    def __init__(self, client: Client, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]) -> None:
+    def __init__(self, client: Asked, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]) -> None:
         self._client, self._references = client, references
         self._left = {number: deque(each) for number, each in shapes.items()}
 
@@ -116,7 +151,7 @@ class Treated:
 
     def __init__(
         self,
-        client: Client,
+        client: Asked,
         references: Mapping[int, Answer],
         noise: Sequence[float],
         *,
@@ -127,7 +162,6 @@ class Treated:
         self._turns = turns
         self._lock = threading.Lock()
         self.repeats: dict[int, Repeats] = {}
-        self.asked_again: list[Exchange] = []
 
     def ask(self, sending: Sending) -> Answer:
         """Its answer, with whatever the server has in its cache."""
@@ -229,7 +263,7 @@ def together(questions: Sequence[Question], *, concurrency: int) -> Round:
     return Round((Wave(orders=orders, concurrency=concurrency),) if orders else ())
 
 
-def ask_fresh(client: Client, sending: Sending, *, cached: int, turns: Sequence[Span] = ()) -> Answer:
+def ask_fresh(client: Asked, sending: Sending, *, cached: int, turns: Sequence[Span] = ()) -> Answer:
     """The answer under a new salt, after the first `cached` tokens were computed under it.
 
     turns: as in Shape. The server answers them again, so that decode writes their pages. Where it keeps no such pages,
@@ -245,7 +279,7 @@ def ask_fresh(client: Client, sending: Sending, *, cached: int, turns: Sequence[
     return client.ask(dataclasses.replace(sending, salt=salt, top=TOP))
 
 
-def _prime(client: Client, question: Question, salt: str, *, first: int, count: int) -> Answer:
+def _prime(client: Asked, question: Question, salt: str, *, first: int, count: int) -> Answer:
     """Compute the first tokens of a request under a salt, and so many of the answer to them."""
     before = Question(number=question.number, ids=question.ids[:first], expected=question.expected[:1] * count)
     return client.ask(Sending(question=before, rid=new_rid(), salt=salt))

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,24 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.clients.client import Client, Trouble
-from kvcheck.core.live.counting import observe
-from kvcheck.core.live.doubts import doubts
+from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.counting import observe, read_counters
+from kvcheck.core.live.doubts import WHOLE, CounterCheck, doubts, new_prompts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE
-from kvcheck.core.live.own.arms import Arm, Cold, Matched, Shape, Treated, alone, hits_of, page_groups, together
+from kvcheck.core.live.own.arms import (
+    Arm,
+    Cold,
+    Matched,
+    Shape,
+    Tallied,
+    Treated,
+    alone,
+    hits_of,
+    page_groups,
+    together,
+)
 from kvcheck.core.live.own.needles import Needles, recites, shortest_run
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import LEAST_LENGTH, OwnQuestions, ids_of
@@ -108,6 +120,7 @@ class OwnRunner:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client, self._timeout_s, self._sleep = client, timeout_s, sleep
+        self._asked = Tallied(client)
         self._ids, self._level = ids_of(vocabulary), Level(rounds=rounds)
         sent = max(1, rounds * requests)
         self._needles = Needles(
@@ -155,6 +168,7 @@ class OwnRunner:
     ) -> RoundResult:
         """Send all arms of one round and judge them. Raises KeyboardInterrupt; `taken` judges what was answered."""
         now = self._now = _Round(plan=plan, source=self._source(plan.names, plan.longest), until=until, told=told)
+        self._asked.begin()
         self._draw(now)
         width = self._width(now)
         now.unlike = _fewer(width, _most(now))
@@ -165,10 +179,10 @@ class OwnRunner:
             self._treat(now, is_last=is_last)
         if now.is_whole and any(not each.is_none for each in now.arms[TREATED].values.values()):
             shapes = self._shapes(now)
-            asked = Matched(self._client, shapes, now.references)
+            asked = Matched(self._asked, shapes, now.references)
             twice = [each for each in self._comparable(now) for _ in shapes[each.number]]
             self._send(now, MATCHED, together(twice, concurrency=width), asked)
-        return self._judge(now)
+        return self._judge(now, is_last=is_last)
 
     def taken(self, plan: OwnPlan) -> RoundResult:
         """The judgement of a round that was interrupted, as far as it was answered."""
@@ -208,7 +222,7 @@ class OwnRunner:
     def _send(self, now: _Round, name: str, round_: Round, asked: Asked | None = None) -> bool:
         """Send one arm; whether all of it was answered."""
         if asked is None:
-            asked = Cold(self._client)
+            asked = Cold(self._asked)
         now.sending = name
         gap = typical_s([each.answer for each in now.arms[COLD].exchanges]) * GAP
         now.sender = Sender(asked, gap_s=gap, may_force=name == TREATED and bool(now.plan.admin), until=now.until)
@@ -223,12 +237,12 @@ class OwnRunner:
     def _treat(self, now: _Round, *, is_last: bool) -> None:
         """The scenario, between two readings of the counters."""
         noise = [*now.arms[AGAIN].largest, *now.arms[CONTROL].largest, *self._controls()]
-        now.before, trouble = self._counters()
-        now.treated = Treated(self._client, now.references, noise, turns=now.source.turns, is_over=lambda: now.is_over)
+        now.before, trouble = read_counters(self._client)
+        now.treated = Treated(self._asked, now.references, noise, turns=now.source.turns, is_over=lambda: now.is_over)
         self._send(now, TREATED, now.round, now.treated)
         if now.before is not None and is_last:
             self._sleep(SETTLE_S)
-        now.after, more = self._counters()
+        now.after, more = read_counters(self._client)
         now.troubles += [*trouble, *more]
 
     def _shapes(self, now: _Round) -> dict[int, list[Shape]]:
@@ -262,7 +276,7 @@ class OwnRunner:
     def _controls(self) -> list[float]:
         return [value for values in self._noise.values() for value in values]
 
-    def _judge(self, now: _Round) -> RoundResult:
+    def _judge(self, now: _Round, *, is_last: bool = True) -> RoundResult:
         plan = now.plan
         told = self._told(now)
         every = [each for arm in now.arms.values() for each in arm.exchanges]
@@ -279,6 +293,9 @@ class OwnRunner:
             unsteady_reason(each, treated.values[each.request], unlike) for each in told[:2] if not each.is_finding
         ]
         self._remember(now)
+        beside = CounterCheck()
+        if now.is_whole and (is_last or findings) and {each.answer.end for each in every} <= WHOLE:
+            beside = self._asked.compare(lambda: self._ask_new(now), self._sleep)
         seen = observe(
             self._client,
             treated.exchanges,
@@ -301,11 +318,20 @@ class OwnRunner:
             moved=seen.moved,
             findings=tuple(_placed(each, plan) for each in (*findings, *dead)),
             reasons=tuple(reasons),
-            notes=tuple(dict.fromkeys(now.troubles)),
+            notes=(*dict.fromkeys(now.troubles), *beside.notes),
+            elsewhere=beside.elsewhere,
+            refuted=beside.contradicted,
             is_over=bool(dead),
             duration_s=time.monotonic() - now.began,
             facts=self._facts(plan.situation),
         )
+
+    def _ask_new(self, now: _Round) -> Sequence[Exchange]:
+        """Answers to prompts that begin as no other one."""
+        source = self._source(secrets.randbelow(1 << 32), now.plan.longest)
+        round_ = new_prompts(source, Rng(self._next), now.questions, now.plan.concurrency)
+        self._next += len(round_.orders)
+        return Sender(Cold(self._client), gap_s=0.0, may_force=False).send(round_).exchanges
 
     def _told(self, now: _Round) -> list[Told]:
         """What the deviations say, with more controls where one request would be accused."""
@@ -347,7 +373,7 @@ class OwnRunner:
     def _more_controls(self, now: _Round) -> bool:
         """The control arm once more; whether all of it was answered."""
         more = Arm(name=CONTROL)
-        sender = Sender(Cold(self._client), gap_s=0.0, may_force=False, until=now.until)
+        sender = Sender(Cold(self._asked), gap_s=0.0, may_force=False, until=now.until)
         sent = sender.send(together(now.questions, concurrency=self._width(now)), now.told)
         more.add(sent.exchanges, now.references)
         self._noise[CONTROL] += more.largest
@@ -422,13 +448,6 @@ class OwnRunner:
         count = sum(len(groups) for groups, _ in self._groups_of[plan.situation].values())
         groups = group_note(plan.cell, count, self._level) if any(treated) else []
         return [*noise_notes(plan.cell, treated, cold, fresh, more=more), *groups, recital]
-
-    def _counters(self) -> tuple[Counters | None, list[str]]:
-        """All counters, and why there are none where reading them failed."""
-        try:
-            return self._client.counters(), []
-        except Trouble as trouble:
-            return None, [f"counters could not be read: {trouble}"]
 
 
 def check_cold(question: Question, answer: Answer) -> None:
