@@ -11,15 +11,13 @@ from mutants.kill_table import COLUMNS, kept_rows, summary
 from mutants.trace_table import COLUMNS as TRACE_COLUMNS
 from mutants.trace_table import summary as trace_summary
 
-from kvcheck.core.targets.mutants import MUTANTS
-
 PUBLISHED = Path(__file__).parents[2] / "reports/published/cpu/search"
 
 
 def test_the_page_has_the_summary_of_its_table() -> None:
     with (PUBLISHED / "kills.csv").open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert tuple(rows[0]) == COLUMNS and {each["mutant"] for each in rows} <= {*MUTANTS}
+    assert tuple(rows[0]) == COLUMNS
     page = (PUBLISHED / "kills.md").read_text(encoding="utf-8")
     assert all(line in page for line in summary(rows))
 
