@@ -291,8 +291,9 @@ def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
 def test_commands_impose_delays_and_say_the_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in (stress, selftest, replay):
+    for command in (stress, selftest):
         monkeypatch.setattr(command, "worker", cuda_worker)
+    monkeypatch.setattr(replay, "WORKER", cuda_worker.__name__)
     monkeypatch.setenv("CUDA_DIARY", str(tmp_path / "diary"))
     line = dataclasses.replace(PLAN, mutant="replay-without-whole-wait").line()
     with installed(1):
