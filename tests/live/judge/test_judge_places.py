@@ -403,10 +403,32 @@ def test_faults_that_answer_alike_name_what_they_share() -> None:
     assert "no single layer" in wrong.message
 
 
-def test_a_node_that_is_found_nowhere_names_a_page_once_others_point_to_it() -> None:
+def test_a_node_that_is_found_nowhere_names_no_page_though_another_request_points_to_it() -> None:
+    """Both may have hit a prefix that is all another request's."""
     one, two = (walk_question(number, NODES, start=3, count=20) for number in (1, 2))
-    lost = ALPHABET.lost(0, None)
-    alone = judged(exchange(one, tokens=(lost,) * 20)).wrong[0]
-    assert finding(alone).page is None and alone.unnamed is not None and alone.unnamed in alone.message
-    both = judged(exchange(one, tokens=(lost,) * 20), exchange(two, tokens=(lost,) * 20)).wrong
-    assert [finding(each).page for each in both] == [page_of(one, 0, 0)] * 2
+    lost = (ALPHABET.lost(0, None),) * 20
+    for wrong in judged(exchange(one, tokens=lost), exchange(two, tokens=lost)).wrong:
+        assert finding(wrong).page is None and wrong.unnamed is not None and wrong.unnamed in wrong.message
+        assert wrong.places[0].page == page_of(one, 0, 0)
+
+
+def test_a_fault_of_a_page_that_others_share_is_not_preferred_to_one_of_the_own_page() -> None:
+    """Each request can have a fault of its own, as where a server damages many."""
+    apart = [walk_question(number, NODES[:60] + NODES[60 * number : 60 * number + 61], start=57) for number in (1, 2)]
+    lost = ALPHABET.lost(2, None)
+    for wrong in judged(*(exchange(each, tokens=with_token(each, 1, lost)) for each in apart)).wrong:
+        read = page_of(apart[wrong.request - 1], 1, 2)
+        assert finding(wrong).layer in (None, 2) and finding(wrong).page in (None, read)
+
+
+def test_a_right_step_clears_no_page_that_another_request_begins_alike() -> None:
+    """The other request shares the walk up to the first token of a page: with its page, that one is right."""
+    cut, one = 2 * PAGE + 1, walk_question(1, range(61), start=1)
+    two = walk_question(2, [*range(cut - 2), *range(100, 100 + 63 - cut)])
+    read = [each.positions[2] or 0 for each in reads(ALPHABET, one.ids, 20)]
+    step = next(i for i, at in enumerate(read) if at >= cut)
+    assert step > 1 and read[step - 1] == 2 * PAGE
+    tokens = with_token(one, step, ALPHABET.lost(2, None))
+    alone, beside = (judged(exchange(one, tokens=tokens), *more).wrong[0] for more in ((), (exchange(two),)))
+    assert (finding(alone).layer, finding(alone).page) == (1, 2)
+    assert (finding(beside).layer, finding(beside).page) == (None, 2)

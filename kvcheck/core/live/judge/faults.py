@@ -7,9 +7,9 @@
                             that should read. With the header: each step that reads another page is lost there
     the whole context       another request's from some token on: nothing is found, or what that request lists
 
-A step that reads a wrong page is wrong, so a right step that read it refutes the fault. The first token comes from
-prefill, which may not have read the cache: it refutes nothing. Keys too strong are compared with each step by what they
-would win, for one head or several.
+A step that reads a wrong page is wrong, so a right step that read it refutes the fault; but not where another request
+begins alike up to the middle of that page. The first token comes from prefill, which may not have read the cache: it
+refutes nothing. Keys too strong are compared with each step by what they would win, for one head or several.
 
 A page of another request can hold a second key of a node that a step looks for: then two are found, and a page is at
 fault that no step had to read. That explains a layer that is lost, or <little>, where another request lists the node.
@@ -81,13 +81,15 @@ def explanations(
     answered: Sequence[int],
     taken: Sequence[Step],
     has_second_key: Callable[[int, int], bool],
+    cuts: Collection[int],
 ) -> frozenset[Where]:
     """Where each fault lies that explains all wrong steps and no right one contradicts. taken: steps of `answered`.
-    has_second_key: whether another request lists a node, with another one after it than this."""
+    has_second_key: whether another request lists a node, with another one after it than this. cuts: how many first
+    tokens other requests share."""
     if all(step.is_right for step in taken):
         return frozenset()
     is_walk = setting.alphabet.as_node(ids[-1]) is not None
-    return (_Walk if is_walk else _Marks)(setting, ids, answered, taken, has_second_key).explanations()
+    return (_Walk if is_walk else _Marks)(setting, ids, answered, taken, has_second_key, cuts).explanations()
 
 
 def layer_before(alphabet: Alphabet, layer: int) -> int | None:
@@ -143,6 +145,7 @@ class _Answer:
     answered: Sequence[int]
     taken: Sequence[Step]
     has_second_key: Callable[[int, int], bool]
+    cuts: Collection[int]
 
     @property
     def alphabet(self) -> Alphabet:
@@ -224,8 +227,14 @@ class _Walk(_Answer):
         return {(0, at // self.setting.page_tokens) for at, token in enumerate(self.ids) if token == place}
 
     def read_right(self) -> set[Where]:
-        read = (self.at(step, layer) for step in self.right for layer in range(self.parameters.layers))
-        return set[Where]().union(*(pages for pages in read if len(pages) == 1))
+        read = [(at, self.at(step, layer)) for step in self.right for layer, at in enumerate(step.positions)]
+        return set[Where]().union(*(pages for at, pages in read if len(pages) == 1 and at not in self.shared))
+
+    @cached_property
+    def shared(self) -> set[int]:
+        """Positions of pages that another request shares in part: its page is right there, and wrong behind."""
+        size = self.setting.page_tokens
+        return {at for cut in self.cuts for at in range(cut // size * size, cut)}
 
     def lost_layer(self, step: Step) -> int | None:
         """The layer in which no head found anything."""

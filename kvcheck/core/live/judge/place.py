@@ -32,7 +32,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -142,9 +142,14 @@ def lists(alphabet: Alphabet, *, of_round: Sequence[Question], earlier: Sequence
 
 
 def suspects(
-    setting: Setting, question: Question, answered: Sequence[int], taken: Sequence[Step], listed: Lists
+    setting: Setting,
+    question: Question,
+    answered: Sequence[int],
+    taken: Sequence[Step],
+    listed: Lists,
+    cuts: Collection[int],
 ) -> Suspects:
-    """What the steps of one answer point to. taken: those of `answered`."""
+    """What the steps of one answer point to. taken: those of `answered`. cuts: as in `explanations`."""
     hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, listed)]
     right = {
         (layer, position // setting.page_tokens)
@@ -166,27 +171,15 @@ def suspects(
     def has_second_key(node: int, after: int) -> bool:
         return any(each.after != after for each in listed.get(node, ()))
 
-    faults = explanations(setting, question.ids, answered, taken, has_second_key)
+    faults = explanations(setting, question.ids, answered, taken, has_second_key, cuts)
     return Suspects(question, by_page, faults, any(is_moved(setting.alphabet, step) for step in taken))
 
 
-def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> Named:
-    """The layer and the page in which all faults lie that explain an answer, and those that share the page with it."""
+def named(own: Suspects, round_suspects: Iterable[Suspects]) -> Named:
+    """The layer and the page in which all faults lie that explain an answer."""
     if any(each.is_moved for each in round_suspects):
-        return Named(
-            why="a mark of another phase is made of values that are too strong, which shows in no layer of its own"
-        )
-    others = [each for each in round_suspects if each.question.number != own.question.number]
-
-    def is_shared(where: Where) -> bool:
-        """Whether other wrong requests have the same tokens up to the end of that page, and it explains them too."""
-        if where[1] is None:
-            return False
-        prefix = own.prefix(where[1], setting.page_tokens)
-        same = [each for each in others if each.prefix(where[1], setting.page_tokens) == prefix]
-        return bool(same) and all(where in each.faults for each in same)
-
-    return agreed([where for where in own.faults if is_shared(where)] or [*own.faults])
+        return Named(why="a mark of another phase is made of values that are too strong, of whatever layer")
+    return agreed(own.faults)
 
 
 def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:

@@ -23,7 +23,7 @@ from kvcheck.core.live.judge.answer import (
 from kvcheck.core.live.judge.cached import cached_counts, impossible_counts
 from kvcheck.core.live.judge.faults import Named
 from kvcheck.core.live.judge.place import lists, named, ranked, suspects
-from kvcheck.core.live.judge.sent import Sent
+from kvcheck.core.live.judge.sent import Sent, packed, shared
 from kvcheck.core.live.judge.steps import Step, steps
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Judgement, Place, Setting, Unjudged, Wrong
 
@@ -103,6 +103,7 @@ def _wrong_tokens(
         return []
     of_round = {exchange.sending.question.number: exchange.sending.question for exchange in exchanges}
     latest = list(sent.questions.values())[-LATEST:]
+    others = [packed((*each.ids, *each.expected)) for each in (*of_round.values(), *latest)]
     listed = lists(setting.alphabet, of_round=[*of_round.values()], earlier=latest)
     taken = [
         list(steps(setting.alphabet, exchange.sending.question.ids, exchange.answer.tokens[: _compared(exchange)]))
@@ -115,6 +116,7 @@ def _wrong_tokens(
             exchange.answer.tokens[: _compared(exchange)],
             each,
             listed,
+            {shared(packed(exchange.sending.question.ids), other) for other in others},
         )
         for (exchange, _), each in zip(lost, taken, strict=True)
     ]
@@ -123,7 +125,7 @@ def _wrong_tokens(
         kind = kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent)
         is_whole = kind.is_whole or kind.shift is not None
         places = () if is_whole else ranked(setting, own, held)
-        place = named(setting, own, held) if places else Named()
+        place = named(own, held) if places else Named()
         place = place if setting.elsewhere is None else Named(why=setting.elsewhere)
         found.append(_wrong_token(setting, exchange, each, step, kind, places, place))
     return found

@@ -70,10 +70,10 @@ def longest_shared(request: bytes, sequences: Sequence[bytes], *, but: int | Non
     at = bisect_left(sequences, request)
     above = at + 1 if at == but else at  # one that begins with the whole request stands behind it, never before
     near = [sequences[i] for i in (at - 1, above) if 0 <= i < len(sequences)]
-    return max((_shared(request, other) for other in near), default=0)
+    return max((shared(request, other) for other in near), default=0)
 
 
-def _shared(one: bytes, two: bytes) -> int:
+def shared(one: bytes, two: bytes) -> int:
     """Tokens that both begin with."""
     low, high = 0, min(len(one), len(two)) // _WIDTH
     while low < high:
