@@ -99,6 +99,8 @@ def test_most_requests_name_the_place() -> None:
     assert common_place([finding(1), finding(2), finding(3, layer=0)]) == (1, 2, 2)
     assert common_place([finding(1), finding(1), finding(3, layer=0)]) is None
     assert common_place([finding(1, layer=None)]) == (None, 2, 1)
+    assert common_place([finding(1), finding(2, layer=None), finding(3, layer=None)]) == (1, 2, 3)
+    assert common_place([finding(1), finding(2, layer=0), finding(3, layer=None)]) is None
     assert common_place([finding(1, page=None)]) is None
     assert common_place([]) is None
 

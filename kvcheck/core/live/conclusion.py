@@ -151,12 +151,17 @@ class Progress(Generic[P]):
 
 
 def common_place(findings: Sequence[Finding]) -> tuple[int | None, int, int] | None:
-    """(layer, page of the request, requests) of the place that most requests with a wrong token point to; None where
-    no finding has a page, or two places are named equally often."""
+    """(layer, page of the request, requests) of the place that most requests with a wrong token point to, also by its
+    page alone; None where no finding has a page, or two places are named equally often."""
     places: dict[tuple[int | None, int], set[int | None]] = {}
     for finding in findings:
         if finding.page is not None:
             places.setdefault((finding.layer, finding.page), set()).add(finding.request)
+    whole = {page for layer, page in places if layer is not None}
+    for page in [page for layer, page in places if layer is None and page in whole]:
+        by_page = places.pop((None, page))
+        for other in places:
+            places[other] |= by_page if other[1] == page else set()
     ranked = sorted(places, key=lambda place: -len(places[place]))
     if not ranked or (len(ranked) > 1 and len(places[ranked[0]]) == len(places[ranked[1]])):
         return None

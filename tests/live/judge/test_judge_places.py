@@ -412,6 +412,31 @@ def test_a_node_that_is_found_nowhere_names_no_page_though_another_request_point
         assert wrong.places[0].page == page_of(one, 0, 0)
 
 
+def lost_at(number: int, layer: int, position: int) -> Exchange:
+    """A walk that is lost in that layer in the middle of its answer, as it comes to that position."""
+    start = next(
+        start
+        for start in range(121)
+        if reads(ALPHABET, walk_question(1, NODES[:121], start=start).ids, 7)[6].positions[layer] == position
+    )
+    question = walk_question(number, NODES[:121], start=start, count=20)
+    return exchange(question, tokens=with_token(question, 6, ALPHABET.lost(layer, None)))
+
+
+def test_requests_that_share_a_page_settle_its_layer_between_them() -> None:
+    """One comes to the page by keys of layer 2 alone; the other by values of layer 1 as well."""
+    sure, unsure = lost_at(1, 2, 3 * PAGE), lost_at(2, 2, 3 * PAGE + 1)
+    assert finding(judged(unsure).wrong[0]).layer is None
+    both = judged(sure, unsure).wrong
+    assert [(finding(each).layer, finding(each).page) for each in both] == [(2, 3)] * 2
+
+
+def test_two_requests_that_find_no_node_of_a_page_name_it_where_both_were_right_before() -> None:
+    both = judged(lost_at(1, 0, 3 * PAGE), lost_at(2, 0, 3 * PAGE + 1)).wrong
+    assert [(finding(each).layer, finding(each).page) for each in both] == [(0, 3)] * 2
+    assert finding(judged(lost_at(1, 0, 3 * PAGE)).wrong[0]).page is None
+
+
 def test_a_fault_of_a_page_that_others_share_is_not_preferred_to_one_of_the_own_page() -> None:
     """Each request can have a fault of its own, as where a server damages many."""
     apart = [walk_question(number, NODES[:60] + NODES[60 * number : 60 * number + 61], start=57) for number in (1, 2)]

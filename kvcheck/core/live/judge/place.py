@@ -38,6 +38,7 @@ from itertools import pairwise
 
 from kvcheck.core.live.exchange import Question
 from kvcheck.core.live.judge.faults import (
+    CONTEXT,
     Named,
     Where,
     agreed,
@@ -113,12 +114,15 @@ class Suspicion:
 class Suspects:
     """Pages of layers that one request's wrong steps point to: (layer, page) -> suspicion.
 
-    faults: where each single fault lies that explains the answer. is_moved: a mark has another phase.
+    faults: where each single fault lies that explains the answer. read: by wrong steps. was_right: a step that read the
+    cache is right. is_moved: a mark has another phase.
     """
 
     question: Question
     by_page: dict[tuple[int, int], Suspicion]
     faults: frozenset[Where]
+    read: frozenset[tuple[int, int]]
+    was_right: bool
     is_moved: bool
 
     def prefix(self, page: int, page_tokens: int) -> tuple[int, ...]:
@@ -172,13 +176,33 @@ def suspects(
         return any(each.after != after for each in listed.get(node, ()))
 
     faults = explanations(setting, question.ids, answered, taken, has_second_key, cuts)
-    return Suspects(question, by_page, faults, any(is_moved(setting.alphabet, step) for step in taken))
+    read = frozenset(
+        (layer, at // setting.page_tokens)
+        for step in taken
+        if not step.is_right
+        for layer, at in enumerate(step.positions)
+        if at is not None
+    )
+    was_right = any(step.is_right and step.index for step in taken)
+    has_moved = any(is_moved(setting.alphabet, step) for step in taken)
+    return Suspects(question, by_page, faults, read, was_right, has_moved)
 
 
-def named(own: Suspects, round_suspects: Iterable[Suspects]) -> Named:
-    """The layer and the page in which all faults lie that explain an answer."""
+def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> Named:
+    """The layer and the page in which all faults lie that explain an answer; of those that explain each wrong request
+    which shares a page, where one lies in what all of these read."""
     if any(each.is_moved for each in round_suspects):
         return Named(why="a mark of another phase is made of values that are too strong, of whatever layer")
+    others = [each for each in round_suspects if each.question.number != own.question.number]
+    for page in sorted({page for _, page in own.read}):
+        prefix = own.prefix(page, setting.page_tokens)
+        same = [each for each in others if each.prefix(page, setting.page_tokens) == prefix]
+        common = own.faults.intersection(*(each.faults for each in same))
+        read = own.read.intersection(*(each.read for each in same))
+        if same and any(where in read and where[1] == page for where in common):
+            if sum(each.was_right for each in (own, *same)) > 1:
+                common -= {CONTEXT}  # no two contexts turn foreign just where both come to that page
+            return agreed([where for where in common if where[1] is None or where[1] <= page])
     return agreed(own.faults)
 
 

@@ -125,7 +125,7 @@ def _wrong_tokens(
         kind = kind_of_wrong(setting, exchange, step, each, of_round=of_round.values(), sent=sent)
         is_whole = kind.is_whole or kind.shift is not None
         places = () if is_whole else ranked(setting, own, held)
-        place = named(own, held) if places else Named()
+        place = named(setting, own, held) if places else Named()
         place = place if setting.elsewhere is None else Named(why=setting.elsewhere)
         found.append(_wrong_token(setting, exchange, each, step, kind, places, place))
     return found
