@@ -116,8 +116,15 @@ def most_share(hits: int, runs: int, *, tail: float = 0.05) -> float:
     low, high = hits / runs, 1.0
     for _ in range(60 if hits < runs else 0):
         share = (low + high) / 2
-        chances = (math.comb(runs, at) * share**at * (1 - share) ** (runs - at) for at in range(hits + 1))
-        low, high = (share, high) if math.fsum(chances) > tail else (low, share)
+        logs = (
+            math.lgamma(runs + 1)
+            - math.lgamma(at + 1)
+            - math.lgamma(runs - at + 1)  # math.comb overflows a float
+            + at * math.log(share)
+            + (runs - at) * math.log1p(-share)
+            for at in range(hits + 1)
+        )
+        low, high = (share, high) if math.fsum(map(math.exp, logs)) > tail else (low, share)
     return high
 
 

@@ -34,6 +34,7 @@ from kvcheck.core.live.own.statistic import (
     needs_more,
     settled,
 )
+from tools.gate_trials import most_share
 
 REQUESTS = 50
 STALE = (1.0, 2.0, 4.0)
@@ -53,25 +54,6 @@ class Noise:
     scale: Draw = lambda rng: 1.0
     kept: bool = True
     shared: int = 1
-
-
-def share_above(hits: int, runs: int, *, tail: float = 0.05) -> float:
-    """Upper limit of a share: the largest one that gives so few hits in so many runs with probability `tail`."""
-    if hits == runs:
-        return 1.0
-    low, high = hits / runs, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        logs = [
-            math.lgamma(runs + 1)
-            - math.lgamma(n + 1)
-            - math.lgamma(runs - n + 1)
-            + n * math.log(middle)
-            + (runs - n) * math.log1p(-middle)
-            for n in range(hits + 1)
-        ]
-        low, high = (middle, high) if math.fsum(map(math.exp, logs)) > tail else (low, middle)
-    return high
 
 
 def normal(nats: float) -> Callable[[random.Random, float], float]:
@@ -167,7 +149,7 @@ def row(noise: Noise, runs: int) -> dict[str, object]:
         "noise": noise.name,
         "runs": runs,
         "false alarms": alarms,
-        "at most (95 %)": f"{share_above(alarms, runs):.4f}",
+        "at most (95 %)": f"{most_share(alarms, runs):.4f}",
         "unsteady": clean.count("unsteady"),
     }
     tries = max(1, runs // 10)

@@ -36,8 +36,8 @@ def order_of(rounds: int) -> int | None:
     if rounds < LEAST_ROUNDS:
         return None
     k, below = 0, 0.0
-    while below + _binomial(rounds, k, 0.5) <= TAIL:
-        below += _binomial(rounds, k, 0.5)
+    while below + _chance(rounds, k) <= TAIL:
+        below += _chance(rounds, k)
         k += 1
     return k
 
@@ -77,7 +77,7 @@ def floor_of(logs: Sequence[float]) -> float:
 def sign_p(rounds: Sequence[float], threshold: float) -> float:
     """p-value of a one-sided sign test against the claim that the true median is not above `threshold`."""
     above = sum(value > threshold for value in rounds)
-    return min(1.0, math.fsum(_binomial(len(rounds), number, 0.5) for number in range(above, len(rounds) + 1)))
+    return min(1.0, math.fsum(_chance(len(rounds), number) for number in range(above, len(rounds) + 1)))
 
 
 def holm(values: Sequence[float]) -> tuple[float, ...]:
@@ -90,14 +90,8 @@ def holm(values: Sequence[float]) -> tuple[float, ...]:
 
 
 @cache
-def _ways(count: int, number: int) -> float:
-    """The logarithm of how many choices of `number` out of `count` there are."""
-    return math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
-
-
-def _binomial(count: int, number: int, share: float) -> float:
-    """Probability of exactly `number` hits, computed with logarithms, since the factors of a thousand runs overflow a
-    float."""
-    if share in (0.0, 1.0):
-        return float(number == count * share)
-    return math.exp(_ways(count, number) + number * math.log(share) + (count - number) * math.log1p(-share))
+def _chance(count: int, number: int) -> float:
+    """Probability of exactly `number` heads in so many tosses of a fair coin, by logarithms: the factors of a thousand
+    rounds overflow a float."""
+    ways = math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
+    return math.exp(ways - count * math.log(2))
