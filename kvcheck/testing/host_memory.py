@@ -30,17 +30,25 @@ WRITES = (torch.Tensor.copy_, torch.Tensor.__setitem__)
 IN_SAVE, PINNED, WITH_DEVICE, WITHOUT = "in save without device=", "with pin_memory=", "with device=", "without"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Saving:
-    """Copies of one call of save. unsure: destinations of blocking copies of which it is not known whose memory they
-    are. behind: copies on the main stream that may run behind save."""
+    """Copies of one call of save.
 
+    own: storages of the KV. made: how the KV was made; None if not all in one way. names: of storages, by address.
+    all_wait: each blocking copy waits. unsure: destinations of blocking copies of which it is not known whose memory
+    they are. behind: copies on the main stream that may run behind save.
+    """
+
+    own: frozenset[int] = frozenset()
+    made: str | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+    all_wait: bool = False
     unsure: dict[str, None] = field(default_factory=dict)
     behind: int = 0
 
 
 class MemoryOrigins(TorchFunctionMode):
-    """In here it is kept how tensors are made."""
+    """Records how tensors are made while it is entered."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -51,9 +59,9 @@ class MemoryOrigins(TorchFunctionMode):
     @contextmanager
     def saving(self, kv: Sequence[torch.Tensor], names: Mapping[int, str], *, all_wait: bool) -> Iterator[Saving]:
         """In here save runs, and its blocking copies into memory of the host wait."""
-        self._own = {storage_of(each) for each in kv}
-        self._kv = how.pop() if len(how := {self._how(each) for each in kv}) == 1 else None
-        self._names, self._all_wait, self._saving = names, all_wait, Saving()
+        own, how = frozenset(map(storage_of, kv)), {self._how(each) for each in kv}
+        made = how.pop() if len(how) == 1 else None
+        self._saving = Saving(own=own, made=made, names=names, all_wait=all_wait)
         try:
             yield self._saving
         finally:
@@ -79,14 +87,15 @@ class MemoryOrigins(TorchFunctionMode):
     def _waits(self, into: torch.Tensor, saving: Saving) -> bool:
         """Whether a blocking copy into this tensor waits for its stream."""
         at, how = storage_of(into), self._how(into)
-        if at in self._own:
+        if at in saving.own:
             return False
-        if how == IN_SAVE or (how == PINNED != self._kv) or {how, self._kv} == {WITH_DEVICE, WITHOUT}:
+        if how == IN_SAVE or (how == PINNED != saving.made) or {how, saving.made} == {WITH_DEVICE, WITHOUT}:
             return True
-        if how is None and at not in self._names:
+        if how is None and at not in saving.names:
             return False  # a result of the device
-        saving.unsure[self._names[at] if at in self._names else f"the tensor {list(self._made[at][0].shape)}"] = None
-        return self._all_wait
+        name = saving.names[at] if at in saving.names else f"the tensor {list(self._made[at][0].shape)}"
+        saving.unsure[name] = None
+        return saving.all_wait
 
     def _keep(self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any], made: torch.Tensor) -> None:
         how: str | None = WITH_DEVICE if named.get("device") is not None else WITHOUT

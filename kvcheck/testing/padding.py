@@ -210,7 +210,7 @@ def _is_shared_in_row(left: Left, rows: LayerRows, saved: Sequence[torch.Tensor]
     is_back = ((rows.seen == rows.wanted).all(0) & ~left.bytes).tolist()
     some = rows.wanted[:1] if size >= TELLING else rows.wanted
     counts = {
-        at: _count(some[:, at : at + size], kept)
+        at: times_saved(some[:, at : at + size], kept)
         for at in range(0, len(is_back) - size + 1, step)
         if all(is_back[at : at + size])
     }
@@ -223,10 +223,10 @@ def _times(wanted: torch.Tensor, part: torch.Tensor, kept: Sequence[bytes]) -> i
     """How often the saved value has this part: that of all rows, of one row, or the longest run of it."""
     start, end = max(_runs(part.tolist()), key=lambda run: run[1] - run[0])
     needles = [wanted[:, part], wanted[0, part], wanted[0, start:end]]
-    return next((count for needle in needles if (count := _count(needle, kept))), 0)
+    return next((count for needle in needles if (count := times_saved(needle, kept))), 0)
 
 
-def _count(needle: torch.Tensor, kept: Sequence[bytes]) -> int:
+def times_saved(needle: torch.Tensor, kept: Sequence[bytes]) -> int:
     """How often these bytes are saved. Few bytes count only as a tensor of their own."""
     bits = bytes(needle.reshape(-1).tolist())
     return sum(each.count(bits) if len(bits) >= TELLING else each == bits for each in kept)

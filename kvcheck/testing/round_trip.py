@@ -26,7 +26,7 @@ from kvcheck.testing.judge import TELLING, RowJudge, Wrong
 from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import Ownership, dump
-from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, untouched
+from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left, times_saved, untouched
 from kvcheck.testing.plan import (
     NEXT,
     SAVED,
@@ -245,9 +245,7 @@ def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[H
 
     def times(match: RowTensor) -> list[int]:
         rows = (held.read(rows_named(plan.ids, held.unit, units)[:1]) for held in layers_of(match, units))
-        return [
-            sum(each.count(bytes(row.view(-1).tolist())) for each in kept) for row in rows if row.numel() >= TELLING
-        ]
+        return [times_saved(row, kept) for row in rows if row.numel() >= TELLING]
 
     shared: dict[tuple[str, str], list[Held]] = {}
     for part, whole in found.within:
@@ -391,7 +389,7 @@ def judge_padding(
         holds = "NaN or infinity" if odd else wrong.story
         at = odd[0] if odd else wrong.at
         story[held.family] = f"{held.unit} {rows[at]} is padding, and {writer} changed it: it holds {holds}"
-        read = [at for at in odd if held.size >= TELLING and any(bytes(wanted[at].tolist()) in each for each in kept)]
+        read = [at for at in odd if held.size >= TELLING and times_saved(wanted[at], kept)]
         for at in read[:1]:
             first = judge.differs(held, rows[at:], seen[at:], wanted[at:])
             why = f"{held.unit} {rows[at]} of {held.where} is padding, and {writer} put NaN or infinity into it. save "
