@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rigs.cut_rounds import cut_rounds
 from rigs.schemas import check_fits
 
 from kvcheck.commands.main import run
-from kvcheck.core.base.deadline import TimeUp
 from kvcheck.core.base.errors import InternalError, UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, Verdict, read_record
 from kvcheck.core.bench import CASES, case_offload
@@ -245,13 +245,7 @@ class QuickClock(CpuClock):
 def test_the_command_writes_a_record_that_reads_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cut(self: Samples, random: np.random.Generator) -> None:
-        if self.rounds == 2:
-            raise TimeUp
-        measure(self, random)
-
-    measure = Samples.add_round
-    monkeypatch.setattr(Samples, "add_round", cut)
+    cut_rounds(monkeypatch, lambda samples: samples.rounds == 2)
     line = ["bench", "guarded-read", "--shape", "llama-3-tiny", "--seed", "1", "--out", str(tmp_path)]
     assert run(line) == 4
     (folder,) = tmp_path.iterdir()
@@ -301,14 +295,7 @@ def test_some_prices_are_a_pass_that_says_how_many(
     quick = point(a=lambda m: told(m, 200_000), b=lambda m: told(m, 200_000))
     points = [replace(quick, case="guarded-read", size=size) for size in ("small", "large")]
     serve(monkeypatch, *points)
-
-    def cut(self: Samples, random: np.random.Generator) -> None:
-        if self.rounds == 5 and self.point.size == "large":
-            raise TimeUp
-        measure(self, random)
-
-    measure = Samples.add_round
-    monkeypatch.setattr(Samples, "add_round", cut)
+    cut_rounds(monkeypatch, lambda samples: samples.rounds == 5 and samples.point.size == "large")
     assert run(["bench", "guarded-read", "--shape", "llama-3-tiny", "--rounds", "9", "--out", str(tmp_path)]) == 0
     assert "1 of 2 rows with a price" in capsys.readouterr().out
     (folder,) = tmp_path.iterdir()

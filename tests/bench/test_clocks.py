@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rigs.cut_rounds import cut_rounds
 
 from kvcheck.commands.main import run
-from kvcheck.core.base.deadline import TimeUp
 from kvcheck.core.base.record import Verdict, read_record
 from kvcheck.core.bench import CASES, clock
 from kvcheck.core.bench import run as running
@@ -170,14 +170,7 @@ def test_cases_stand_in_the_order_of_what_they_tell() -> None:
 def test_points_that_the_time_skipped_are_named_with_the_command_that_measures_them(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_round = Samples.add_round
-
-    def cut(self: Samples, random: np.random.Generator) -> None:
-        if self.point.size == "large":
-            raise TimeUp
-        add_round(self, random)
-
-    monkeypatch.setattr(Samples, "add_round", cut)
+    cut_rounds(monkeypatch, lambda samples: samples.point.size == "large")
     line = ["bench", "seal", "nvlink-aux", "--shape", "llama-3-tiny", "--max-time", "50", "--seed", "1"]
     assert run([*line, "--out", str(tmp_path)]) == 4
     (folder,) = tmp_path.iterdir()

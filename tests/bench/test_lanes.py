@@ -21,9 +21,9 @@ import pytest
 import torch
 from fakes.cuda import Backend as StandIn
 from fakes.cuda import Machine, Stream, installed
+from rigs.cut_rounds import cut_rounds
 
 from kvcheck.commands.main import run
-from kvcheck.core.base.deadline import TimeUp
 from kvcheck.core.base.errors import DoubleFree, InternalError, WrongOutput
 from kvcheck.core.base.record import Verdict, read_record
 from kvcheck.core.bench import CASES, case_layer_load, memory
@@ -244,13 +244,7 @@ def test_rows_of_threads_are_checks_and_no_prices(tmp_path: Path, capsys: pytest
 def test_too_few_rounds_over_threads_are_no_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cut(self: Samples, random: np.random.Generator) -> None:
-        if self.rounds == 1:
-            raise TimeUp
-        measure(self, random)
-
-    measure = Samples.add_round
-    monkeypatch.setattr(Samples, "add_round", cut)
+    cut_rounds(monkeypatch, lambda samples: samples.rounds == 1)
     line = ["bench", "guarded-read", "--shape", "llama-3-tiny", "--device", "threads", "--seed", "1"]
     assert run([*line, "--out", str(tmp_path)]) == 4
     shown = capsys.readouterr().out
