@@ -1,7 +1,7 @@
 """Answers of a worker to questions about a target of the user's own, which `own_target.py` asks.
 
 Invariants:
-- It runs in a worker alone. What is found before all is done is told at once.
+- It runs in a worker only. Results that are found on the way are sent at once.
 """
 
 from __future__ import annotations

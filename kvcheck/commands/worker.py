@@ -8,7 +8,7 @@ Invariants:
 - An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
 - An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
 - The parent ends a run with SIGTERM. It unwinds the schedule in progress, so that temporary folders are removed.
-- Code under test has no hold on it: what that prints goes to stderr, and a thread that it left ends with the process.
+- Code under test cannot disturb it: its prints go to stderr, and threads that it leaves end with the process.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def judge_late_save(
     *,
     keys: Collection[object] | None = None,
 ) -> tuple[str, ...]:
-    """Find copies that save takes before its streams have made them: what they do runs when somebody waits for it.
+    """Find copies that save takes before its streams have run them. Queued work runs when something waits for it.
 
     keys: the buffers that are right where streams run at once; None for all. Returns what was not tried.
     """

@@ -254,10 +254,8 @@ class LiveRunner:
 
     def _ask_new(self, plan: LivePlan, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
         """Answers to prompts that begin as no other one."""
-        questions, like = (
-            self._questions(secrets.randbelow(1 << 32), plan.longest),
-            [each.sending.question for each in exchanges],
-        )
+        questions = self._questions(secrets.randbelow(1 << 32), plan.longest)
+        like = [each.sending.question for each in exchanges]
         round_ = new_prompts(questions, Rng(self._next), like, plan.concurrency)
         self._next += len(round_.orders)
         sent = Sender(self._client, gap_s=0.0, may_force=False).send(round_).exchanges

@@ -403,8 +403,8 @@ def _is_of_target(error: BaseException, plan: Plan) -> bool:
 
 
 def _code_of(error: BaseException, plan: Plan) -> str:
-    """The code of the finding that an error of the code under test is. Raises what is no such error: kvcheck's own
-    fault, and what the machine lacks or the user has to change."""
+    """The finding code of an error of the code under test. Raises all other errors: kvcheck's own fault, a lack of the
+    machine, and what the user has to change."""
     is_own = plan.own_target is not None and is_of_user(error)
     if trouble := machine_trouble(error, is_of_user=is_own):
         raise UnknownVerdict(trouble) from error

@@ -84,8 +84,8 @@ def explanations(
     cuts: Collection[int],
 ) -> frozenset[Where]:
     """Where each fault lies that explains all wrong steps and no right one contradicts. taken: steps of `answered`.
-    has_second_key: whether another request lists a node, with another one after it than this. cuts: how many first
-    tokens other requests share."""
+    has_second_key: whether another request lists a node, with another one after it than this. cuts: lengths of
+    the prefixes that other requests share."""
     if all(step.is_right for step in taken):
         return frozenset()
     is_walk = setting.alphabet.as_node(ids[-1]) is not None
@@ -303,9 +303,7 @@ class _Walk(_Answer):
         if (layer := self.lost_layer(first)) is not None:
             position = first.positions[layer]
             return position is not None and all(at is None or at > position for at in first.positions[:layer])
-        if self.is_foreign(
-            first
-        ):  # the whole context holds a place of that node, and a page of another request does not
+        if self.is_foreign(first):  # the whole context holds a place of that node, a page of another request does not
             return all(self.alphabet.as_node(token) is not None for token in self.answered[first.index + 1 :][:1])
         return self.alphabet.as_node(first.answered) is not None
 
