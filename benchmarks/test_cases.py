@@ -17,7 +17,7 @@ import torch
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Maker, Setting
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 SHAPE = shape_named("glm-5.1")
 CPU = "cpu"

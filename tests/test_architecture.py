@@ -35,9 +35,9 @@ BASE = frozenset(
 CONTENT, HOLD = ("core.base.content", "core.base.deviation", "core.base.rng"), "core.base.cuda_hold"
 MOVED = ("kernels", *CONTENT, "core.cache.backend", "core.cache.pools")
 CACHE = (*MOVED, "core.cache.offload", "core.cache.hicache", "core.cache.transfer", "core.cache.scheduler")
-KINDS = ("core.workload.tier_events", "core.workload.report_events")
-EVENTS = ("core.workload.events", *KINDS)
-JUDGED = (*CACHE, "core.workload", "core.targets")
+KINDS = ("core.stress.workload.tier_events", "core.stress.workload.report_events")
+EVENTS = ("core.stress.workload.events", *KINDS)
+JUDGED = (*CACHE, "core.stress.workload", "core.stress.targets")
 STARTED = ("core.cache.transfer.mooncake.child", "core.probes.frame.probe_server", "core.probes.mooncake.agent")
 ENGINES = ("core.probes.sglang", "core.probes.vllm", "core.probes.lmcache", "core.probes.mooncake")
 
@@ -60,24 +60,24 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
     "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
-    "core.workload": ((*MOVED, *CACHE[-2:], "core.live.model"), "feeds a scheduler; names no target. Known weights"),
-    "core.workload.mismatch": ((), "plain numbers that an event holds"),
+    "core.stress.workload": ((*MOVED, *CACHE[-2:], "core.live.model"), "feeds a scheduler; names no target"),
+    "core.stress.workload.mismatch": ((), "plain numbers that an event holds"),
     **dict.fromkeys(KINDS, ((), "plain values: hashes, ids and counts")),
-    "core.workload.events": (
-        (*KINDS, "core.workload.mismatch", "core.base.content", "core.cache.backend.backend"),
+    "core.stress.workload.events": (
+        (*KINDS, "core.stress.workload.mismatch", "core.base.content", "core.cache.backend.backend"),
         "made by whoever observes a part, judged by the oracles: values of the layers below, none of their parts",
     ),
-    "core.targets": ((*CACHE, *EVENTS), "puts the parts together, fixed or broken on purpose"),
+    "core.stress.targets": ((*CACHE, *EVENTS), "puts the parts together, fixed or broken on purpose"),
     "core.probes.frame": ((*CONTENT, HOLD), "runs where there is torch alone; triton where it is"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
     "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),
-    "core.stress.history": (("core.workload.events", "core.cache.backend.backend"), "passes events on, makes some"),
+    "core.stress.history": (("core.stress.workload.events", "core.cache.backend.backend"), "passes events on"),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
     "core.stress.oracles": (
         (
-            *(*EVENTS, "core.workload.mismatch", "core.stress.history", "core.stress.clocks"),
+            *(*EVENTS, "core.stress.workload.mismatch", "core.stress.history", "core.stress.clocks"),
             *("core.stress.access_log", "core.base.content", "core.base.deviation", "core.cache.backend.backend"),
         ),
         "judge a history alone, from any target",
@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
 # No row: a row would let everything below import everything.
 NAMESPACES = frozenset({"core", "core.base", "core.cache"})
-ONLY_COMMANDS = "core.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
+ONLY_COMMANDS = "core.stress.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
 # commands, the price of a fix beside its mutant, and what judges mutants by their cards
 KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials")
 
@@ -120,12 +120,13 @@ MAY_CATCH_ALL = {
     "core.probes.frame.guard": "whatever an engine raises is its finding, or what cannot be driven",
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
-    **dict.fromkeys(("core.base.errors", "core.stress.mutation.server", "core.targets.own"), "others raise anything"),
+    **dict.fromkeys(("core.base.errors", "core.stress.targets.own"), "others raise anything"),
+    "core.stress.mutation.server": "an edit raises anything",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.cache.transfer.mooncake.child", "core.cache.hicache.mooncake_store"),
-    **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.targets",)),
+    **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.stress.targets",)),
     "ray": ("core.stress.campaign.ray_crew",),
     **dict.fromkeys(("triton", "numba"), ("kernels",)),
     "safetensors": ("core.live.model.folder",),
@@ -152,7 +153,7 @@ class Ban:
 EVERYWHERE = ("",)
 BANS = (
     Ban(
-        where=("core.stress", "core.workload"),
+        where=("core.stress",),
         names=frozenset({"random", "time.time", "time.time_ns", "secrets", "uuid.uuid4", "numpy.random.seed"}),
         calls=frozenset({"hash", "id"}),
         why="a schedule must replay: clock, randomness and order are arguments",

@@ -37,7 +37,7 @@ from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
 from kvcheck.core.report.store import write_run
 from kvcheck.core.stress.mutation.handwritten import read_hand_edits
-from kvcheck.core.targets.mutants import MUTANTS
+from kvcheck.core.stress.targets.mutants import MUTANTS
 
 SETTINGS = """[tool.kvcheck.stress]
 shape = ["llama-3-tiny"]

@@ -23,8 +23,8 @@ from rigs.live_processes import is_alive, poll
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
 ROOT = Path(__file__).parents[1]
 STARTERS: dict[str, Callable[[], object]] = {

@@ -169,8 +169,8 @@ def _plan(ctx: typer.Context) -> CampaignPlan:
     from kvcheck.core.stress.campaign.batches import CampaignPlan, parse_seeds, parse_shard
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.schedule import ANSWERS, Plan
-    from kvcheck.core.targets.mutants import mutant as card_of
-    from kvcheck.core.workload import WORDS
+    from kvcheck.core.stress.targets.mutants import mutant as card_of
+    from kvcheck.core.stress.workload import WORDS
 
     given = ctx.params
     if given["answers_within"] < 0:

@@ -62,12 +62,12 @@ OPTIONAL = {
 # Kind of `kvcheck list`: the tables that hold it, as "module:attribute".
 KINDS: dict[str, tuple[str, ...]] = {
     "scenarios": ("kvcheck.core.stress.scenarios:SCENARIOS",),
-    "shapes": ("kvcheck.core.workload.shapes:SHAPES",),
+    "shapes": ("kvcheck.core.stress.workload.shapes:SHAPES",),
     "oracles": ("kvcheck.core.stress.oracles:ORACLES",),
-    "mutants": ("kvcheck.core.targets.mutants:MUTANTS",),
+    "mutants": ("kvcheck.core.stress.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
-    "decoders": ("kvcheck.core.workload:DECODERS",),
-    "targets": ("kvcheck.core.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
+    "decoders": ("kvcheck.core.stress.workload:DECODERS",),
+    "targets": ("kvcheck.core.stress.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
     "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": (

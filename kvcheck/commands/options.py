@@ -98,7 +98,7 @@ def environment() -> dict[str, object]:
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:
     """Digests of what a run judges. trace: of `--trace`. engine: the installed one, if any. own: MODULE:NAME."""
-    from kvcheck.core.workload.synthetic import SAMPLE
+    from kvcheck.core.stress.workload.synthetic import SAMPLE
 
     target = None if engine is None else engine.start().identity
     if own is not None:
@@ -126,8 +126,8 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _check_target(plan: Plan) -> None:
-    from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.own import is_own
+    from kvcheck.core.stress.targets import TARGETS
+    from kvcheck.core.stress.targets.own import is_own
 
     if plan.own_target is None or plan.own_target in TARGETS.names():
         return
@@ -154,9 +154,9 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.stress.plan_decoder import check_decoder
     from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
-    from kvcheck.core.targets.mutants import mutant
-    from kvcheck.core.workload.synthetic import trace_rows
-    from kvcheck.core.workload.traces import MAX_REQUESTS
+    from kvcheck.core.stress.targets.mutants import mutant
+    from kvcheck.core.stress.workload.synthetic import trace_rows
+    from kvcheck.core.stress.workload.traces import MAX_REQUESTS
 
     kind = kind_of(plan.device)
     BACKENDS.require(plan.backend)

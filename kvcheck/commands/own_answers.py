@@ -23,7 +23,7 @@ def answered(text: str, say: Callable[[str], None]) -> str:
 
 
 def _identity(tell: Tell, *, name: str) -> str:
-    from kvcheck.core.targets.own import own_identity
+    from kvcheck.core.stress.targets.own import own_identity
 
     return own_identity(name)
 

@@ -33,7 +33,7 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
     """What the record's plan says of the cells: their first lines, of an engine's what each is about and the variables
     it was given, and the pool family of each shape."""
     from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.workload.shapes import SHAPES
+    from kvcheck.core.stress.workload.shapes import SHAPES
 
     shows = {plan.cell: text for plan in plans if (text := row_of(plan).shows(plan)) is not None}
     families = {plan.shape: SHAPES[plan.shape].family for plan in plans if plan.shape in SHAPES}

@@ -39,7 +39,7 @@ from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_m
 from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
-    from kvcheck.core.targets.mutants.mutant import Mutant
+    from kvcheck.core.stress.targets.mutants.mutant import Mutant
 
 
 def selftest(
@@ -58,7 +58,7 @@ def selftest(
 ) -> int:
     """Judge every mutant that was named."""
     check_choice("--format", format_name, FORMATS)
-    from kvcheck.core.targets.mutants import MUTANTS, mutant
+    from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
     check_positive("--schedules", schedules)
     check_positive("--max-time", max_time)

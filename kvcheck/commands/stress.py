@@ -76,7 +76,7 @@ from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
 from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
-from kvcheck.core.workload import WORDS
+from kvcheck.core.stress.workload import WORDS
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.probe_runner import ProbeRunner
@@ -289,7 +289,7 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
     from kvcheck.core.stress.probe_runner import engine_env
     from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.targets.mutants import mutant
+    from kvcheck.core.stress.targets.mutants import mutant
 
     live.refuse_options_of_servers(ctx)
     passing("loading")
@@ -340,7 +340,7 @@ def _names(base: Plan, scenarios: list[str], shapes: list[str]) -> tuple[list[st
     """Scenarios and shapes of a run: what was named, or what shows the mutant."""
     if base.mutant is None:
         return scenarios, shapes
-    from kvcheck.core.targets.mutants import mutant
+    from kvcheck.core.stress.targets.mutants import mutant
 
     card = mutant(base.mutant)
     return scenarios or [card.scenario], shapes or [card.shape]

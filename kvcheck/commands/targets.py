@@ -12,14 +12,14 @@ from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.runner import ScheduleRunner
-    from kvcheck.core.targets.target import Target
+    from kvcheck.core.stress.targets.target import Target
 
 
 def target_of(plan: Plan) -> Target:
     """The target that the plan names, kvcheck's or the user's own, or the mutant of kvcheck's. Raises UsageError."""
-    from kvcheck.core.targets import TARGETS
-    from kvcheck.core.targets.mutants import mutant_target
-    from kvcheck.core.targets.own import load_own
+    from kvcheck.core.stress.targets import TARGETS
+    from kvcheck.core.stress.targets.mutants import mutant_target
+    from kvcheck.core.stress.targets.own import load_own
 
     if plan.mutant is not None:
         return mutant_target(plan.mutant)
@@ -37,7 +37,7 @@ def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
     """A line where a bug was put back and no cell failed."""
     if mutant is None or is_found:
         return []
-    from kvcheck.core.targets.mutants import mutant as named
+    from kvcheck.core.stress.targets.mutants import mutant as named
 
     found = f"; next: kvcheck selftest {mutant}, which answers by chance" if named(mutant).within else ""
     return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code{found}"]

@@ -32,7 +32,7 @@ from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.bench.run import run_bench
 from kvcheck.core.cache.pools.buffers import BufferSet
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.pool import KVPool
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 TINY = shape("llama-3-tiny")
 

@@ -43,7 +43,7 @@ from kvcheck.core.report.comparison.trend import LEAST_RUNS, trend_of
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.result import gated_rows
 from kvcheck.core.report.prices import has_price, in_short
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 RUNS = 6
 LATE_S = 0.005

@@ -7,8 +7,8 @@ import torch
 
 from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.pool import Holding
-from kvcheck.core.targets.mutants import mutant
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.targets.mutants import mutant
+from kvcheck.core.stress.workload.shapes import shape
 
 TOLD = AttentionInputs(shape("gpt-oss-tiny"))  # a window of 10
 HOLDING = Holding(request=1, row=1)

@@ -19,7 +19,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 Words = dict[tuple[str, str], torch.Tensor]
 PAGES = 16

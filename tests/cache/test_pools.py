@@ -23,7 +23,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
-from kvcheck.core.workload.shapes import MICRO_SHAPES, SHAPES, TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, SHAPES, TINY_SHAPES, shape
 
 Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]
 

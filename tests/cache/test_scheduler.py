@@ -15,11 +15,11 @@ from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.serving import make_setup, request_of
-from kvcheck.core.targets.builtin import BuiltinEngine
-from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.targets.target import HostTier
-from kvcheck.core.workload.jobs import Job
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.targets.builtin import BuiltinEngine
+from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import HostTier
+from kvcheck.core.stress.workload.jobs import Job
+from kvcheck.core.stress.workload.shapes import shape
 
 SHAPE = shape("llama-3-tiny")
 PAGE = SHAPE.page_size

@@ -16,7 +16,7 @@ from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
-from kvcheck.core.workload.shapes import SHAPES, shape
+from kvcheck.core.stress.workload.shapes import SHAPES, shape
 
 ATTENTION = {"k": 8, "v": 8}
 SHARDS = {

@@ -20,7 +20,7 @@ import pytest
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.bugs import BUGS
-from kvcheck.core.targets.mutants import MUTANTS
+from kvcheck.core.stress.targets.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bugs.md").read_text(encoding="utf-8")

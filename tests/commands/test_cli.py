@@ -30,8 +30,8 @@ from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.workload.shapes import TINY_SHAPES
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1", "--no-reports"]

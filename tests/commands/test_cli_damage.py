@@ -27,7 +27,7 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.report import WRITERS, destinations
 from kvcheck.core.report.store import RunStore
 from kvcheck.core.report.to_html import render
-from kvcheck.core.workload import traces
+from kvcheck.core.stress.workload import traces
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0

@@ -23,8 +23,8 @@ from kvcheck.core.cache.pools.allocator import PageAllocator
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import serving
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.own import load_own
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.own import load_own
 
 SHAPES = ["--shape", "llama-3-micro", "--shape", "gpt-oss-micro"]
 GIVEN = ["--seed", "1", "--schedules", "3", "--jobs", "1", "--no-reports"]
@@ -124,7 +124,7 @@ import errno, os, sys, threading, time
 from dataclasses import replace
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.cache.offload import Offload
-from kvcheck.core.targets.parts import FIXED
+from kvcheck.core.stress.targets.parts import FIXED
 
 class NoText(Exception):
     def __str__(self):

@@ -23,9 +23,9 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import file_digest, folder_digest
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.own import ENGINE_HAS, is_own, load_own, own_identity
-from kvcheck.core.targets.target import Engine
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.own import ENGINE_HAS, is_own, load_own, own_identity
+from kvcheck.core.stress.targets.target import Engine
 
 DOCS = Path(kvcheck.__file__).parents[1] / "docs"
 EXAMPLE = DOCS / "examples" / "own-engine"
@@ -203,7 +203,7 @@ def test_options_for_the_builtin_target_are_refused(
 
 def test_a_file_in_the_current_folder_hides_nothing(module: Callable[[str], str], folder: Path) -> None:
     (folder / "colorsys.py").write_text("raise RuntimeError('this is not the one')")
-    name = module("import colorsys\nfrom kvcheck.core.targets.parts import FIXED as target")
+    name = module("import colorsys\nfrom kvcheck.core.stress.targets.parts import FIXED as target")
     assert load_own(f"{name}:target").name == f"{name}:target"
     assert sys.path[-1] == str(folder)
 
@@ -218,7 +218,7 @@ def test_the_identity_of_a_package_is_that_of_all_its_files(folder: Path) -> Non
     package = folder / name
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "parts.py").write_text("from kvcheck.core.targets.parts import FIXED as target")
+    (package / "parts.py").write_text("from kvcheck.core.stress.targets.parts import FIXED as target")
     first = own_identity(f"{name}.parts:target")
     assert first == f"{name}.parts:target, {folder_digest(package)}"
     (package / "other.py").write_text("changed = True")

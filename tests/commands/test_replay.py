@@ -21,9 +21,9 @@ from kvcheck.core.report.store import RunStore
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant, mutant_target
-from kvcheck.core.targets.parts import TargetParts
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant, mutant_target
+from kvcheck.core.stress.targets.parts import TargetParts
 
 PLAN = Plan(scenario="retract-resume", shape="llama-3-tiny", seed=1)
 

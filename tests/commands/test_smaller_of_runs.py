@@ -20,7 +20,7 @@ from kvcheck.core.base.record import read_record
 from kvcheck.core.stress import smaller as made
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.smaller import MOST_CAUSES, smaller
-from kvcheck.core.targets.mutants import mutant_target
+from kvcheck.core.stress.targets.mutants import mutant_target
 
 LINE = "retract-resume:shape=glm-5.1-tiny,mutant=offload-skips-index-buffer,seed=1,schedule=0,expect=KV304"
 

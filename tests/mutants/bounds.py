@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcheck.core.stress.exploring import Exploration
 from kvcheck.core.stress.schedule import ANSWERS, Plan
-from kvcheck.core.targets.mutants import mutant
+from kvcheck.core.stress.targets.mutants import mutant
 
 SEED = 1
 WORKLOADS: dict[str, tuple[int, int]] = {

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, schedules
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant_target
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant_target
 
 SCENARIO, SEED, SCHEDULES = "retract-resume", 1, 24
 SHAPES = {

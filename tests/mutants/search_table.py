@@ -32,10 +32,10 @@ from mutants.bounds import WORKLOADS, exploration_of
 from kvcheck.core.stress.exploring import Exploration
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, schedules
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
-from kvcheck.core.workload import WORDS
-from kvcheck.core.workload.shapes import MICRO_SHAPES
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.stress.workload import WORDS
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 
 WITHIN = "within"
 """The arm that runs an exploration."""

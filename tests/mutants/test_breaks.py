@@ -26,10 +26,10 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.seal import Sealer
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant
-from kvcheck.core.targets.mutants.mutant import overridden
-from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
+from kvcheck.core.stress.targets.mutants.mutant import overridden
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 PACKAGE = Path(kvcheck.__file__).parent
 WITH_STORE = with_settings(Plan(scenario="hicache", shape="llama-3-tiny"), "store:memory").schedule

@@ -7,9 +7,9 @@ from mutants.decoder_table import SEED, SHAPES, cells, found_by
 
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads, schedules
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
-from kvcheck.core.targets.mutants.attention import ATTENTION
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.stress.targets.mutants.attention import ATTENTION
 
 SHOWN_BY_WORDS = {
     ("resume-shifts-positions", "llama-answers"): "content KV301",

@@ -16,8 +16,8 @@ from kvcheck.core.stress.delayed import UNREAD, Rates, Try, may_show, whole_name
 from kvcheck.core.stress.mutant_trials import HELD_MOST, _likely_first, judge
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", seed=1, mutant="timeout-counts-as-drain")
 SHOWS, HIDES = "1.wire.kv~2.decode.write", f"1.wire.kv~2.{UNREAD[0]}"

@@ -24,8 +24,8 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads, schedules
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 
 SCHEDULES = 16
 SEED = 1

@@ -20,10 +20,10 @@ from kvcheck.commands.targets import unfound_mutant
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.stress.mutant_trials import timed_mutants
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
-from kvcheck.core.targets.mutants.late import LATE
-from kvcheck.core.targets.target import Target
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.stress.targets.mutants.late import LATE
+from kvcheck.core.stress.targets.target import Target
 
 NAMES = [each.name for each in LATE]
 PAIRS = [name for name in NAMES if len(mutant(name).faults) > 1]

@@ -15,7 +15,7 @@ import pytest
 
 import kvcheck
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.targets.mutants import MUTANTS
+from kvcheck.core.stress.targets.mutants import MUTANTS
 
 PACKAGE = Path(kvcheck.__file__).parent
 LIST = json.loads(Path(__file__).with_name("reported_bugs.json").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ from kvcheck.core.stress.delayed import Rates, device_plans, run_both
 from kvcheck.core.stress.mutant_trials import JUDGE, judge
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.targets.mutants import MUTANTS, mutant
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
 SEED, SCHEDULES = 1, 32
 COLUMNS = (

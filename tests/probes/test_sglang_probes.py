@@ -443,7 +443,7 @@ def test_help_imports_no_engine_and_no_target() -> None:
     program = (
         "import sys, kvcheck, kvcheck.commands.main as m; m.run(['--help']); m.run(['stress', '--help']); "
         "found = {n.split('.')[0] for n in sys.modules} & {'sglang', 'vllm', 'lmcache', 'torch'}; "
-        "sys.exit(any(n.startswith('kvcheck.core.targets') for n in sys.modules) or bool(found))"
+        "sys.exit(any(n.startswith('kvcheck.core.stress.targets') for n in sys.modules) or bool(found))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.gate.to_md import render as markdown
 from kvcheck.core.report.store import RunStore
-from kvcheck.core.targets.mutants import mutant
+from kvcheck.core.stress.targets.mutants import mutant
 
 (CELL,) = PASSED.scenarios
 KILLED = replace(

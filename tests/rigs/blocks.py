@@ -22,8 +22,8 @@ from kvcheck.core.bench import CASES
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.probes.installed import ENGINES
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.targets.mutants import MUTANTS
-from kvcheck.core.workload.shapes import SHAPES
+from kvcheck.core.stress.targets.mutants import MUTANTS
+from kvcheck.core.stress.workload.shapes import SHAPES
 
 PROJECT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -31,9 +31,9 @@ from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
-from kvcheck.core.targets.observe import Observer
-from kvcheck.core.workload.shapes import shape
-from kvcheck.core.workload.tier_events import Modelled
+from kvcheck.core.stress.targets.observe import Observer
+from kvcheck.core.stress.workload.shapes import shape
+from kvcheck.core.stress.workload.tier_events import Modelled
 
 BACKENDS: dict[str, Callable[[OperationEvents], Backend]] = {
     "eager": EagerBackend,

@@ -9,8 +9,16 @@ from __future__ import annotations
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.oracle import judge
-from kvcheck.core.workload.events import Allocated, Event, Freed
-from kvcheck.core.workload.tier_events import Asked, Chosen, Computed, Declared, LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Allocated, Event, Freed
+from kvcheck.core.stress.workload.tier_events import (
+    Asked,
+    Chosen,
+    Computed,
+    Declared,
+    LookedUp,
+    TierChanged,
+    Transferred,
+)
 
 Events = tuple[Event, ...]
 

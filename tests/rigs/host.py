@@ -20,7 +20,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSet, Granularity, SpaceSpec
-from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 POISON = -0x5A5A5A5A5A5A5A5B  # eight bytes of 0xA5
 UNITS = {"full": 9, "window": 6, "state": 5}

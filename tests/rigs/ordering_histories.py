@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Allocated,
     Event,
     Freed,

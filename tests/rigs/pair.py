@@ -25,7 +25,7 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.wire import Ticket
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 PATIENCE = 20
 SENDER_PATIENCE = 30

@@ -21,7 +21,7 @@ from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 PAGES, ROWS, LONGEST = 7, 5, 3
 """Pages and rows of the pool; pages of its longest request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcheck.core.cache.scheduler.request import Request, StepReport
-from kvcheck.core.targets.target import SpaceCount, Standing
+from kvcheck.core.stress.targets.target import SpaceCount, Standing
 
 
 class StillEngine:

@@ -26,8 +26,8 @@ from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 from kvcheck.core.stress.ranks.spec import RankSpec
 from kvcheck.core.stress.ranks.worker import main, wire_of
-from kvcheck.core.targets.mutants import mutant
-from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.mutants import mutant
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 READY_S = 60.0
 

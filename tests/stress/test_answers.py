@@ -22,8 +22,8 @@ from kvcheck.core.stress.exploring import Exploration
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import Draw
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant_target
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant_target
 
 
 class Program:

@@ -31,12 +31,12 @@ from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.runner_rows import FLOOR
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import EagerStrategy
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant
-from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.workload.events import Submitted
-from kvcheck.core.workload.shapes import TINY_SHAPES
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.workload.events import Submitted
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def audited(shape: str, parts: TargetParts = FIXED) -> Outcome:

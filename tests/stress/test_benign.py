@@ -24,9 +24,9 @@ from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.pool import Given, Holding
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.workload.decoder import ContentDecoder
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.workload.decoder import ContentDecoder
 
 SHAPES = (("hicache", "llama-3-tiny"), ("hicache-hybrid", "gpt-oss-tiny"), ("hicache-hybrid", "qwen3-next-tiny"))
 REQUESTS = 24

@@ -20,10 +20,10 @@ from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import ABORTS, FAULTS, STORE
 from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan, parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.workload.events import Aborted, Faulted
-from kvcheck.core.workload.shapes import MICRO_SHAPES, shape
-from kvcheck.core.workload.tier_events import Damaged
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.workload.events import Aborted, Faulted
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, shape
+from kvcheck.core.stress.workload.tier_events import Damaged
 
 CELLS = [
     (scenario, name)

@@ -32,8 +32,8 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant_target
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant_target
 
 SEEDS = 12
 PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=3, schedule=5, requests=24)

@@ -24,8 +24,8 @@ from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 
 class UnzeroedSet(BufferSet):

@@ -24,8 +24,8 @@ from kvcheck.core.stress.delayed import DelayRunner, tries, why_not
 from kvcheck.core.stress.device_end import LANES_MOST, DeviceEnd
 from kvcheck.core.stress.history import History, OperationEvents
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.workload.events import Broke, Completed, Submitted
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.workload.events import Broke, Completed, Submitted
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from kvcheck.core.base.situations import PAIR, SITUATIONS, STATES, TREE, Situati
 from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, MOST, PACE, Disturber
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.serving import Feed
-from kvcheck.core.targets.target import Standing
-from kvcheck.core.workload.events import Aborted, Event, Happened
-from kvcheck.core.workload.jobs import Job
+from kvcheck.core.stress.targets.target import Standing
+from kvcheck.core.stress.workload.events import Aborted, Event, Happened
+from kvcheck.core.stress.workload.jobs import Job
 
 LEGAL = (
     Situation("request", "running", "abort"),

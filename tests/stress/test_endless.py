@@ -13,10 +13,10 @@ from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.serving import IDLE_ROUNDS, drive
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.targets.target import SpaceCount
-from kvcheck.core.workload.jobs import Job
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import SpaceCount
+from kvcheck.core.stress.workload.jobs import Job
 
 PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=1)
 

@@ -12,7 +12,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Allocated,
     Event,
     Expected,

@@ -26,7 +26,7 @@ from kvcheck.core.stress.cell_workers import BEGUN, tasks_text
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.faulty_store import DAMAGE_EVERY, faulty_store
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60

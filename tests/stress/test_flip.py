@@ -30,8 +30,8 @@ from kvcheck.core.stress.pair import Pair, parse_pair
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import MUTANTS, mutant, mutant_target
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 
 RACES = [
     name

@@ -23,11 +23,11 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.serving import CHUNKS, make_setup
 from kvcheck.core.stress.schedule import Plan, workload_seed
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.targets.target import Engine, Setup
-from kvcheck.core.workload.shapes import TINY_SHAPES
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import Engine, Setup
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 TRANSFER, CACHED = "pd-transfer", "hicache"
 

@@ -19,8 +19,8 @@ from kvcheck.core.stress.runner import ScheduleRunner, evidence_gap, schedules
 from kvcheck.core.stress.scenarios.hicache import HiCacheScenario
 from kvcheck.core.stress.scenarios.serving import buffer_names
 from kvcheck.core.stress.schedule import FLOOR, Plan
-from kvcheck.core.targets.builtin import FIXED, BuiltinTarget
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.targets.builtin import FIXED, BuiltinTarget
+from kvcheck.core.stress.workload.shapes import shape
 
 
 @pytest.mark.schedules

@@ -23,9 +23,9 @@ from kvcheck.core.cache.transfer.seal import Seal, SealPlan
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED
-from kvcheck.core.workload.shapes import MICRO_SHAPES
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 from kvcheck.kernels.content import as_unsigned
 from kvcheck.kernels.digest import combined
 from kvcheck.kernels.digest_rows import digest_rows

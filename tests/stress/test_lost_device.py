@@ -28,8 +28,8 @@ from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import _Child
 from kvcheck.core.stress.mutant_trials import MutantTask
 from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.turns import take_turns
-from kvcheck.core.targets.builtin import BuiltinTarget
 
 
 def tasks(*schedules: int) -> list[tuple[int, CellTask]]:

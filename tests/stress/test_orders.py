@@ -19,11 +19,11 @@ from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.variants import pairs_tried
 from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, parse_line
 from kvcheck.core.stress.strategies import FIRST, LANE_GROUPS, DelayStrategy, delay_name
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant_target
-from kvcheck.core.workload.events import Event, Submitted
-from kvcheck.core.workload.shapes import MICRO_SHAPES, TINY_SHAPES
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant_target
+from kvcheck.core.stress.workload.events import Event, Submitted
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, TINY_SHAPES
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 CELLS = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario=""), (), ())
 

@@ -18,11 +18,11 @@ from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.pair import PairEngine
-from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.targets.target import Engine, Setup
-from kvcheck.core.workload.report_events import Reported
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.pair import PairEngine
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import Engine, Setup
+from kvcheck.core.stress.workload.report_events import Reported
 
 FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [

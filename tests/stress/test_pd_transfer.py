@@ -28,10 +28,10 @@ from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import FAULT_KINDS
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.targets.target import Engine, Setup
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import Engine, Setup
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
     Counted,
@@ -45,7 +45,7 @@ from kvcheck.core.workload.events import (
     RoomChanged,
     Submitted,
 )
-from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 SCENARIO_NAMES = ("pd-transfer", "nvlink-aux")
 RANK_PAIRS = ((2, 2), (2, 1), (1, 2), (4, 2), (2, 4), (4, 1), (1, 4), (4, 4))

@@ -16,9 +16,9 @@ from kvcheck.core.stress.answers import parse_answers
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant, mutant_target
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant, mutant_target
+from kvcheck.core.stress.workload.shapes import shape
 
 MOST_CHARACTERS, MOST_REQUESTS, MOST_PAGES, MOST_LAYERS = 300, 2, 2, 2
 BUGS = {

@@ -31,7 +31,7 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.stories import MOST_STORIES, UNMADE, stories, with_stories
 from kvcheck.core.stress.story_notes import AFTER, MOST_NOTES, StoryNotes
 from kvcheck.core.stress.story_telling import tell
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Allocated,
     Completed,
     Event,
@@ -45,7 +45,7 @@ from kvcheck.core.workload.events import (
     SitesKnown,
     Submitted,
 )
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "story.txt"
 SITE = Site("full", "latent", "", 0)

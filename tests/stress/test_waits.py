@@ -18,11 +18,11 @@ from kvcheck.core.stress import wait_search
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.strategies import LazyStrategy
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.mutants import mutant, mutant_target
+from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.wait_search import Waits, search_waits
 from kvcheck.core.stress.waits import Wait, Waiter, WaitingBackend, kind_of
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.mutants import mutant, mutant_target
-from kvcheck.core.targets.parts import TargetParts
 
 KEYS = "index-key-reader-without-wait"
 ACKS = "ack-by-kv-alone"

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from kvcheck.core.cache.offload import Offload
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED
 
 
 class ByHand(Offload):

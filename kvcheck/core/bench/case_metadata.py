@@ -13,7 +13,7 @@ import torch
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow, metadata_fields
-from kvcheck.core.targets.mutants.retract_resume import ViewMetadata
+from kvcheck.core.stress.targets.mutants.retract_resume import ViewMetadata
 
 SLOTS = 64
 REQUEST = 7

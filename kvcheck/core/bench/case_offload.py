@@ -20,7 +20,7 @@ from kvcheck.core.bench.holdings import TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.targets.mutants.retract_resume import SaveSkipsIndex
+from kvcheck.core.stress.targets.mutants.retract_resume import SaveSkipsIndex
 
 CHUNK_ROWS = 8192
 INDEX = "index_k_with_scale"

@@ -25,7 +25,7 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.room_memory import room_units
 from kvcheck.core.cache.transfer.seal import Content, Sealer
 from kvcheck.core.cache.transfer.wire import Ticket
-from kvcheck.core.targets.mutants.pd_transfer import SealWithoutKV
+from kvcheck.core.stress.targets.mutants.pd_transfer import SealWithoutKV
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.bench import CASES
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import tensor_device
 from kvcheck.core.bench.plan import BenchPlan
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 Tell = Callable[[BenchRow], None]
 Late = Callable[[str, tuple[str, ...]], None]

@@ -10,7 +10,7 @@ from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def schedule_cost(plan: Plan) -> str:

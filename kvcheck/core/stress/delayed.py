@@ -26,7 +26,7 @@ from kvcheck.core.stress.pair import Pair
 from kvcheck.core.stress.runner import Outcome, Runner, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS
-from kvcheck.core.workload.events import Submitted
+from kvcheck.core.stress.workload.events import Submitted
 
 TRIES_MOST = 5
 """Plans of delays that are tried before a finding is said not to reproduce on a device."""

@@ -26,7 +26,7 @@ from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.simulated import Pending
 from kvcheck.core.cache.backend.streamed import StreamedBackend
 from kvcheck.core.stress.history import History
-from kvcheck.core.workload.events import Broke, Completed, Submitted
+from kvcheck.core.stress.workload.events import Broke, Completed, Submitted
 
 LANES_MOST = 8
 """Lanes that are named: a finding is read in a terminal."""
@@ -48,7 +48,7 @@ HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
 """How CUDA says what no operation causes: errors 214 and 220."""
 
 
-UNDER_TEST = ("kvcheck.core.cache.", "kvcheck.core.targets.mutants.", "kvcheck.kernels.")
+UNDER_TEST = ("kvcheck.core.cache.", "kvcheck.core.stress.targets.mutants.", "kvcheck.kernels.")
 """Modules of kvcheck whose calls are named where one of them raises."""
 OTHERS = sys.stdlib_module_names | {"kvcheck", "numpy", "torch"}
 """Packages whose calls are not named. All further ones are the user's own."""

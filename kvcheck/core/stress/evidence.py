@@ -12,7 +12,7 @@ from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.situations import Situation
 from kvcheck.core.cache.transfer.receiver import SUCCESS
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Allocated,
     Expected,
@@ -25,7 +25,7 @@ from kvcheck.core.workload.events import (
     Saved,
     Verified,
 )
-from kvcheck.core.workload.tier_events import Evicted, LookedUp, Transferred
+from kvcheck.core.stress.workload.tier_events import Evicted, LookedUp, Transferred
 
 
 class EvidenceCount:

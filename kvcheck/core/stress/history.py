@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Completed,
     Emit,
     Event,

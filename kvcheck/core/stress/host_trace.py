@@ -14,7 +14,14 @@ from hashlib import blake2b
 
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.workload.events import LaneWaited, ProcessActs, ProcessDrained, ProcessJoined, Recorded, Submitted
+from kvcheck.core.stress.workload.events import (
+    LaneWaited,
+    ProcessActs,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
 
 
 class HostTrace:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
     from kvcheck.core.stress.runner import ScheduleRunner, Workloads
     from kvcheck.core.stress.runner_rows import TargetOf
-    from kvcheck.core.targets.mutants.mutant import Mutant
+    from kvcheck.core.stress.targets.mutants.mutant import Mutant
 
 BY_DELAYS = "delays on a device"
 """What has to find a mutant there, in the place of the oracle that its card names."""
@@ -100,7 +100,7 @@ def lost(task: MutantTask, why: str) -> MutantResult:
 
 
 def _named(task: MutantTask) -> Mutant:
-    from kvcheck.core.targets.mutants import mutant
+    from kvcheck.core.stress.targets.mutants import mutant
 
     return mutant(task.mutant)
 

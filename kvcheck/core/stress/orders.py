@@ -21,7 +21,7 @@ from kvcheck.core.cache.backend.simulated import Chooser
 from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.schedule import ANSWERS, Plan
 from kvcheck.core.stress.strategies import FIRST, delay_name, delayed_groups, make_strategy
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 ALL = "all"
 RARE = ("aux", "state", "storage")

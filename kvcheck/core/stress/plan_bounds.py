@@ -14,8 +14,8 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.scenario import FAULTS, Load
 from kvcheck.core.stress.schedule import Kind, Plan
-from kvcheck.core.workload import WORDS
-from kvcheck.core.workload.jobs import Job, leading_runs
+from kvcheck.core.stress.workload import WORDS
+from kvcheck.core.stress.workload.jobs import Job, leading_runs
 
 MOST_PAGES = 1000
 NO_FAULTS = "none"

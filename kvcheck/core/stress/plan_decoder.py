@@ -12,9 +12,9 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.schedule import ANSWERS, BUILTIN, Kind, Plan
-from kvcheck.core.workload import DECODERS, KNOWN_ANSWER, WORDS
-from kvcheck.core.workload.known_model import asked
-from kvcheck.core.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
+from kvcheck.core.stress.workload import DECODERS, KNOWN_ANSWER, WORDS
+from kvcheck.core.stress.workload.known_model import asked
+from kvcheck.core.stress.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
 
 ONE_RANK = "1x1"
 

@@ -12,7 +12,7 @@ from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Scenario
 from kvcheck.core.stress.schedule import PROCESS_RANKS, Kind, Plan, parse_ranks
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def scenario_of(plan: Plan) -> Scenario:

@@ -61,10 +61,10 @@ from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import STUCK_CPU_S, reference_outputs
 from kvcheck.core.stress.schedule import ANSWERS, Plan, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
-from kvcheck.core.targets.own import NoEngine
-from kvcheck.core.targets.target import Target
-from kvcheck.core.workload.events import Broke, Expected, Forward, Verified
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.targets.own import NoEngine
+from kvcheck.core.stress.targets.target import Target
+from kvcheck.core.stress.workload.events import Broke, Expected, Forward, Verified
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 KEPT_WORKLOADS = 32
 """A mutant and the fixed build run as many schedules in turn, each with its own workload."""

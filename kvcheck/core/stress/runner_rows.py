@@ -31,9 +31,9 @@ from kvcheck.core.stress.runner import Runner, ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import ANSWERS, FLOOR, NO_EXTRAS, Kind, Plan
 from kvcheck.core.stress.strategies import decode_choices
-from kvcheck.core.targets.target import Target
-from kvcheck.core.workload import WORDS
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.targets.target import Target
+from kvcheck.core.stress.workload import WORDS
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 PROBE_FLOOR = 12
 """prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""

@@ -98,7 +98,7 @@ class Plan:
     @property
     def place(self) -> int:
         """Where its cell begins: a number that tells the tiny shapes apart, and follows from the shape's name alone."""
-        from kvcheck.core.workload.shapes import TINY_SHAPES  # needs torch, which help does not load
+        from kvcheck.core.stress.workload.shapes import TINY_SHAPES  # needs torch, which help does not load
 
         return TINY_SHAPES.index(self.shape) if self.shape in TINY_SHAPES else crc32(self.shape.encode())
 

@@ -27,9 +27,9 @@ from kvcheck.core.stress.plan_scenario import scenario_of
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.scenarios.scenario import FAULTS
 from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Kind, Plan
-from kvcheck.core.workload import WORDS
-from kvcheck.core.workload.shapes import MICRO_SHAPES
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload import WORDS
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 ALIKE, OTHERS = 3, 9
 """Workloads of a candidate that are tried before it is left: so many of the plan's own variant, then of so many others.

@@ -22,7 +22,7 @@ from kvcheck.core.stress.runner_rows import TargetOf
 from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink
 from kvcheck.core.stress.wait_search import search_waits
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 MOST_CAUSES = 3
 RUNS = 150

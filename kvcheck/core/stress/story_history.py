@@ -13,7 +13,7 @@ from kvcheck.core.base.story import MOST_LINES, short
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.oracles.oracle import unit_word
 from kvcheck.core.stress.story_notes import MOST_NOTES, Note, StoryNotes
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Allocated,
     Broke,
@@ -32,9 +32,9 @@ from kvcheck.core.workload.events import (
     SealsFitted,
     Submitted,
 )
-from kvcheck.core.workload.mismatch import Mismatch
-from kvcheck.core.workload.report_events import Sent, Told
-from kvcheck.core.workload.tier_events import TierChanged
+from kvcheck.core.stress.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.report_events import Sent, Told
+from kvcheck.core.stress.workload.tier_events import TierChanged
 
 OWNERS = 5
 """Owners of a page that are told: the last ones, and the one whose words were seen."""

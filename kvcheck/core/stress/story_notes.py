@@ -18,7 +18,7 @@ from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.clocks import Clock, Clocks
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import Oracle, tier_of
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Allocated,
     Broke,
@@ -45,9 +45,9 @@ from kvcheck.core.workload.events import (
     SitesKnown,
     Submitted,
 )
-from kvcheck.core.workload.mismatch import Mismatch
-from kvcheck.core.workload.report_events import Sent, Told
-from kvcheck.core.workload.tier_events import TierChanged
+from kvcheck.core.stress.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.report_events import Sent, Told
+from kvcheck.core.stress.workload.tier_events import TierChanged
 
 MOST_NOTES = 4000
 """Notes of one space, and of requests. Older ones are dropped, and the history then says that it begins later."""

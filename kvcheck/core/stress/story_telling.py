@@ -19,7 +19,7 @@ from kvcheck.core.stress.oracles.oracle import unit_text, unit_word
 from kvcheck.core.stress.story_history import act_text, history, is_computing, is_of_another, is_of_pages, row_seen
 from kvcheck.core.stress.story_notes import Note, StoryNotes, Touch
 from kvcheck.core.stress.story_words import row_text, words_of
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Allocated,
     Faulted,
     Finished,
@@ -32,8 +32,8 @@ from kvcheck.core.workload.events import (
     Saw,
     Submitted,
 )
-from kvcheck.core.workload.report_events import Sent, Told
-from kvcheck.core.workload.tier_events import TierChanged
+from kvcheck.core.stress.workload.report_events import Sent, Told
+from kvcheck.core.stress.workload.tier_events import TierChanged
 
 BEHIND = 2
 """Steps that are told behind the moment: they show waits that other operations do have."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
 from kvcheck.core.base.story import MOST_WORDS, Word
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 POSITIONS = 4096
 """Positions that are tried for a word of 32 bits; a longer request raises it to its own position."""

@@ -28,7 +28,7 @@ from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.runner import Outcome, Runner
 from kvcheck.core.stress.runner_rows import TargetOf, row_of
 from kvcheck.core.stress.schedule import FLOOR, Plan, further_workloads, workload_seed
-from kvcheck.core.workload.shapes import MICRO_SHAPES
+from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""

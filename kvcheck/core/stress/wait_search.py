@@ -32,7 +32,7 @@ from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.shrinking import Likeness, likeness
 from kvcheck.core.stress.waits import Wait, WaitingBackend, kind_of
-from kvcheck.core.workload.events import Completed, Submitted
+from kvcheck.core.stress.workload.events import Completed, Submitted
 
 MOST_EXPLORED = 40
 """Schedules that are explored with each wait, and without."""

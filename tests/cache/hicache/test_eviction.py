@@ -16,8 +16,8 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS, Residency
 from kvcheck.core.cache.hicache.node import Node, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer
-from kvcheck.core.workload.events import Freed
-from kvcheck.core.workload.tier_events import Evicted, TierChanged
+from kvcheck.core.stress.workload.events import Freed
+from kvcheck.core.stress.workload.tier_events import Evicted, TierChanged
 
 OWNER = 7
 

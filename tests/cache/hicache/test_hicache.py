@@ -18,7 +18,7 @@ from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig, Lease
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.stress.history import History, OperationEvents
-from kvcheck.core.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 
 
 class ForwardFirst:

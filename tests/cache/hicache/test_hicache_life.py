@@ -23,8 +23,8 @@ from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.node import SpaceCopy, make_copy, merge
 from kvcheck.core.stress.history import History, OperationEvents
-from kvcheck.core.workload.shapes import TINY_SHAPES
-from kvcheck.core.workload.tier_events import Evicted
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.workload.tier_events import Evicted
 
 
 class HeldBack:

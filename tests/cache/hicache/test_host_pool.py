@@ -25,7 +25,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache import host_pool
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
 from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 # Bytes of a page or slot, worked out by hand: layers * (rows * row bytes, summed over the buffers).
 UNIT_BYTES = {

@@ -28,7 +28,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 Call = Callable[[Scene], object]
 Error = type[TargetError]

@@ -18,7 +18,7 @@ from kvcheck.core.base.errors import KvcheckError, LayoutMismatch, LengthMismatc
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HostPool, layout_axes
 from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 Call = Callable[[Rig], object]
 

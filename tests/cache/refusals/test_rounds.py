@@ -13,7 +13,7 @@ from rigs.scene import LONGEST, PAGES, ROWS, pool_of
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.cache.scheduler.request import SchedulerConfig
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 NAMES = ("llama-3-tiny", "gpt-oss-tiny", "qwen3-next-tiny", "llama-3-micro")
 ENOUGH = 12

@@ -11,7 +11,7 @@ from rigs.scene import pool_of
 from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.workload.shapes import shape
+from kvcheck.core.stress.workload.shapes import shape
 
 SMALL = ModelShape(name="small", family="mha", page_size=1, full_layers=(0,))
 WINDOWED = replace(SMALL, window_layers=(1,), window=1)

@@ -23,7 +23,7 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.contract import ContractOracle
 from kvcheck.core.stress.oracles.liveness import LivenessOracle
 from kvcheck.core.stress.oracles.protocol import ProtocolOracle
-from kvcheck.core.workload.events import Aborted, Event, Expected, Failed, Faulted, Finished, Forward, Retried
+from kvcheck.core.stress.workload.events import Aborted, Event, Expected, Failed, Faulted, Finished, Forward, Retried
 
 
 def test_a_room_that_has_arrived_here_and_failed_elsewhere_is_ended_with_the_reason() -> None:

@@ -24,7 +24,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.pools.sharding import rank_shape
 from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, check_layouts, end_layout, routes
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 RANKS = (1, 2, 4)
 

@@ -21,7 +21,7 @@ from kvcheck.core.cache.transfer.seal import Seal
 from kvcheck.core.cache.transfer.sender import DONE, PENDING
 from kvcheck.core.cache.transfer.wire import LEGS
 from kvcheck.core.stress.strategies import LazyStrategy
-from kvcheck.core.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 
 LAST_ROOM = (1 << 64) - 1
 ROOM = 5

@@ -22,7 +22,7 @@ from kvcheck.core.stress.oracles.contract import ContractOracle
 from kvcheck.core.stress.oracles.liveness import LivenessOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, Oracle, judge
 from kvcheck.core.stress.oracles.output import OutputOracle
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Aliased,
     Broke,
     Closed,

@@ -25,8 +25,8 @@ from rigs.cache_histories import (
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import SOON, CachingOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import Aborted, Counted, Finished, Forward
-from kvcheck.core.workload.tier_events import (
+from kvcheck.core.stress.workload.events import Aborted, Counted, Finished, Forward
+from kvcheck.core.stress.workload.tier_events import (
     Asked,
     Chosen,
     Computed,

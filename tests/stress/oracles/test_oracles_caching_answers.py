@@ -25,8 +25,8 @@ from rigs.cache_histories import (
 )
 
 from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.workload.events import Allocated, Completed, Submitted
-from kvcheck.core.workload.tier_events import Answered, Flushed, Locked, Modelled, Moving, Refused, Transferred
+from kvcheck.core.stress.workload.events import Allocated, Completed, Submitted
+from kvcheck.core.stress.workload.tier_events import Answered, Flushed, Locked, Modelled, Moving, Refused, Transferred
 
 WITH_STATES = Modelled(page_size=1, window=0, has_state=True)
 WITH_WINDOWS = Modelled(page_size=1, window=3, has_state=False)

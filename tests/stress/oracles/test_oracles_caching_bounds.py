@@ -28,9 +28,9 @@ from rigs.cache_histories import (
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
 from kvcheck.core.stress.oracles.caching_store import VAIN
-from kvcheck.core.workload.events import Aborted, Completed, Counted, Submitted
-from kvcheck.core.workload.report_events import Reported, Sent
-from kvcheck.core.workload.tier_events import (
+from kvcheck.core.stress.workload.events import Aborted, Completed, Counted, Submitted
+from kvcheck.core.stress.workload.report_events import Reported, Sent
+from kvcheck.core.stress.workload.tier_events import (
     Asked,
     Damaged,
     Declared,

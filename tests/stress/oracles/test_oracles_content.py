@@ -17,7 +17,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Event,
     Expected,
     Forward,
@@ -29,7 +29,7 @@ from kvcheck.core.workload.events import (
     SitesKnown,
     Verified,
 )
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 LATENT = Site("full", "latent", "", 3)
 SCALE = Site("full", "index_k_with_scale", "scale", 3)

@@ -16,7 +16,7 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.accounting import AccountingOracle
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import Oracle, judge
-from kvcheck.core.workload.events import Counted, Event, Expected, Mapped, Padding, Returned
+from kvcheck.core.stress.workload.events import Counted, Event, Expected, Mapped, Padding, Returned
 
 POISON = -0x5A5A5A5A5A5A5A5B
 """0xA5A5A5A5A5A5A5A5, signed."""

@@ -17,7 +17,7 @@ from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.lifetime import LifetimeOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.workload.events import Allocated, Completed, Event, Freed, Submitted
+from kvcheck.core.stress.workload.events import Allocated, Completed, Event, Freed, Submitted
 
 Ids = tuple[int, ...]
 

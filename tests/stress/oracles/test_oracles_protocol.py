@@ -15,7 +15,7 @@ from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.protocol import ProtocolOracle
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Completed,
     Decided,
@@ -35,7 +35,7 @@ from kvcheck.core.workload.events import (
     Submitted,
     Unsealed,
 )
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
 LAST_ROOM = (1 << 64) - 1

@@ -12,8 +12,8 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
-from kvcheck.core.workload.events import Event
-from kvcheck.core.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Event
+from kvcheck.core.stress.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
 
 
 def chain(text: str) -> tuple[bytes, ...]:

@@ -13,8 +13,8 @@ from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.transfers import ANSWERED_IN, TransfersOracle
-from kvcheck.core.workload.events import Broke, Completed, Event, ProcessActs, Submitted
-from kvcheck.core.workload.report_events import Reported, Sent, Told
+from kvcheck.core.stress.workload.events import Broke, Completed, Event, ProcessActs, Submitted
+from kvcheck.core.stress.workload.report_events import Reported, Sent, Told
 
 SOURCE, RANK = "prefill-0", "decode-0"
 TO, FROM = f"{SOURCE}>{RANK}", f"{RANK}>{SOURCE}"

@@ -23,7 +23,15 @@ from kvcheck.core.stress.clocks import Clock, Clocks
 from kvcheck.core.stress.history import Handler, History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
-from kvcheck.core.workload.events import Event, Freed, LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
+from kvcheck.core.stress.workload.events import (
+    Event,
+    Freed,
+    LaneWaited,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
 
 Make = Callable[[], OrderingOracle]
 

@@ -20,7 +20,7 @@ from kvcheck.core.stress.clocks import Clock, Clocks, joined
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Event,
     LaneWaited,
     ProcessActs,

@@ -17,9 +17,9 @@ from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.parts import FIXED, TargetParts
-from kvcheck.core.workload.shapes import TINY_SHAPES
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 
 
 def run(shape: str, parts: TargetParts = FIXED, strategy: str = "eager") -> Outcome:

@@ -29,8 +29,8 @@ from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults, PDTransfer
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.workload.events import Faulted
-from kvcheck.core.workload.handover import bytes_for
+from kvcheck.core.stress.workload.events import Faulted
+from kvcheck.core.stress.workload.handover import bytes_for
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", transport="tcp", ranks="1x2", seed=5, requests=4)
 SHAPE, LOAD = work_of(PLAN)

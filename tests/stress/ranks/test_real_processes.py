@@ -34,7 +34,7 @@ from kvcheck.core.stress.ranks.verdict import Judgement, judge
 from kvcheck.core.stress.ranks.work import pair_scenario, work_of
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.workload.handover import bytes_for
+from kvcheck.core.stress.workload.handover import bytes_for
 
 PROJECT = Path(__file__).parents[3]
 TRANSPORTS = ["tcp", pytest.param("mooncake", marks=pytest.mark.mooncake)]

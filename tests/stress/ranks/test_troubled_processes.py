@@ -32,7 +32,7 @@ from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import Judgement
-from kvcheck.core.workload.events import Allocated, Freed
+from kvcheck.core.stress.workload.events import Allocated, Freed
 
 __all__ = ["importable"]
 

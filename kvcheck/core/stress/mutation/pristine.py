@@ -20,7 +20,7 @@ from kvcheck.core.stress.mutation.trial import SURVEY_CPU_S, file_of
 from kvcheck.core.stress.runner_rows import RUNNERS
 from kvcheck.core.stress.schedule import Kind, Plan
 
-JUDGING = ("core/base", "core/cache", "core/stress", "core/targets", "core/workload", "kernels")
+JUDGING = ("core/base", "core/cache", "core/stress", "core/stress/targets", "core/stress/workload", "kernels")
 """What a verdict depends on, below the package's folder."""
 OWN = "core/stress/mutation"
 

@@ -25,7 +25,7 @@ from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.stress.mutation.reach import taken
 from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
 from kvcheck.core.stress.schedule import Plan, parse_line, workload_seed
-from kvcheck.core.targets import TARGETS
+from kvcheck.core.stress.targets import TARGETS
 
 Say = Callable[[dict[str, object]], None]
 

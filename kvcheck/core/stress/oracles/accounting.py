@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.workload.events import Closed, Counted, Mapped, Returned
+from kvcheck.core.stress.workload.events import Closed, Counted, Mapped, Returned
 
 LOCKS = "locks"
 """Its name is no space: none may be left when idle."""

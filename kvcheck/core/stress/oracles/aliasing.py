@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Aliased, Descriptor, Owned
+from kvcheck.core.stress.workload.events import Aliased, Descriptor, Owned
 
 
 class AliasingOracle:

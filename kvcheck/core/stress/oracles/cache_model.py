@@ -13,7 +13,15 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen, longest_prefix
-from kvcheck.core.workload.tier_events import Computed, Declared, Locked, LookedUp, Modelled, TierChanged, Transferred
+from kvcheck.core.stress.workload.tier_events import (
+    Computed,
+    Declared,
+    Locked,
+    LookedUp,
+    Modelled,
+    TierChanged,
+    Transferred,
+)
 
 RANKS = ("lru", "lfu", "priority")
 """The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""

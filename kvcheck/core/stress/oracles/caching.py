@@ -27,9 +27,9 @@ from kvcheck.core.stress.oracles.caching_answers import AnswerRules
 from kvcheck.core.stress.oracles.caching_rounds import RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
 from kvcheck.core.stress.oracles.plain_cache import PlainCache
-from kvcheck.core.workload.events import Allocated, Counted, Finished, Forward, Freed
-from kvcheck.core.workload.report_events import Reported, Sent
-from kvcheck.core.workload.tier_events import (
+from kvcheck.core.stress.workload.events import Allocated, Counted, Finished, Forward, Freed
+from kvcheck.core.stress.workload.report_events import Reported, Sent
+from kvcheck.core.stress.workload.tier_events import (
     Chosen,
     Computed,
     Declared,

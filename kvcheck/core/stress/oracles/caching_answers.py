@@ -16,7 +16,7 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT
 from kvcheck.core.stress.oracles.caching_rules import CachingRules
 from kvcheck.core.stress.oracles.residency import first_seen
-from kvcheck.core.workload.tier_events import Answered, Refused, TierChanged, Transferred
+from kvcheck.core.stress.workload.tier_events import Answered, Refused, TierChanged, Transferred
 
 COMPANIONS = ("window", "state")
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.caching_rules import CachingRules
-from kvcheck.core.workload.events import Completed, Submitted
-from kvcheck.core.workload.report_events import Reported
-from kvcheck.core.workload.tier_events import Moving, Transferred
+from kvcheck.core.stress.workload.events import Completed, Submitted
+from kvcheck.core.stress.workload.report_events import Reported
+from kvcheck.core.stress.workload.tier_events import Moving, Transferred
 
 LOOKS = 2
 """A copy that has run is acknowledged, and a backup that is due is started, within so many looks of the cache at its

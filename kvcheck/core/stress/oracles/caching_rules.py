@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.oracles.cache_model import CacheModel
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.tier_events import Declared
+from kvcheck.core.stress.workload.tier_events import Declared
 
 
 class CachingRules:

@@ -15,8 +15,8 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT
 from kvcheck.core.stress.oracles.caching_rules import CachingRules
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen
-from kvcheck.core.workload.events import Aborted, Submitted
-from kvcheck.core.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
+from kvcheck.core.stress.workload.events import Aborted, Submitted
+from kvcheck.core.stress.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
 VAIN = 3
 """How many fetches in a row may bring a request nothing. The builtin cache fetches once. An engine may try again, but

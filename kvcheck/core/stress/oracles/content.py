@@ -19,8 +19,8 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Leased, Padding, ProcessActs, RoomDrained, Saw, Verified
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.events import Leased, Padding, ProcessActs, RoomDrained, Saw, Verified
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 
 class ContentOracle(KnownWords):

@@ -13,8 +13,8 @@ from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.deviation import Deviation, Elsewhere, Expectation, Owners, classify, origin_of
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.workload.events import Expected, Forward, RoomMarked, SitesKnown
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.events import Expected, Forward, RoomMarked, SitesKnown
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 POSITIONS = 4096
 """Positions tried for a 32-bit word, and for words of other places; a longer request raises it to its own position."""

@@ -21,7 +21,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Footprint
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_text
-from kvcheck.core.workload.events import Allocated, Completed, Freed, Submitted
+from kvcheck.core.stress.workload.events import Allocated, Completed, Freed, Submitted
 
 _NOBODY = 0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.workload.events import Aborted, Broke, Expected, Failed, Finished, Retried
+from kvcheck.core.stress.workload.events import Aborted, Broke, Expected, Failed, Finished, Retried
 
 
 class LivenessOracle:

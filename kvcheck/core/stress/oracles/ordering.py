@@ -20,7 +20,14 @@ from kvcheck.core.stress.access_log import AccessLog, Overlap
 from kvcheck.core.stress.clocks import Clock, Clocks, at
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_word
-from kvcheck.core.workload.events import LaneWaited, ProcessActs, ProcessDrained, ProcessJoined, Recorded, Submitted
+from kvcheck.core.stress.workload.events import (
+    LaneWaited,
+    ProcessActs,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
 
 
 @dataclass(slots=True)

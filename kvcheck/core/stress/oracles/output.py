@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Expected, Finished
+from kvcheck.core.stress.workload.events import Expected, Finished
 
 
 class OutputOracle:

@@ -16,8 +16,8 @@ from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Aborted, Allocated, Forward, Freed, ProcessActs
-from kvcheck.core.workload.report_events import Reported, Sent, Sized
+from kvcheck.core.stress.workload.events import Aborted, Allocated, Forward, Freed, ProcessActs
+from kvcheck.core.stress.workload.report_events import Reported, Sent, Sized
 
 DECODE = "decode"
 PAGED = ("full", "window")

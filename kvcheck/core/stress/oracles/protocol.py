@@ -19,7 +19,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Completed,
     Decided,
@@ -36,7 +36,7 @@ from kvcheck.core.workload.events import (
     Submitted,
     Unsealed,
 )
-from kvcheck.core.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.mismatch import Mismatch
 
 _NAMES = {0: "Failed", 3: "Transferring", 4: "Success"}
 FAILED, SUCCESS = 0, 4

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
-from kvcheck.core.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
+from kvcheck.core.stress.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
 
 SPACES = ("full", "window", "state")
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.workload.events import Broke, Completed, ProcessActs, Submitted
-from kvcheck.core.workload.report_events import Reported, Sent, Told
+from kvcheck.core.stress.workload.events import Broke, Completed, ProcessActs, Submitted
+from kvcheck.core.stress.workload.report_events import Reported, Sent, Told
 
 ANSWERED_IN = 3
 PREFILL, DECODE = "prefill", "decode"

@@ -35,10 +35,10 @@ from kvcheck.core.stress.ranks.work import pair_scenario, rank_backend, ways_of,
 from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.parts import TargetParts
-from kvcheck.core.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
-from kvcheck.core.targets.target import PairSetup
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.targets.parts import TargetParts
+from kvcheck.core.stress.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
+from kvcheck.core.stress.targets.target import PairSetup
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
     Counted,

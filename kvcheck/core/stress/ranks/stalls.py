@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.scenarios.pd_transfer import ABORT_EVERY, Faults
-from kvcheck.core.workload.events import Emit, Faulted
-from kvcheck.core.workload.jobs import Job
+from kvcheck.core.stress.workload.events import Emit, Faulted
+from kvcheck.core.stress.workload.jobs import Job
 
 STALL_EVERY = 3
 HELD_S = 0.25

@@ -28,7 +28,7 @@ from kvcheck.core.stress.ranks.child import Child
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, read_summary
 from kvcheck.core.stress.ranks.work import ranks_of
 from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.workload.events import Faulted
+from kvcheck.core.stress.workload.events import Faulted
 
 SILENCE_S = 120.0
 PATIENCE_S = 10

@@ -18,8 +18,8 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.oracles.protocol import code_of_unnoticed
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.workload.events import Faulted
-from kvcheck.core.workload.handover import bytes_for
+from kvcheck.core.stress.workload.events import Faulted
+from kvcheck.core.stress.workload.handover import bytes_for
 
 MOST = 20
 """At most so many findings of one kind are kept."""

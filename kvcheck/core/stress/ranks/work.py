@@ -16,7 +16,7 @@ from kvcheck.core.stress.scenarios.pd_transfer import MESSAGES, PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.variants import Variant
 from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan, parse_ranks, workload_seed
-from kvcheck.core.workload.shapes import shape as shape_named
+from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def pair_scenario(plan: Plan) -> PDTransfer:

@@ -26,7 +26,7 @@ from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
 from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
 from kvcheck.core.stress.schedule import parse_line
-from kvcheck.core.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 Say = Callable[[str, dict[str, object]], None]
 Choose = Callable[[RankSpec], type[ProcessWire]]

@@ -17,8 +17,8 @@ from zlib import crc32
 from kvcheck.core.base.situations import Situation, situations_of
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.scenario import ACTS, Load
-from kvcheck.core.targets.target import Engine, Standing
-from kvcheck.core.workload.events import Aborted, Emit, Event, Happened
+from kvcheck.core.stress.targets.target import Engine, Standing
+from kvcheck.core.stress.workload.events import Aborted, Emit, Event, Happened
 
 PACE = 3
 """Rounds between two disturbances, so that an engine settles in between now and then."""

@@ -36,11 +36,11 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
-from kvcheck.core.targets.target import HostTier, Target
-from kvcheck.core.workload.events import Emit, Event, Resumed, Retracted
-from kvcheck.core.workload.readers import Readers
-from kvcheck.core.workload.sessions import session_jobs
-from kvcheck.core.workload.tier_events import Damaged, Modelled, StoreKeeps
+from kvcheck.core.stress.targets.target import HostTier, Target
+from kvcheck.core.stress.workload.events import Emit, Event, Resumed, Retracted
+from kvcheck.core.stress.workload.readers import Readers
+from kvcheck.core.stress.workload.sessions import session_jobs
+from kvcheck.core.stress.workload.tier_events import Damaged, Modelled, StoreKeeps
 
 SYNTHETIC_PAGES = 11
 SYNTHETIC_REQUESTS = 36

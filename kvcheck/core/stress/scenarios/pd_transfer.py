@@ -33,10 +33,10 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.stress.schedule import parse_ranks
-from kvcheck.core.targets.target import Engine, PairSetup, Target
-from kvcheck.core.workload.events import Emit, Faulted, HandoversKnown, Happened
-from kvcheck.core.workload.handover import bytes_for
-from kvcheck.core.workload.jobs import Job
+from kvcheck.core.stress.targets.target import Engine, PairSetup, Target
+from kvcheck.core.stress.workload.events import Emit, Faulted, HandoversKnown, Happened
+from kvcheck.core.stress.workload.handover import bytes_for
+from kvcheck.core.stress.workload.jobs import Job
 
 SYNTHETIC_PAGES = 9
 MAX_RUNNING = 4

@@ -28,9 +28,9 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
-from kvcheck.core.targets.target import PairSetup, Target
-from kvcheck.core.workload.events import Emit, HandoversKnown
-from kvcheck.core.workload.handover import bytes_for
+from kvcheck.core.stress.targets.target import PairSetup, Target
+from kvcheck.core.stress.workload.events import Emit, HandoversKnown
+from kvcheck.core.stress.workload.handover import bytes_for
 
 SYNTHETIC_PAGES = 9
 REQUESTS = 8

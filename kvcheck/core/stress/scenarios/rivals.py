@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.hicache.storage import chain_hashes
-from kvcheck.core.workload.decoder import prompt_tokens
-from kvcheck.core.workload.jobs import Job, leading_runs, merge_runs
+from kvcheck.core.stress.workload.decoder import prompt_tokens
+from kvcheck.core.stress.workload.jobs import Job, leading_runs, merge_runs
 
 CUTS = 5
 """At a page's end, one token more, one less, half a page further, and behind the whole prompt."""

@@ -26,11 +26,11 @@ from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.disturber import Disturber
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.targets.builtin import BuiltinTarget
-from kvcheck.core.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
-from kvcheck.core.workload import KNOWN_ANSWER
-from kvcheck.core.workload.decoder import ContentDecoder, prompt_tokens
-from kvcheck.core.workload.events import (
+from kvcheck.core.stress.targets.builtin import BuiltinTarget
+from kvcheck.core.stress.targets.target import Engine, FirstWords, HostTier, PairSetup, Setup, TierInspector
+from kvcheck.core.stress.workload import KNOWN_ANSWER
+from kvcheck.core.stress.workload.decoder import ContentDecoder, prompt_tokens
+from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
     Counted,
@@ -43,17 +43,17 @@ from kvcheck.core.workload.events import (
     Returned,
     SitesKnown,
 )
-from kvcheck.core.workload.host_hits import HostHits
-from kvcheck.core.workload.host_inspector import HostInspector
-from kvcheck.core.workload.jobs import Job
-from kvcheck.core.workload.known_answers import KnownAnswerDecoder
-from kvcheck.core.workload.known_model import known_model
-from kvcheck.core.workload.readers import Readers
-from kvcheck.core.workload.report_events import Sent
-from kvcheck.core.workload.room_inspector import RoomInspector
-from kvcheck.core.workload.sites import row_sites
-from kvcheck.core.workload.synthetic import synthetic_jobs, trace_rows
-from kvcheck.core.workload.traces import scale_trace
+from kvcheck.core.stress.workload.host_hits import HostHits
+from kvcheck.core.stress.workload.host_inspector import HostInspector
+from kvcheck.core.stress.workload.jobs import Job
+from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
+from kvcheck.core.stress.workload.known_model import known_model
+from kvcheck.core.stress.workload.readers import Readers
+from kvcheck.core.stress.workload.report_events import Sent
+from kvcheck.core.stress.workload.room_inspector import RoomInspector
+from kvcheck.core.stress.workload.sites import row_sites
+from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
+from kvcheck.core.stress.workload.traces import scale_trace
 
 CHUNKS: dict[str, Callable[[int], int]] = {
     "2 pages": lambda page: 2 * page,

@@ -1,0 +1,220 @@
+"""Right bytes, read wrongly: scales, positions, windows, lengths, picks and states of the attention itself.
+
+Invariants:
+- Each subclass removes one line of the fix and restates nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kvcheck.core.base.paging import floor_to_page
+from kvcheck.core.cache.offload import Offload, OffloadedKV
+from kvcheck.core.cache.pools.attention import AttentionInputs, Held
+from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.targets.mutants.mutant import Mutant
+from kvcheck.core.stress.targets.mutants.retract_resume import UPSTREAM
+from kvcheck.core.stress.targets.parts import FIXED
+
+
+class ScaledTwice(AttentionInputs):
+    """Rows are multiplied by their scales once more."""
+
+    def scaled(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """As a kernel does whose caller has scaled the rows already."""
+        return super().scaled(super().scaled(rows, scales), scales)
+
+
+class ShiftedPositions(AttentionInputs):
+    """A resumed request goes on one position too far."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._first: dict[int, Held] = {}
+
+    def position(self, holding: Held, start: int) -> int:
+        """One more where the request has another holding than at its first chunk here."""
+        is_resumed = self._first.setdefault(holding.request, holding) is not holding
+        return super().position(holding, start) + is_resumed
+
+
+class ShortWindow(AttentionInputs):
+    """The window ends one token too soon."""
+
+    def first_seen(self, position: int) -> int:
+        """`<` where `<=` is meant."""
+        return super().first_seen(position) + (position + 1 >= self._window)
+
+
+class LengthWithoutOwn(AttentionInputs):
+    """A decode step reads what was there before it."""
+
+    def length(self, start: int, stop: int) -> int:
+        """The length before the step's own token was written."""
+        return start if start and stop == start + 1 else super().length(start, stop)
+
+
+class IndexWithoutOpenPage(AttentionInputs):
+    """The last page of a request is ranked once it is full."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._page_size = shape.page_size
+
+    def ranked(self, length: int) -> int:
+        """Whole pages, and the first one as far as it is filled."""
+        return max(floor_to_page(length, self._page_size), min(length, self._page_size))
+
+
+class OthersPicks(AttentionInputs):
+    """A request reads the positions that were picked for the request before it in the batch."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._before: torch.Tensor | None = None
+
+    def picked(self, scores: torch.Tensor, count: int) -> torch.Tensor:
+        """As in a table of picks whose rows are one off: the first request reads what the last call left there.
+
+        Positions behind the own end are the last one.
+        """
+        own = super().picked(scores, count)
+        before, self._before = self._before, own
+        return own if before is None or before.shape != own.shape else before.clamp(max=scores.shape[1] - 1)
+
+
+class TokenTwice(AttentionInputs):
+    """The first token after a resume is taken into the state twice."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self._last: dict[int, Held] = {}
+
+    def times(self, holding: Held) -> int:
+        """Twice where the request has got another holding since its last chunk here."""
+        before = self._last.setdefault(holding.request, holding)
+        self._last[holding.request] = holding
+        return 1 + (before is not holding)
+
+
+class OlderState(Offload):
+    """The state of a request is saved at its first retraction, and kept for later ones."""
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """Everything but the state is as it is now."""
+        value = super().save(holding)
+        self._backend.wait(value.saved)
+        kept: dict[tuple[int, str], torch.Tensor] = self.__dict__.setdefault("_states", {})
+        for buffer in value.buffers:
+            if buffer.space == "state":
+                buffer.words.copy_(kept.setdefault((holding.request, buffer.name), buffer.words.clone()))
+        return value
+
+
+ATTENTION: tuple[Mutant, ...] = (
+    Mutant(
+        name="scale-applied-twice",
+        bug="a",
+        parts=replace(FIXED, attention=ScaledTwice),
+        scenario="retract-resume",
+        shape="llama-fp8-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="Rows of an 8-bit pool are multiplied by their scales twice when they are read.",
+        matters="Bytes and scales are right and belong to the request; what attention makes of them is noise.",
+        example="SGLang #18818, #20705: scales of an FP8 cache not applied, or applied where they had been already.",
+    ),
+    Mutant(
+        name="resume-shifts-positions",
+        bug="a",
+        parts=replace(FIXED, attention=ShiftedPositions),
+        scenario="retract-resume",
+        shape="llama-3-tiny",
+        killed_by="content",
+        code="KV301",
+        shows="A resumed request goes on with position ids that are one too high; its rows lie where they should.",
+        matters="All that it reads from before the retraction is one token further away than the model takes it to be.",
+        example=f"{UPSTREAM}: the length that positions were made from counted a token without KV.",
+    ),
+    Mutant(
+        name="window-one-short",
+        bug="a",
+        parts=replace(FIXED, attention=ShortWindow),
+        scenario="retract-resume",
+        shape="gpt-oss-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="Window layers see one token less than the model was made for.",
+        matters="Only what stands at the very edge of a window is lost, so short tests answer as before.",
+        example="A window that counts the current token in the mask, and not in the page table.",
+    ),
+    Mutant(
+        name="resume-takes-older-state",
+        bug="a",
+        parts=replace(FIXED, offload=OlderState),
+        scenario="retract-resume",
+        shape="qwen3-next-tiny",
+        killed_by="content",
+        code="KV101",
+        shows="A request that is retracted again gets back the recurrent state of its earlier retraction.",
+        matters="The state is the request's own and well formed, and lacks the tokens since: text goes astray later.",
+        example="SGLang #33450, vLLM #43559: a cached state of linear attention that is some tokens old.",
+    ),
+    Mutant(
+        name="length-without-own-token",
+        bug="a",
+        parts=replace(FIXED, attention=LengthWithoutOwn),
+        scenario="retract-resume",
+        shape="llama-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="A decode step reads the request as it was before the step: its own token is left out.",
+        matters="Every token of every answer is computed without the one before it.",
+        example="SGLang #30433: lengths of a decode batch that were one behind.",
+    ),
+    Mutant(
+        name="index-skips-open-page",
+        bug="a",
+        parts=replace(FIXED, attention=IndexWithoutOpenPage),
+        scenario="retract-resume",
+        shape="deepseek-v3.2-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="An indexer ranks whole pages alone: the tokens of a request's last page are never picked.",
+        matters="What stands nearest is lost until its page is full. Long answers are read as vague, not as wrong.",
+        example="A kernel that divides the length by the page size and rounds down.",
+    ),
+    Mutant(
+        name="picks-of-other-request",
+        bug="a",
+        parts=replace(FIXED, attention=OthersPicks),
+        scenario="retract-resume",
+        shape="deepseek-v3.2-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="Sparse attention reads the positions that an indexer picked for another request of the batch.",
+        matters="All rows that are read are the request's own, at their places: they are the wrong ones to read.",
+        example="A table of top-k positions whose rows are those of the batch before a request left it.",
+    ),
+    Mutant(
+        name="resume-takes-token-twice",
+        bug="a",
+        parts=replace(FIXED, attention=TokenTwice),
+        scenario="retract-resume",
+        shape="qwen3-next-answers",
+        decoder="known-answer",
+        killed_by="output",
+        code="KV501",
+        shows="The first token after a resume is taken into the recurrent state twice.",
+        matters="The state decays once more: everything before that token weighs less than it should from then on.",
+        example="A step that is run once to warm up, on the slot of a live request.",
+    ),
+)

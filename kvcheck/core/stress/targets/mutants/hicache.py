@@ -1,0 +1,456 @@
+"""Bugs b and d put back, others of their class, and caches that lose hits: evictions, copies and fetches left wrong.
+
+Invariants:
+- Each subclass removes one line of the fix and restates nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Lane, Signal
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.hicache.controller import TransferController
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.movement import Gap, Movement
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer
+from kvcheck.core.cache.hicache.radix_tree import Match, Tokens
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
+from kvcheck.core.cache.pools.buffers import BufferSet
+from kvcheck.core.cache.pools.pool import Holding, KVPool
+from kvcheck.core.stress.targets.mutants.mutant import Mutant
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+
+INDEX = "index_k_with_scale"
+
+
+class UngatedReader(BufferSet):
+    """One reader of the index buffer takes the tensor without waiting for its layer."""
+
+    piece = ""
+
+    def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
+        """Straight to the tensor, for this reader."""
+        if name == INDEX and piece == self.piece and lane.name == "forward":
+            return self._words[name]
+        return super().read_view(name, layers, lane, piece=piece)
+
+
+class UngatedKeyReader(UngatedReader):
+    piece = "key"
+
+
+class UngatedScaleReader(UngatedReader):
+    piece = "scale"
+
+
+class UnguardedReplayPool(KVPool):
+    """A graph is replayed without the wait that its captured reads rely on."""
+
+    def before_replay(self, lane: Lane) -> None:
+        """No wait."""
+
+
+class NeighbourGate(LayerGate):
+    """Layer l waits for layer l - 1."""
+
+    def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
+        return super()._events(producer, max(0, layer - 1))
+
+
+class WrongEntryGate(LayerGate):
+    """The consumer's id is one behind the producer's."""
+
+    def _waited_for(self) -> list[int]:
+        return [(producer - 1) % len(self.ring) for producer in super()._waited_for()]
+
+
+class LoadLaneGate(LayerGate):
+    """The lane that loads waits for itself; the reader does not wait."""
+
+    def _waiting_lane(self, lane: Lane) -> Lane:
+        return self._backend.lane("hicache.h2d.0")
+
+
+class EagerRing(LayerGate):
+    """An entry is armed again while its last load is in flight."""
+
+    @property
+    def has_room(self) -> bool:
+        """Always."""
+        return True
+
+
+class UnorderedBackup(TransferController):
+    """A backup does not wait for the forward pass that produces what it reads."""
+
+    def _behind_forward(self) -> tuple[Signal, ...]:
+        return ()
+
+
+class KvAloneController(TransferController):
+    """A transfer counts as done when the lane of the KV rows is."""
+
+    def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
+        return transfer.done[:1]
+
+
+class InPlaceController(TransferController):
+    """Index values are sorted in place, also for the others that hold them."""
+
+    def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
+        """In place."""
+        if self.host.method == "direct":
+            for copy in copies:
+                order = np.argsort(copy.host, kind="stable")
+                for ids in (copy.host, copy.device):
+                    ids.setflags(write=True)
+                    ids[:] = ids[order]
+        return copies
+
+
+class NoLoadPin(Movement):
+    """The pages of a load are not pinned."""
+
+    def _pin(self, transfer: Transfer) -> None:
+        if transfer.kind != "load":
+            super()._pin(transfer)
+
+    def _unpin(self, transfer: Transfer) -> None:
+        if transfer.kind != "load":
+            super()._unpin(transfer)
+
+
+class NoBackupPin(Movement):
+    """The pages of a backup are not pinned."""
+
+    def _pin(self, transfer: Transfer) -> None:
+        if transfer.kind != "backup":
+            super()._pin(transfer)
+
+    def _unpin(self, transfer: Transfer) -> None:
+        if transfer.kind != "backup":
+            super()._unpin(transfer)
+
+
+class NoPutPin(StorageTier):
+    """The pages of a put are not pinned."""
+
+    def store(self, node: Node, request: int) -> None:
+        """The root is pinned in the node's place, and nobody evicts it."""
+        begun = len(self._writes)
+        super().store(node, request)
+        for write in self._writes[begun:]:
+            self._tree.unlock_host(node)
+            write.node = self._tree.root
+            self._tree.lock_host(write.node)
+
+
+class KeptLock(Movement):
+    """A load that does not fit returns without undoing its locks."""
+
+    def _abandon(self, transfer: Transfer) -> None:
+        """Nothing is undone."""
+
+
+class QueueView(Movement):
+    """A node keeps a view of the tensor in which the next operation's ids will be put together."""
+
+    _queue: IndexArray = np.zeros(0, dtype=np.int64)
+
+    def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
+        ids = super()._host_ids(space, count, request)
+        if ids is None or space != "full":
+            return ids
+        if len(self._queue) < count:
+            self._queue = np.zeros(4096, dtype=np.int64)
+        self._queue[:count] = ids
+        return self._queue[:count]
+
+    def _place_host(self, node: Node, space: str, host: IndexArray) -> None:
+        if space == "full":
+            node.host.full = host
+        else:
+            super()._place_host(node, space, host)
+
+
+class TwiceFreedHost(Residency):
+    """A host slot is given back by the eviction and once more by the owner of the node."""
+
+    def _free_host(self, space: str, ids: IndexArray) -> None:
+        super()._free_host(space, ids)
+        super()._free_host(space, ids)
+
+
+class MostRecentFirst(Residency):
+    """The node that was used last goes first."""
+
+    def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
+        """By the other end of the order."""
+        order = self._order
+        self._order = lambda node: tuple(-each for each in order(node))
+        victim = super().device_victim(space, spared)
+        self._order = order
+        return victim
+
+
+class HalvedHostHits(HiCache):
+    """A request starts in the middle of what was loaded back for it."""
+
+    def _adopt(self, holding: Holding, match: Match) -> None:
+        kept = match.pages - (match.pages - match.device_pages + 1) // 2
+        if kept:
+            pages = np.concatenate([node.device.ids("full") for node in match.nodes])
+            self._pool.adopt(holding, pages[:kept], np.zeros(0, dtype=np.int64))
+
+
+class SkippedBackup(Movement):
+    """Every second node is never backed up."""
+
+    def back_up_when_due(self, node: Node, request: int) -> None:
+        if node.ordinal % 2:
+            super().back_up_when_due(node, request)
+
+
+class NoHostEviction(Movement):
+    """A backup takes free host pages alone."""
+
+    def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
+        return self.controller.host.allocators[space].allocate(count, request)
+
+
+class NoDeviceEviction(Movement):
+    """A load takes free device pages alone."""
+
+    def _device_ids(self, gaps: list[Gap], request: int) -> list[IndexArray] | None:
+        self._make_room = lambda space, count: 0
+        return super()._device_ids(gaps, request)
+
+
+class NoPrefetch(StorageTier):
+    """What the store holds is never fetched."""
+
+    def begin(self, tokens: Tokens, request: int) -> None:
+        """Nothing."""
+
+
+_READ = "SGLang #22811 (index reads without the layer wait)"
+_HAZARD = "a hazard of the same family"
+
+
+def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str) -> Mutant:
+    row = {
+        "bug": "b",
+        "scenario": "hicache",
+        "shape": "glm-5.1-tiny",
+        "killed_by": "ordering",
+        "code": "KV201",
+        "example": _HAZARD,
+        **rest,
+    }
+    return Mutant(name=name, parts=parts, shows=shows, matters=matters, within=0, **row)
+
+
+_EARLY = "Attention or the indexer works on what was in the page before: another request's prefix, in a few answers."
+_SLOW = "Prompts are computed that the cache holds; no answer is wrong, and the time to the first token goes up."
+_REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
+
+HICACHE = (
+    _mutant(
+        "index-key-reader-without-wait",
+        replace(FIXED, buffers=UngatedKeyReader),
+        "Index keys of a layer are read before that layer has been loaded.",
+        _EARLY,
+        example=_READ,
+    ),
+    _mutant(
+        "index-scale-reader-without-wait",
+        replace(FIXED, buffers=UngatedScaleReader),
+        "Index scales of a layer are read before that layer has been loaded.",
+        _EARLY,
+        example=_READ,
+    ),
+    _mutant(
+        "index-pair-reader-without-wait",
+        replace(FIXED, buffers=UngatedReader),
+        "The fused reader takes keys and scales before the layer has been loaded.",
+        _EARLY,
+        example=_READ,
+    ),
+    _mutant(
+        "replay-without-whole-wait",
+        replace(FIXED, pool=UnguardedReplayPool),
+        "A captured graph is replayed while the load of what it reads is in flight.",
+        _EARLY,
+        shape="llama-3-tiny",
+        example="SGLang's open note: no graph replay while a host load is pending",
+    ),
+    _mutant(
+        "gate-waits-neighbour-layer",
+        replace(FIXED, gate=NeighbourGate),
+        "A read of layer l waits for the load of layer l - 1.",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "gate-waits-wrong-entry",
+        replace(FIXED, gate=WrongEntryGate),
+        "A read waits for a load other than the one of its pages.",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "gate-waits-on-load-lane",
+        replace(FIXED, gate=LoadLaneGate),
+        "The wait is queued on the lane that loads, so the reader goes on.",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "ring-rearmed-early",
+        replace(FIXED, gate=EagerRing),
+        "An entry of the ring stands for two loads; when the first ends, readers of the second stop waiting.",
+        _EARLY,
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "load-without-pin",
+        replace(FIXED, movement=NoLoadPin),
+        "Host pages are evicted and overwritten while a load still reads them.",
+        _REUSED,
+        shape="deepseek-v3-tiny",
+        code="KV202",
+    ),
+    _mutant(
+        "write-back-without-pin",
+        replace(FIXED, movement=NoBackupPin),
+        "Device pages are evicted and reused while their backup still reads them.",
+        _REUSED,
+        shape="llama-3-tiny",
+        code="KV202",
+    ),
+    _mutant(
+        "put-without-pin",
+        replace(FIXED, storage=NoPutPin),
+        "Host pages are evicted and overwritten while a put into the page store still reads them.",
+        "The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
+        bug="d",
+        shape="llama-3-tiny",
+        code="KV202",
+    ),
+    _mutant(
+        "backup-before-forward",
+        replace(FIXED, controller=UnorderedBackup),
+        "A backup reads pages that the forward pass is still writing.",
+        "The host keeps half a page; every later hit on it reads old bytes.",
+        shape="llama-3-tiny",
+    ),
+    _mutant(
+        "move-changes-indices",
+        replace(FIXED, controller=InPlaceController),
+        "A transfer sorts the index values it was given in place.",
+        "The tree node that shares them now names other pages, and evicts or loads those.",
+        bug="d",
+        killed_by="residency",
+        code="KV303",
+        example="SGLang #23427 (move_hybrid_indices)",
+    ),
+    _mutant(
+        "node-keeps-queue-view",
+        replace(FIXED, movement=QueueView),
+        "A node's host pages change when the next operation is queued.",
+        "A hit loads another prefix's pages; an eviction frees them under their owner.",
+        bug="d",
+        shape="llama-3-tiny",
+        killed_by="residency",
+        code="KV303",
+        example="SGLang #23429 (device tensors in tree nodes)",
+    ),
+    _mutant(
+        "host-slot-freed-twice",
+        replace(FIXED, residency=TwiceFreedHost),
+        "An evicted node's host pages are given back twice.",
+        "Two prefixes get the same host page and overwrite each other.",
+        bug="d",
+        shape="llama-3-tiny",
+        killed_by="liveness",
+        code="KV402",
+    ),
+    _mutant(
+        "ack-by-kv-alone",
+        replace(FIXED, controller=KvAloneController),
+        "A copy is acknowledged when its KV rows have landed, whatever its companions do.",
+        "Pages are written again under a copy, and readers stop waiting for index pages that are still on their way.",
+        code="KV202",
+    ),
+    _mutant(
+        "partial-load-keeps-lock",
+        replace(FIXED, movement=KeptLock),
+        "A load-back that does not fit keeps the locks it took.",
+        "The prefix can never be evicted again; the pool fills up until nothing is admitted.",
+        scenario="hicache-hybrid",
+        shape="qwen3-next-tiny",
+        killed_by="accounting",
+        code="KV401",
+    ),
+    _mutant(
+        "eviction-most-recent-first",
+        replace(FIXED, residency=MostRecentFirst),
+        "The device gives up the prefix that was used last.",
+        "The prefixes that come back soonest are the ones that are gone; every answer is right, and slow.",
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV701",
+    ),
+    _mutant(
+        "host-hits-halved",
+        replace(FIXED, cache=HalvedHostHits),
+        "Half of the pages that were loaded back for a request are computed again.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV703",
+    ),
+    _mutant(
+        "backup-of-every-second-node",
+        replace(FIXED, movement=SkippedBackup),
+        "Every second node is never backed up when its use is reached.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV704",
+    ),
+    _mutant(
+        "backup-without-eviction",
+        replace(FIXED, movement=NoHostEviction),
+        "A backup is given up once the host is full, though prefixes there could be evicted.",
+        "The host tier keeps what came first for ever, and the hits on it go down to none.",
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV702",
+    ),
+    _mutant(
+        "load-without-eviction",
+        replace(FIXED, movement=NoDeviceEviction),
+        "A load is given up where the device is full, though prefixes there could be evicted.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV702",
+    ),
+    _mutant(
+        "prefetch-skipped",
+        replace(FIXED, storage=NoPrefetch),
+        "Pages that only the store holds are never fetched.",
+        _SLOW,
+        shape="llama-3-tiny",
+        killed_by="caching",
+        code="KV704",
+    ),
+)

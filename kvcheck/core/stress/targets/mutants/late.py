@@ -1,0 +1,258 @@
+"""Bugs that show only where something is late: the process asks whether it is done, is told "no", and then goes wrong.
+
+Each class changes what is done after such an answer. In the eager order every answer is "yes", and nothing is changed.
+The row says how many times the answer has to be "no", or a message late, before the bug can show. A message that a
+scenario loses is late too, and counts for one.
+
+Invariants:
+- A row's two parts have one fault each, and either alone does no harm within the bound of the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.cache.hicache.controller import TransferController
+from kvcheck.core.cache.hicache.movement import Movement
+from kvcheck.core.cache.hicache.node import Transfer
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
+from kvcheck.core.cache.offload import Offload, OffloadedKV
+from kvcheck.core.cache.pools.pool import Holding
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.scheduler.request import RunningRequest
+from kvcheck.core.cache.transfer.messages import Abort, Message
+from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
+from kvcheck.core.cache.transfer.sender import Sender
+from kvcheck.core.stress.targets.mutants.mutant import Mutant
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+
+
+class LateBackupUnpinned(Movement):
+    """A backup loses its pins when so many polls were told that it is not done."""
+
+    polls = 1
+    _told: dict[int, int] | None = None
+    """By number of the transfer, how many polls were told so."""
+
+    def poll(self) -> bool:
+        """What is the oldest afterwards was asked about and is not done."""
+        is_some = super().poll()
+        told = self._told = self._told or {}
+        for transfer in self._oldest():
+            told[transfer.number] = told.get(transfer.number, 0) + 1
+            if told[transfer.number] == self.polls:
+                super()._unpin(transfer)
+        return is_some
+
+    def _oldest(self) -> tuple[Transfer, ...]:
+        return tuple(self.controller.backups[:1])
+
+    def _unpin(self, transfer: Transfer) -> None:
+        if (self._told or {}).get(transfer.number, 0) < self.polls:
+            super()._unpin(transfer)
+
+
+class TwiceLateBackupUnpinned(LateBackupUnpinned):
+    polls = 2
+
+
+class LateLoadUnpinned(LateBackupUnpinned):
+    """A load loses its pins when a poll was told that it is not done."""
+
+    def _oldest(self) -> tuple[Transfer, ...]:
+        return self.controller.loads[0] if self.controller.loads else ()
+
+
+class AskedLoadRetired(TransferController):
+    """A load that was asked about gives its entry of the ring back, whatever the answer was."""
+
+    def finished_loads(self) -> int:
+        """The first one that is not done counts as seen to finish."""
+        done = super().finished_loads()
+        for started in self.loads[done : done + 1]:
+            assert started[0].producer is not None
+            self.gate.retire(started[0].producer)
+        return done
+
+
+class LooksTwice(TransferController):
+    """A wait looks twice and goes on, as one with a time limit does."""
+
+    def wait(self, transfer: Transfer) -> None:
+        """Nobody looks at what came of it."""
+        for signal in self._acknowledged_by(transfer):
+            if not self._backend.query(signal):
+                self._backend.query(signal)
+
+
+class LatePutUnpinned(StorageTier):
+    """A put that is not done when it is asked about loses its pin."""
+
+    def poll(self) -> None:
+        """The root is pinned in the node's place, and nobody evicts it."""
+        super().poll()
+        for late in self._writes[:1]:
+            self._tree.unlock_host(late.node)
+            late.node = self._tree.root
+            self._tree.lock_host(late.node)
+
+
+class RetractAsks(DecodeScheduler):
+    """A retraction asks whether its save is done, and waits for nothing."""
+
+    def _retract(self, active: RunningRequest) -> None:
+        self._running.remove(active)
+        active.offloaded = self.parts.offload.save(active.holding)
+        self.parts.backend.query(active.offloaded.saved)
+        self._pool.close(active.holding)
+        active.rested_at = self._round + self.config.resume_delay
+        self._retracted.append(active)
+        self._report.retracted.append(active.request_id)
+
+
+class FirstSavePinned(Offload):
+    """The pages of a request are pinned for its first save; a later one finds the request noted, and pins nothing."""
+
+    _noted: frozenset[int] = frozenset()
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """The pins of a later save end at once."""
+        value = super().save(holding)
+        if holding.request in self._noted:
+            kept = self._kept[value.number]
+            for space, use in kept.uses:
+                self.pool.allocators[space].drop(use)
+            kept.uses.clear()
+        self._noted |= {holding.request}
+        return value
+
+
+class DrainAskedOnce(Receiver):
+    """A room that was not drained when it was asked about counts as drained the next time."""
+
+    def is_drained(self, receiving: InboundRoom) -> bool:
+        """Nobody looks for what has not come."""
+        is_drained = super().is_drained(receiving)
+        receiving.writers.clear()
+        return is_drained
+
+
+class AbortHeardLater(Sender):
+    """An abort is handled with the poll after the one that took it."""
+
+    _heard: tuple[tuple[str, Abort], ...] = ()
+
+    def poll(self) -> None:
+        """What was heard last time comes first."""
+        heard, self._heard = self._heard, ()
+        for peer, message in heard:
+            super()._take(peer, message)
+        super().poll()
+
+    def _take(self, peer: str, message: Message) -> None:
+        if isinstance(message, Abort):
+            self._heard += ((peer, message),)
+        else:
+            super()._take(peer, message)
+
+
+def _mutant(name: str, parts: TargetParts, within: int, shows: str, matters: str, **rest: str) -> Mutant:
+    row = {
+        "bug": "b",
+        "scenario": "hicache",
+        "shape": "llama-3-micro",
+        "killed_by": "lifetime",
+        "code": "KV202",
+        "strategy": "answers",
+        **rest,
+    }
+    return Mutant(name=name, parts=parts, within=within, shows=shows, matters=matters, **row)
+
+
+_REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
+_TWO = "Two checks, of which one is enough"
+
+LATE: tuple[Mutant, ...] = (
+    _mutant(
+        "late-backup-loses-pins",
+        replace(FIXED, movement=LateBackupUnpinned),
+        1,
+        "A poll that finds a backup unfinished gives its pins up, as if it had acknowledged it.",
+        _REUSED,
+        example="A loop over the copies in flight that unlocks each node before it looks whether the copy is done.",
+    ),
+    _mutant(
+        "stuck-backup-loses-pins",
+        replace(FIXED, movement=TwiceLateBackupUnpinned),
+        2,
+        "A backup that two polls find unfinished counts as stuck, and its pins are given up.",
+        _REUSED,
+        example="A watchdog for transfers that hang, which frees what they hold and does not end them.",
+    ),
+    _mutant(
+        "late-load-loses-pins",
+        replace(FIXED, movement=LateLoadUnpinned),
+        1,
+        "A poll that finds a load unfinished gives its pins up; if its request was aborted, nothing else holds them.",
+        "The load writes into pages that belong to another request by then.",
+        example="A loop over the copies in flight that unlocks each node before it looks whether the copy is done.",
+    ),
+    _mutant(
+        "asked-load-leaves-ring",
+        replace(FIXED, controller=AskedLoadRetired),
+        1,
+        "A load that was asked about gives its entry of the ring back, done or not, and readers do not wait for it.",
+        "Attention works on what was in the page before: another request's prefix, in a few answers.",
+        killed_by="ordering",
+        code="KV201",
+        example="An event that is reset by the call that asks for it.",
+    ),
+    _mutant(
+        "wait-looks-twice",
+        replace(FIXED, controller=LooksTwice),
+        2,
+        "A wait for a copy ends after two looks, and whoever waited goes on.",
+        _REUSED,
+        example="A wait with a time limit whose result is not looked at.",
+    ),
+    _mutant(
+        "late-put-loses-pin",
+        replace(FIXED, storage=LatePutUnpinned),
+        2,
+        "A put into the store that is late loses the pin of its host pages.",
+        "The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
+        bug="d",
+        example="A loop over the writes in flight that unlocks each node before it looks whether the write is done.",
+    ),
+    _mutant(
+        "retract-asks-for-save",
+        replace(FIXED, decode_scheduler=RetractAsks),
+        2,
+        "A retraction looks once whether its save is done, and frees the pages; then only their pins are left.",
+        f"{_TWO}: where the pins are still held too, the scheduler ends with an error, and all requests with it.",
+        bug="a",
+        scenario="retract-resume",
+        killed_by="liveness",
+        example="A wait that was made a look, so that retraction does not block the scheduler.",
+    ),
+    _mutant(
+        "later-save-without-pins",
+        replace(FIXED, decode_scheduler=RetractAsks, offload=FirstSavePinned),
+        1,
+        "The same, and a request that was retracted before has no pins any more.",
+        f"{_TWO}, and here both are gone: the pages are overwritten while they are saved.",
+        bug="a",
+        scenario="retract-resume",
+        example="Pins that are noted by request, and not by save.",
+    ),
+    _mutant(
+        "drain-waits-one-round",
+        replace(FIXED, receiver=DrainAskedOnce, sender=AbortHeardLater),
+        1,
+        "A room that has not drained when it is asked about counts as drained the next time; the sender hears late.",
+        "A late write lands in the pages of the next request. One round is enough as long as no message is late.",
+        bug="e",
+        scenario="pd-transfer",
+        example="A release after a fixed time, chosen for a peer that has become slower since.",
+    ),
+)

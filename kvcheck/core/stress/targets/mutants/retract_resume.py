@@ -1,0 +1,265 @@
+"""Bug a put back, piece by piece: what a retracted request loses, keeps too long, or shares.
+
+Invariants:
+- Each subclass removes one line of the fix and restates nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Footprint, Signal
+from kvcheck.core.cache.offload import Offload, OffloadedBuffer, OffloadedKV
+from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity
+from kvcheck.core.cache.pools.pool import Extent, Holding
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
+from kvcheck.core.stress.targets.mutants.mutant import Mutant
+from kvcheck.core.stress.targets.parts import FIXED
+
+
+class ViewMetadata(MetadataBuffers):
+    """`get` hands out the slot itself."""
+
+    def get(self, slot: int, request: int) -> MetadataRow:
+        """The copy is gone; the check of the owner is not."""
+        self._slots.check_owner(slot, request)
+        return MetadataRow(self.row_view(slot), self.fields)
+
+
+class UnclearedMetadata(MetadataBuffers):
+    """A freed slot keeps its fields."""
+
+    def clear(self, slot: int) -> None:
+        """Nothing is cleared."""
+
+
+def _without_index(table: tuple[tuple[str, BufferSpec], ...]) -> tuple[tuple[str, BufferSpec], ...]:
+    return tuple(row for row in table if row[1].name != "index_k_with_scale")
+
+
+class SaveSkipsIndex(Offload):
+    """The offload's own list of buffers lacks the index buffer."""
+
+    def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
+        return _without_index(self.pool.buffers())
+
+
+class RestoreSkipsIndex(Offload):
+    """The index buffer is saved and not restored."""
+
+    def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
+        """All but the index buffer."""
+        return tuple(kept for kept in offloaded.buffers if kept.name != "index_k_with_scale")
+
+
+class SaveTakesNextPages(Offload):
+    """Index pages are computed one too high, as a ceiling instead of a floor would."""
+
+    def _saved_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
+        rows = super()._saved_rows(extent, space, buffer)
+        if buffer.rows is not Granularity.PAGE:
+            return rows
+        shifted: IndexArray = rows % self.pool.sizes.pages + 1
+        return shifted
+
+
+class AliasingOffload(Offload):
+    """The value keeps the pool's own tensor and the row ids, and gathers when it is restored."""
+
+    def save(self, holding: Holding) -> OffloadedKV:
+        """No copy is made: rows are remembered, bytes are not."""
+        value = super().save(holding)
+        self._backend.wait(value.saved)
+        self.discard(value)
+        kept = []
+        extent = self.pool.extent(holding, value.tokens)
+        for space, buffer in self.pool.buffers():
+            rows = extent.rows(space, buffer)
+            source = self.pool.sets[space].write_view(buffer.name)
+            start, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+            view = source[:, start:stop] if stop - start == len(rows) else source[:, : len(rows)]
+            kept.append(OffloadedBuffer(space=space, name=buffer.name, words=view, memory=""))
+        return replace(value, buffers=tuple(kept))
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """What the pool holds by now is copied."""
+        done = super().restore(offloaded, holding)
+        self._backend.wait(done)
+        return done
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """Views own no memory."""
+        if offloaded.buffers and offloaded.buffers[0].memory:
+            super().discard(offloaded)
+
+
+class DeclaresLess(Offload):
+    """The footprint of a copy is made from one page less than its index list."""
+
+    def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
+        named = super()._footprint(extent, space, buffer, whole=whole)
+        spans = None if named.spans is None else named.spans[:-1]
+        owners = None if named.owners is None else named.owners[:-1]
+        return replace(named, rows=named.rows[:-1], spans=spans, owners=owners)
+
+
+class DropsBeforeRestored(Offload):
+    """A value is dropped when its restore has been queued."""
+
+    def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
+        """Nothing is kept for copies that are pending."""
+        done = super().restore(offloaded, holding)
+        self._kept[offloaded.number].copies.clear()
+        super().discard(offloaded)
+        return done
+
+    def discard(self, offloaded: OffloadedKV) -> None:
+        """It may be gone already."""
+        if offloaded.number in self._kept:
+            super().discard(offloaded)
+
+
+class FreeKeepsIndex(BufferSet):
+    """`free` walks its own list of buffers, without the index buffer."""
+
+    def free(self) -> None:
+        """The index buffer stays allocated."""
+        for buffer in self.spec.buffers:
+            if buffer.name != "index_k_with_scale":
+                self._backend.release(self.memory_name(buffer.name))
+        self._words.clear()
+
+
+class RefeedingScheduler(DecodeScheduler):
+    """A resumed request counts its last sampled token as committed, though no KV was written for it."""
+
+    def _resumed_length(self, offloaded: OffloadedKV) -> int:
+        return offloaded.tokens + 1
+
+
+UPSTREAM = "SGLang #23346 (GLM-5.1, retract and resume on the decode node)"
+
+RETRACT_RESUME: tuple[Mutant, ...] = (
+    Mutant(
+        name="metadata-get-returns-views",
+        bug="a",
+        parts=replace(FIXED, metadata=ViewMetadata),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="aliasing",
+        code="KV305",
+        shows="A request keeps slices of a metadata slot instead of an owned copy of its row.",
+        matters="The slot's next owner overwrites the draft seed and log-probabilities of a request that still runs.",
+        example=f"{UPSTREAM}: get_buf returned slices of shared storage.",
+    ),
+    Mutant(
+        name="offload-skips-index-buffer",
+        bug="a",
+        parts=replace(FIXED, offload=SaveSkipsIndex),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="contract",
+        code="KV304",
+        shows="The index buffer of an NSA pool is not saved on retract.",
+        matters="After resume the indexer picks tokens from other requests' keys: wrong top-k, garbled long contexts.",
+        example=f"{UPSTREAM}: only the latent rows were copied to the host.",
+    ),
+    Mutant(
+        name="restore-skips-index-buffer",
+        bug="a",
+        parts=replace(FIXED, offload=RestoreSkipsIndex),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="contract",
+        code="KV304",
+        shows="The index buffer is saved, but not written back on resume.",
+        matters="Half a fix: the save costs time and the reader still sees the pages' previous owners.",
+        example=f"{UPSTREAM}: the return types of save and restore differed by pool.",
+    ),
+    Mutant(
+        name="free-keeps-index-buffer",
+        bug="a",
+        parts=replace(FIXED, buffers=FreeKeepsIndex),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="accounting",
+        code="KV401",
+        shows="Clearing an NSA pool leaves its index buffer allocated.",
+        matters="Device memory is lost each time a pool is rebuilt.",
+        example=f"{UPSTREAM}: the clear of the pool class did not know the buffer its subclass had added.",
+    ),
+    Mutant(
+        name="offload-saves-wrong-pages",
+        bug="a",
+        parts=replace(FIXED, offload=SaveTakesNextPages),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="The index buffer is saved from the page after each of the request's pages.",
+        matters="Everything is copied, sizes match, and the bytes are a neighbour's.",
+        example="Page ids derived from token slots with the wrong rounding.",
+    ),
+    Mutant(
+        name="resume-refeeds-token",
+        bug="a",
+        parts=replace(FIXED, decode_scheduler=RefeedingScheduler),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="contract",
+        code="KV301",
+        shows="A resumed request counts the token it sampled last as committed; its KV was never written.",
+        matters="Attention reads a row that still holds another request's token, and the prefix tree may share it.",
+        example=f"{UPSTREAM}: fill_ids was one longer than the allocated KV.",
+    ),
+    Mutant(
+        name="metadata-slot-not-cleared",
+        bug="a",
+        parts=replace(FIXED, metadata=UnclearedMetadata),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="content",
+        code="KV102",
+        shows="A freed metadata slot keeps all fields of its previous request.",
+        matters="Fields that the next request does not use travel with it: another user's log-probabilities.",
+        example="SGLang until 0.5.13: a slot kept its previous bootstrap room, and unused fields were never cleared.",
+    ),
+    Mutant(
+        name="offload-value-aliases-pool",
+        bug="a",
+        parts=replace(FIXED, offload=AliasingOffload),
+        scenario="retract-resume",
+        shape="glm-5.1-tiny",
+        killed_by="aliasing",
+        code="KV305",
+        shows="The offloaded value refers to the pool's memory instead of holding the bytes.",
+        matters="The value is right only until the pages are reused, and retraction frees them for that.",
+        example="A copy to the device that the tensor already lies on returns the same storage.",
+    ),
+    Mutant(
+        name="offload-declares-one-page-less",
+        bug="a",
+        parts=replace(FIXED, offload=DeclaresLess),
+        scenario="retract-resume",
+        shape="llama-3-tiny",
+        killed_by="audit",
+        code="KV306",
+        shows="A copy touches one page more than its footprint names.",
+        matters="Nothing judges the order of that page, so a missing wait on it is never found.",
+        example="A footprint that is computed from another length than the index list of the copy.",
+    ),
+    Mutant(
+        name="value-dropped-before-restored",
+        bug="a",
+        parts=replace(FIXED, offload=DropsBeforeRestored),
+        scenario="retract-resume",
+        shape="llama-3-tiny",
+        killed_by="lifetime",
+        code="KV202",
+        shows="The host memory of an offloaded value is given back while its restore still reads it.",
+        matters="Pinned memory goes back to a cache of blocks; the next copy to the host overwrites what is read.",
+        example="A value whose last reference ends when the restore has been queued on another stream.",
+    ),
+)

@@ -1,0 +1,136 @@
+"""Bugs that only a rare situation shows: an abort, a split or a second owner just while something is on its way.
+
+Invariants:
+- Each subclass removes one line of the fix and restates nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.hicache.radix_tree import PrefixTree
+from kvcheck.core.cache.hicache.storage import Namespace
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
+from kvcheck.core.cache.scheduler.request import RunningRequest
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.stress.targets.mutants.mutant import Mutant
+from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+
+
+class DtypeFreeKeys(StorageTier):
+    """Pages of all dtypes have one key."""
+
+    @staticmethod
+    def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
+        """Without the dtype."""
+        return replace(namespace, dtype="any").key(space, chain)
+
+
+class RankFreeKeys(StorageTier):
+    """Pages of all ranks have one key."""
+
+    @staticmethod
+    def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
+        """Without the rank."""
+        return replace(namespace, rank=0).key(space, chain)
+
+
+class ForgottenFetch(StorageTier):
+    """The fetch of an aborted request is no longer known, so nobody frees what it has taken."""
+
+    def forget(self, request: int) -> None:
+        """Forget it at once."""
+        self._prefetches = [each for each in self._prefetches if each.request != request]
+
+
+class SplitForgetsLoad(PrefixTree):
+    """The new half of a node that is being loaded does not know of the load."""
+
+    def _split(self, node: Node, at: int) -> Node:
+        upper = super()._split(node, at)
+        for transfer in upper.loading:
+            transfer.nodes.remove(upper)
+        upper.loading = ()
+        return upper
+
+
+class ReplacingTree(PrefixTree):
+    """What was fetched is hung where it belonged when the fetch began."""
+
+    def _path_now(self, keys: list[bytes], start: int) -> list[Node]:
+        return self._walk(keys[:start])
+
+
+class ReadyStays(Scheduler):
+    """An aborted request that waits to decode stays in its queue."""
+
+    def _unqueue(self, active: RunningRequest) -> None:
+        if active not in self._ready:
+            super()._unqueue(active)
+
+
+_FOREIGN = (
+    "Half of the engines on a shared store serve the bytes of another: of another dtype, or another rank's heads."
+)
+
+
+def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str) -> Mutant:
+    row = {
+        "bug": "b",
+        "scenario": "hicache",
+        "shape": "llama-3-tiny",
+        "killed_by": "accounting",
+        "code": "KV401",
+        "example": "a hazard of the same family",
+        **rest,
+    }
+    return Mutant(name=name, parts=parts, shows=shows, matters=matters, within=0, **row)
+
+
+SITUATIONS = (
+    _mutant(
+        "key-forgets-dtype",
+        replace(FIXED, storage=DtypeFreeKeys),
+        "Two engines of one model and different dtypes find each other's pages in a store.",
+        _FOREIGN,
+        killed_by="content",
+        code="KV105",
+    ),
+    _mutant(
+        "key-forgets-rank",
+        replace(FIXED, storage=RankFreeKeys),
+        "Two ranks of one model find each other's pages in a store.",
+        _FOREIGN,
+        killed_by="content",
+        code="KV105",
+    ),
+    _mutant(
+        "aborted-fetch-forgotten",
+        replace(FIXED, storage=ForgottenFetch),
+        "A request is aborted while pages come from the store for it, and its fetch is dropped from the list.",
+        "Its host pages are lost for good, and the prefix below which they were to hang stays locked.",
+    ),
+    _mutant(
+        "split-forgets-load",
+        replace(FIXED, tree=SplitForgetsLoad),
+        "A node is split while it is being loaded, and readers of its first half do not wait.",
+        "A request that shares a part of a prefix which is just coming back reads what was in its pages before.",
+        killed_by="ordering",
+        code="KV201",
+    ),
+    _mutant(
+        "fetch-replaces-computed",
+        replace(FIXED, tree=ReplacingTree),
+        "A prefix is computed while it is fetched for another request, and the fetched pages replace it in the tree.",
+        "The pages of the first are neither free nor cached, and those that continue it are lost with it.",
+    ),
+    _mutant(
+        "abort-leaves-ready",
+        replace(FIXED, scheduler=ReadyStays),
+        "A request is aborted after its prompt was computed and before it decodes, and decodes all the same.",
+        "It writes into pages that it has given back, which are another request's by then.",
+        killed_by="liveness",
+        code="KV402",
+    ),
+)

@@ -1,0 +1,190 @@
+"""Prefixes: the state of each cached prefix and stored object, what happens to them, and how it is made to happen.
+
+    Prefixes.standings    for whoever wants to aim at one
+    Prefixes.make_happen  evict, remove, overwrite, by what an engine's operator or another engine can do
+    Prefixes.looked_up, leaving, evicted    what happened by itself, told by the Observer; splits, by the tree
+
+Invariants:
+- It looks from outside: at the nodes of the tree, at what the storage tier has under way, and at the cache's reports.
+- A prefix is named by the hash of its end, an object by its key: both follow from tokens alone.
+- What is made to happen is counted by whoever asked for it, so nothing is counted here meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.hicache.storage_tier import StoredUnit
+from kvcheck.core.stress.targets.target import Standing
+from kvcheck.core.stress.workload.events import Emit, Happened
+from kvcheck.core.stress.workload.tier_events import Answered, Deleted
+
+PINNED = {
+    "device": ("in use", "being backed up", "being loaded"),
+    "host": ("being backed up", "being loaded", "being stored"),
+}
+"""By tier, the states of a prefix that it may not give up."""
+
+
+class Prefixes:
+    """The prefixes of one cache, and the objects that it keeps in a store. store: None where there is none."""
+
+    def __init__(self, cache: HiCache, host: HostPool | None, store: PageStore | None, emit: Emit) -> None:
+        self._cache = cache
+        self._host = host
+        self._store = store
+        self._emit = emit
+        self._stored: dict[str, StoredUnit] = {}  # by key, in the order of the first write
+        self._is_told = True
+        cache.tree.on_split = self._split
+
+    # What is there
+
+    def standings(self) -> tuple[Standing, ...]:
+        """The state of each prefix and of each object, in an order that the schedule alone decides."""
+        storing = self._storing()
+        rows = [Standing("prefix", _state_of(each, storing), _name(each)) for each in self._cache.tree.nodes()]
+        return (*rows, *(Standing("object", state, key) for key, state in self._objects().items()))
+
+    def _objects(self) -> dict[str, str]:
+        """By key, the state of each object."""
+        if (storage := self._cache.storage) is None:
+            return {}
+        self._stored |= {each.key: each for each in storage.writing if each.key not in self._stored}
+        states = dict.fromkeys(self._stored, "stored")
+        states |= {each.key: "being written" for each in storage.writing}
+        return states | {each.key: "being read" for each in storage.reading}
+
+    def _storing(self) -> frozenset[bytes]:
+        """Hashes of the pages that are on their way to the store."""
+        storage = self._cache.storage
+        return frozenset() if storage is None else frozenset(each.hash for each in storage.writing)
+
+    # What is made to happen
+
+    def make_happen(self, happening: str, standing: Standing) -> bool:
+        """See Engine. False for what cannot be done to it any more."""
+        with self._untold():
+            if standing.subject == "object":
+                return self._change_object(happening, str(standing.name))
+            node = next((each for each in self._cache.tree.nodes() if _name(each) == standing.name), None)
+            if node is None or _state_of(node, self._storing()) != standing.state:
+                return False
+            if happening == "evict":
+                tier = "device" if node.device.is_live else "host"
+                return self._answered((tier,), node.chain, self._cache.evict_node(node, tier))
+            if happening == "remove":
+                return self._answered(("device", "host"), _whole(node), self._cache.remove(node))
+            return happening == "pressure" and self._press(standing.state)
+
+    def _answered(self, tiers: tuple[str, ...], chain: tuple[bytes, ...], is_gone: bool) -> bool:
+        """Tell what the cache says, which is True where these pages have left these tiers."""
+        self._emit(Answered(tiers, chain, is_gone))
+        return is_gone
+
+    def _press(self, state: str) -> bool:
+        """Take one page of others from a tier that may not give up a prefix in this state."""
+        if state in PINNED["device"] and self._cache.evict("full", 1):
+            return True
+        return state in PINNED["host"] and self._cache.residency.evict_host("full", 1) > 0
+
+    def _change_object(self, happening: str, key: str) -> bool:
+        """What another engine of the same model does to an object: it deletes it, or writes it once more."""
+        if self._store is None or self._host is None:
+            return False
+        if happening == "remove":
+            is_there = self._store.contains(key)
+            self._store.remove(key)
+            if (unit := self._unit_of(key)) is not None:
+                self._emit(Deleted(unit.space, (unit.hash,)))
+            return is_there
+        if happening != "overwrite" or (payload := self._payload(key)) is None:
+            return False
+        self._store.put(key, payload)
+        return True
+
+    def _payload(self, key: str) -> bytes | None:
+        """What belongs under a key: the host has it until its write is over, and then the store has it."""
+        assert self._store is not None and self._host is not None and self._cache.storage is not None
+        for each in self._cache.storage.writing:
+            if each.key == key:
+                return self._host.pack(each.space, each.unit).numpy().tobytes()
+        unit = self._unit_of(key)
+        return None if unit is None else self._store.get(key, self._host.unit_bytes(unit.space))
+
+    def _unit_of(self, key: str) -> StoredUnit | None:
+        assert self._cache.storage is not None
+        return next((each for each in self._cache.storage.reading if each.key == key), self._stored.get(key))
+
+    # What happens by itself
+
+    def _split(self, node: Node) -> None:
+        """Both halves are in the same state."""
+        self._tell(_state_of(node, self._storing()), "split")
+
+    def looked_up(self, chain: tuple[bytes, ...], pages: int) -> None:
+        """A request has found so many pages of its prompt."""
+        found, storing = frozenset(chain[:pages]), self._storing()
+        for node in self._cache.tree.nodes():
+            if node.chain[-1] in found:
+                self._tell(_state_of(node, storing), "match")
+        storage = self._cache.storage
+        if storage is not None and any(each.hash in chain for each in storage.reading):
+            self._tell("being read", "match", subject="object")  # for another request: its own has arrived
+
+    def leaving(self, chain: tuple[bytes, ...]) -> None:
+        """A tier is about to give up all pages of the prefix that ends this chain."""
+        node = next((each for each in self._cache.tree.nodes() if each.chain[-1] == chain[-1]), None)
+        if node is not None:
+            self._tell(_state_of(node, self._storing()), "evict")
+
+    def evicted(self, tier: str) -> None:
+        """A tier has given up something, and kept what it may not give up."""
+        storing = self._storing()
+        states = {_state_of(each, storing) for each in self._cache.tree.nodes() if each.tier(tier).is_live}
+        for state in PINNED[tier]:
+            if state in states:
+                self._tell(state, "pressure")
+
+    def close(self) -> None:
+        """The engine gives everything back: no longer do things happen to prefixes."""
+        self._is_told = False
+
+    def _tell(self, state: str, happening: str, *, subject: str = "prefix") -> None:
+        if self._is_told:
+            self._emit(Happened(subject, state, happening))
+
+    @contextmanager
+    def _untold(self) -> Iterator[None]:
+        before, self._is_told = self._is_told, False
+        try:
+            yield
+        finally:
+            self._is_told = before
+
+
+def _state_of(node: Node, storing: frozenset[bytes]) -> str:
+    """The state of a node, as STATES names it. A copy under way goes before a lock, and a lock before a tier."""
+    if node.loading:
+        return "being loaded"
+    if node.backing is not None:
+        return "being backed up"
+    if node.chain[-1] in storing:
+        return "being stored"
+    if node.device.is_live:
+        return "in use" if node.locks else "on both tiers" if node.host.is_live else "on the device"
+    return "on the host"
+
+
+def _whole(node: Node) -> tuple[bytes, ...]:
+    """The pages of a prefix and of all that continues it."""
+    return (*node.chain, *(each for child in node.children.values() for each in _whole(child)))
+
+
+def _name(node: Node) -> str:
+    return node.chain[-1].hex()

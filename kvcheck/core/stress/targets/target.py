@@ -1,0 +1,204 @@
+"""Target: what is under test, behind one Protocol, with its declared capabilities.
+
+Invariants:
+- A target builds engines from a Setup and emits events of what it does. It judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.pools.allocator import IdAllocator
+from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
+from kvcheck.core.cache.transfer.layout import EndLayout
+from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
+from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
+from kvcheck.core.cache.transfer.receiver import InboundRoom
+from kvcheck.core.stress.workload.events import Emit
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceCount:
+    """Accounting of one space: free + held by requests + cached must be total."""
+
+    space: str
+    free: int
+    cached: int
+    total: int
+
+
+class RoomInspector(Protocol):
+    """Compares the memory of a room whose seal never fitted with what its sources had to write."""
+
+    def inspect(
+        self,
+        room: InboundRoom,
+        pool: KVPool,
+        metadata: MetadataBuffers,
+        layout: EndLayout,
+        peers: Sequence[EndLayout],
+    ) -> None:
+        """Report it. peers: all source ranks."""
+
+    def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
+        """Report what the memory of a failed room holds that nobody had to write there."""
+
+
+class TierInspector(Protocol):
+    """Reads what a host tier holds and compares it with what was computed."""
+
+    def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
+        """The first pages of a request have these hashes."""
+
+    def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str) -> None:
+        """Compare the words of these host pages or slots, which came from `tier`: host (a backup) or storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTier:
+    """The host tier of an engine. units: usable host pages or slots of each space.
+
+    layout, method: rows of HOST_LAYOUTS and COPY_METHODS. write_policy, order, ack_period, ring: see CacheConfig.
+    store: what the storage tier keeps pages in; None: there is none. rank, ranks: of this engine among those of its
+    model that share the store. has_neighbours: engines of other models and ranks keep pages of the same prompts there.
+    """
+
+    units: Mapping[str, int]
+    layout: str = "layer-first"
+    method: str = "kernel"
+    write_policy: str = "write-through"
+    order: str = "lru"
+    ack_period: int = 1
+    ring: int = 3
+    store: PageStore | None = None
+    rank: int = 0
+    ranks: int = 1
+    has_neighbours: bool = False
+
+
+FirstWords = Mapping[tuple[str, str], int]
+"""By space and buffer: the word of the model's whole row with which this rank's row begins; 0 where it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSetup:
+    """Prefill and decode ends over a wire. prefill_ranks, decode_ranks: tensor-parallel ranks of each.
+
+    prefill_sizes: of a prefill rank's pool. paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as
+    messages. refuses, vanishes: writes that the engine refuses, and those it reports and loses. tamper: changes
+    messages, as a peer that counts other lengths would. copies: loses or repeats messages. patience: rounds that a
+    room may take. slot_align: bytes that metadata slots of the decode end begin at multiples of. attempts: of
+    earlier processes of the decode rank.
+    """
+
+    prefill_ranks: int
+    decode_ranks: int
+    prefill_sizes: PoolSizes
+    paths: Mapping[str, str]
+    room_of: Callable[[int], int]
+    refuses: Fault = no_fault
+    vanishes: Fault = no_fault
+    tamper: Tamper = unchanged
+    copies: Copies = once
+    aux_over_messages: bool = False
+    patience: int = 400
+    slot_align: int = 256
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A subject and the state that it is in now: a request, or what a row of STATES names. name: the request's id, or
+    any number or text that tells it from others of its kind."""
+
+    subject: str
+    state: str
+    name: int | str
+
+
+class Engine(Protocol):
+    """A serving engine under test."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+
+    def abort(self, request_id: int) -> bool:
+        """End a request wherever it is; False where it is not under way any more."""
+
+    def standings(self) -> tuple[Standing, ...]:
+        """The state of each subject, between two rounds. The order depends on the schedule alone."""
+
+    def make_happen(self, happening: str, standing: Standing) -> bool:
+        """Make a row of SITUATIONS come true. False where it could not, with nothing changed."""
+
+    def step(self) -> StepReport:
+        """One scheduling round."""
+
+    def counts(self) -> tuple[SpaceCount, ...]:
+        """Accounting of every space, now; after close too."""
+
+    def evictions(self) -> int:
+        """Prefix tree nodes evicted from the device so far."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine.
+
+    host: None for the device tier alone. inspector, room_inspector: asked for after the decoder was made. pair: a
+    prefill and a decode end with pools of their own, and metadata_slots at each; None: one engine does both, and needs
+    no slots.
+    """
+
+    shape: ModelShape
+    sizes: PoolSizes
+    config: SchedulerConfig
+    metadata_slots: int
+    share_prefixes: bool = True
+    backend: Backend
+    emit: Emit
+    decoder: Callable[[KVPool, tuple[MetadataField, ...], FirstWords], Decoder]
+    pair: PairSetup | None = None
+    host: HostTier | None = None
+    inspector: Callable[[], TierInspector] | None = None
+    room_inspector: Callable[[], RoomInspector] | None = None
+
+
+class Target(Protocol):
+    """Something that engines can be built from."""
+
+    name: str
+    capabilities: frozenset[str]
+
+    def build(self, setup: Setup) -> Engine:
+        """A fresh engine."""
+
+
+def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
+    """Make pools that are built alike hand out different ids, so that an id of another pool is a wrong one.
+
+    by: of the pool. Each of its spaces is turned two further than the one before it.
+    """
+    for place, each in enumerate(allocators):
+        each.turn(by + 2 * place)
+
+
+def digest(holding: Holding) -> bytes:
+    """The index values of a holding, as bytes to compare."""
+    return holding.pages.tobytes() + b"|" + holding.window_pages.tobytes()

@@ -1,0 +1,108 @@
+"""Footprints of a forward pass: the pages, slots and table entries that it touches, down to tokens inside a page.
+
+Invariants:
+- They are computed once a pass. The layers of a space share the arrays, so an observer may compare them by identity.
+- A page comes with the span of tokens that is read or written. So an append does not overlap a backup of other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcheck.core.base.paging import IndexArray, spans_of
+from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.pools.buffers import BufferSpec
+from kvcheck.core.cache.pools.pool import KVPool
+from kvcheck.core.cache.scheduler.decoder import Chunk
+from kvcheck.core.stress.workload.passes import ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Pages or slots of a space. Each has its span and the request that it is touched for."""
+
+    rows: IndexArray
+    spans: IndexArray | None
+    owners: IndexArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceTouch:
+    """What a pass reads and writes in one space, and the table entries through which it finds that."""
+
+    space: str
+    read: Units
+    written: Units
+    read_tables: tuple[Footprint, ...]
+    written_tables: tuple[Footprint, ...]
+
+    def reads(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
+        """The footprint of an operation that reads these buffers in one layer."""
+        return (self._footprint(self.read, buffers, layer), *self.read_tables)
+
+    def writes(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
+        """The footprint of an operation that writes these buffers in one layer. It also reads `written_tables`."""
+        return (self._footprint(self.written, buffers, layer),)
+
+    def _footprint(self, units: Units, buffers: Sequence[BufferSpec], layer: int) -> Footprint:
+        names = tuple(buffer.name for buffer in buffers)
+        return Footprint(self.space, names, (layer, layer + 1), units.rows, units.spans, units.owners)
+
+
+def pass_touches(chunks: Sequence[Chunk], pool: KVPool) -> Mapping[str, SpaceTouch]:
+    """The footprint of a pass over these chunks, by space."""
+    return {
+        spec.name: _state(chunks, pool) if spec.name == "state" else _paged(chunks, pool, spec.name)
+        for spec in pool.specs
+    }
+
+
+def _state(chunks: Sequence[Chunk], pool: KVPool) -> SpaceTouch:
+    slots = np.array([chunk.holding.state_slot for chunk in chunks])
+    units = Units(slots, None, np.array([chunk.request_id for chunk in chunks]))
+    rows = np.array([chunk.holding.row for chunk in chunks])
+    tables = (pool.tables["req_to_state"].footprint(np.zeros_like(rows), rows, rows + 1),)
+    return SpaceTouch(space="state", read=units, written=units, read_tables=tables, written_tables=tables)
+
+
+def _paged(chunks: Sequence[Chunk], pool: KVPool, space: str) -> SpaceTouch:
+    starts = np.array([chunk.start for chunk in chunks])
+    stops = np.array([chunk.stop for chunk in chunks])
+    seen = np.array([0 if space == "full" else pool.attention.first_seen(chunk.start) for chunk in chunks])
+    lengths = np.array([pool.attention.length(chunk.start, chunk.stop) for chunk in chunks])
+    read, read_tables = _span(chunks, pool, space, seen, lengths)
+    written, written_tables = _span(chunks, pool, space, starts, stops)
+    return SpaceTouch(space=space, read=read, written=written, read_tables=read_tables, written_tables=written_tables)
+
+
+def _span(
+    chunks: Sequence[Chunk], pool: KVPool, space: str, starts: IndexArray, stops: IndexArray
+) -> tuple[Units, tuple[Footprint, ...]]:
+    """The pages that hold the tokens [starts[i], stops[i]) of each chunk, and the table entries that name those pages.
+
+    page     |---------------|---------------|---------------|
+    tokens            [start ................. stop)
+    spans             [o .. P)[0 ........... P)[0 .. o)
+    """
+    size = pool.page_size
+    firsts = starts // size
+    ranges = list(zip(chunks, firsts.tolist(), (-(-stops // size)).tolist(), strict=True))
+    pages = [
+        (chunk.holding.window_pages if space == "window" else chunk.holding.pages)[first:last]
+        for chunk, first, last in ranges
+    ]
+    counts = np.array([len(each) for each in pages])
+    of_chunk = np.repeat(np.arange(len(pages)), counts)
+    page_starts = ragged(firsts, counts) * size
+    spans = spans_of(np.maximum(starts[of_chunk] - page_starts, 0), np.minimum(stops[of_chunk] - page_starts, size))
+    owners = np.array([chunk.request_id for chunk in chunks])[of_chunk]
+    rows = np.array([chunk.holding.row for chunk in chunks])
+    units = np.concatenate(pages)
+    tables: tuple[Footprint, ...] = (pool.tables["req_to_token"].footprint(rows, starts, stops),)
+    if space == "window":
+        full = np.concatenate([chunk.holding.pages[first:last] for chunk, first, last in ranges])
+        tables = (*tables, pool.tables["full_to_window"].footprint(np.zeros_like(full), full, full + 1))
+    return Units(units, spans, owners), tables

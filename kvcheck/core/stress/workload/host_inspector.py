@@ -1,0 +1,141 @@
+"""HostInspector: compares what the host tier holds with what was computed, word by word.
+
+Invariants:
+- A page is named by the hash of its prefix. The request that computed that prefix determines its words.
+- Requests with equal prompts and outputs compute the same hash, each with words of its own. All words of a page must
+  be those of one of them.
+- A page that no known request has computed is reported, never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvcheck.core.base import content
+from kvcheck.core.base.content import Site
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.stress.workload.events import Emit, Saw, Verified
+from kvcheck.core.stress.workload.mismatch import Mismatch
+from kvcheck.kernels.content_rows import differing
+
+
+class UnitReader(Protocol):
+    """A host tier whose words can be read."""
+
+    def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
+        """An owned copy of one page or slot of a buffer: [L, r, W] int64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row that differs: its place in its unit and what was seen, as in Mismatch."""
+
+    piece: str
+    layer: int
+    row: int
+    words: tuple[int, ...]
+    half: bool
+    count: int
+
+
+class HostInspector:
+    """Compares host pages with the words of the requests that computed them. codes_of: see ContentDecoder.codes_of."""
+
+    def __init__(self, shape: ModelShape, codes_of: Callable[[int], torch.Tensor], emit: Emit) -> None:
+        self._size = shape.page_size
+        self._specs = {spec.name: spec for spec in POOLS.load(shape.family)(shape)}
+        self._codes_of = codes_of
+        self._emit = emit
+        self._authors: dict[bytes, list[tuple[int, int, torch.Tensor]]] = {}
+
+    def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
+        """Note the hashes of a request's first pages."""
+        codes = self._codes_of(request).cpu()
+        for page, each in enumerate(chain):
+            wanted = codes[page * self._size : (page + 1) * self._size]
+            known = self._authors.setdefault(each, [])
+            if not any(torch.equal(wanted, codes) for _, _, codes in known):
+                known.append((request, page, wanted))
+
+    def inspect(
+        self, host: UnitReader, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str = "host"
+    ) -> None:
+        """Compare every word of these host pages or slots. tier: "host" after a backup, "storage" after a fetch."""
+        spec = self._specs[space]
+        nobody = (0, 0, torch.zeros(self._size, dtype=torch.int64))
+        for each, unit in zip(chain, units.tolist(), strict=True):
+            found: list[Mismatch] = []
+            words = [host.unit_words(space, buffer.name, unit) for buffer in spec.buffers]
+            for buffer, rows in zip(spec.buffers, words, strict=True):
+                self._emit(Verified(f"{tier}:{buffer.name}", rows.numel()))
+            for request, page, codes in reversed(self._authors.get(each, [nobody])):
+                # A cached state stands behind the last token of its page.
+                wanted = codes[-1:] if space == "state" else codes
+                found = [
+                    Mismatch(
+                        request=request,
+                        space=space,
+                        buffer=buffer.name,
+                        piece=row.piece,
+                        layer=row.layer,
+                        page=unit,
+                        row=row.row,
+                        position=page * self._size + (self._size - 1 if space == "state" else row.row),
+                        author=request,
+                        words=row.words,
+                        half=row.half,
+                        count=row.count,
+                        tier=tier,
+                    )
+                    for buffer, rows in zip(spec.buffers, words, strict=True)
+                    for row in self._differing(spec, buffer, rows, wanted)
+                ]
+                if not found:
+                    break
+            for mismatch in found:
+                self._emit(Saw(mismatch))
+
+    def _differing(
+        self, spec: SpaceSpec, buffer: BufferSpec, words: torch.Tensor, codes: torch.Tensor
+    ) -> Iterator[_Row]:
+        """The first deviating row of each piece and layer of a page or slot: [L, r, W] words."""
+        for local, layer in enumerate(spec.layers):
+            for name, rows in token_rows(buffer, words[local], self._size):
+                bad = differing(rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1]))
+                if bool(bad.any()):
+                    first = int(torch.nonzero(bad)[0])
+                    seen = tuple(int(word) for word in np.asarray(rows[first])[:64])
+                    yield _Row(
+                        piece=name,
+                        layer=layer,
+                        row=first,
+                        words=seen,
+                        half=rows.dtype == torch.int32,
+                        count=int(bad.sum()),
+                    )
+
+
+def token_rows(buffer: BufferSpec, words: torch.Tensor, size: int) -> list[tuple[str, torch.Tensor]]:
+    """Token-addressed rows [P, W] of a page of `size` tokens: the buffer's own, or each piece's of a packed page.
+
+    words: of the page in one layer, [r, W] int64.
+    """
+    if buffer.rows is not Granularity.PAGE:
+        return [("", words)]
+    return [(piece.name, _of_piece(words, piece, size)) for piece in buffer.pieces]
+
+
+def _of_piece(words: torch.Tensor, piece: Piece, size: int) -> torch.Tensor:
+    first, last = piece.offset // 8, (piece.offset + size * piece.size_bytes) // 8
+    block = words[0, first:last].contiguous()
+    if piece.size_bytes % 8:
+        block = block.view(torch.int32)
+    return block.view(size, -1)

@@ -1,0 +1,200 @@
+"""KnownModel: the written weights of a known-answer model for a shape, what its requests say, and what it answers.
+
+Every job is a position test. A token of a job is a mark whose value follows from its author and position, so requests
+that share a prefix share marks. A request reads what others brought, from some position of it on. Where they brought
+nothing, requests of odd numbers read their own last token, and the others FAR positions back. Layers with a window read
+its oldest token at the most, and those with a state three positions back.
+
+Invariants:
+- Answers are worked out from tokens alone. No weight and nothing that a pool holds is used for them.
+- All requests have equal weights, so a shared prefix serves all of them. They differ in how far back a query is turned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+
+import numpy as np
+import torch
+
+from kvcheck.core.base import content
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.live.model import FAMILIES
+from kvcheck.core.live.model.alphabet import HEADER, Alphabet
+from kvcheck.core.live.model.answers import answers
+from kvcheck.core.live.model.family import fit_digits
+from kvcheck.core.live.model.parameters import STATE_DISTANCE, Parameters
+from kvcheck.core.stress.workload.jobs import Job, token_authors
+
+ARCHITECTURES = {
+    "mha": "llama",
+    "swa": "llama",
+    "mla": "deepseek-v3",
+    "nsa": "deepseek-v32",
+    "mamba": "qwen3-next",
+}
+"""The architecture whose weights are used, by pool family."""
+LENGTH = 1024
+"""Most tokens of a request and its answer."""
+NODES = 16
+"""The walk is not asked for, so its alphabet is the smallest."""
+LATENT_HEADS = 4
+"""Heads that read one latent."""
+TOP_K = 4
+"""Positions that an indexer picks: the header, the one that is asked for, and one more. All prompts are longer."""
+FAR = 5
+"""How far back a request of an even number reads where every layer sees all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Parameters):
+    """Parameters of one request. distances: how many positions back it reads, by layer."""
+
+    distances: tuple[int, ...]
+
+    def distance_of(self, layer: int) -> int:
+        return self.distances[layer]
+
+
+class KnownModel:
+    """The model of one shape. Raises UsageError for a shape that no weights fit."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self.shape = shape
+        self.parameters = _parameters(shape)
+        self.family = self.parameters.family
+        family = FAMILIES.load(self.family)
+        self._config = family.config(self.parameters)
+        self._check_rows()
+        self.tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(each))
+            for name, each in family.tensors(self.parameters)
+            if ".mlp." not in name
+        }
+        self._alphabet = Alphabet(self.parameters)
+
+    def _check_rows(self) -> None:
+        """Raise UsageError where the pool's rows are not those of the architecture."""
+        shape = self.shape
+        latent: dict[str, tuple[str, ...]] = {"latent_dim": ("kv_lora_rank", "qk_rope_head_dim")}
+        indexed = latent | {"index_head_dim": ("index_head_dim",)}
+        state: dict[str, tuple[str, ...]] = {
+            "conv_kernel": ("linear_conv_kernel_dim",),
+            "ssm_heads": ("linear_num_value_heads",),
+            "ssm_key_dim": ("linear_key_head_dim",),
+            "ssm_value_dim": ("linear_value_head_dim",),
+        }
+        sizes = {"mla": latent, "nsa": indexed, "mamba": state}
+        for field, names in sizes.get(shape.family, {}).items():
+            wanted, got = int(sum(self.number(name) for name in names)), getattr(shape, field)
+            if got != wanted:
+                raise UsageError(
+                    f"decoder known-answer: {shape.name} cannot hold the rows of {self.family}; expected {field} "
+                    f"{wanted}, got {got}"
+                )
+
+    def number(self, name: str) -> float:
+        """A size or constant of the architecture, by its name in config.json."""
+        return float(str(self._config[name]))
+
+    def tensor(self, layer: int, name: str) -> torch.Tensor:
+        """A tensor of a layer, by its name below the layer."""
+        return self.tensors[f"model.layers.{layer}.{name}"]
+
+    def weights(self, layer: int, name: str) -> torch.Tensor:
+        """[out, in] of a layer's attention; of k_norm.bias and other vectors, [dims]."""
+        full = f"self_attn.{name}"
+        return self.tensor(layer, full if name.endswith((".weight", ".bias")) else f"{full}.weight")
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm in front of a layer, of a latent and of the head: their weights are one."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.number("rms_norm_eps"))
+
+    def distances(self, job: Job) -> tuple[int, ...]:
+        """How many positions back a request reads, by layer."""
+        back = _to_shared(job)
+        if back is None:
+            far = self.shape.window - 1 if self.shape.window_layers else FAR
+            back = 0 if job.request % 2 else far
+        farthest = dict.fromkeys(self.shape.window_layers, self.shape.window - 1)
+        kinds = enumerate(map(self.parameters.kind, range(self.parameters.layers)))
+        return tuple(STATE_DISTANCE if kind.is_state else min(back, farthest.get(at, back)) for at, kind in kinds)
+
+    def prompt(self, job: Job) -> IndexArray:
+        """Token ids of a prompt, [prompt_tokens]. Raises UsageError for one that is too short to ask anything."""
+        if job.prompt_tokens < least_prompt(self.shape):
+            raise UsageError(
+                f"request {job.request}: a position test of {self.shape.name} has at least "
+                f"{least_prompt(self.shape)} tokens; got a prompt of {job.prompt_tokens}"
+            )
+        authors = token_authors(job)[: job.prompt_tokens]
+        codes = content.codes(authors, np.arange(job.prompt_tokens, dtype=np.int64)).tolist()
+        values = 1 << self.parameters.bits
+        marks = (self._alphabet.mark(at, code % values) for at, code in enumerate(codes) if at >= len(HEADER))
+        return np.array([*HEADER, *marks], dtype=np.int64)
+
+    def answers(self, job: Job) -> tuple[int, ...]:
+        """The tokens that a right model samples."""
+        reading = Reading(**asdict(self.parameters), distances=self.distances(job))
+        return answers(Alphabet(reading), self.prompt(job).tolist(), job.output_tokens)
+
+
+@cache
+def known_model(shape: ModelShape) -> KnownModel:
+    """The model of a shape, made once."""
+    return KnownModel(shape)
+
+
+def least_prompt(shape: ModelShape) -> int:
+    """Tokens of the shortest prompt that asks something."""
+    return len(HEADER) + (shape.window if shape.window_layers else FAR + 1)
+
+
+def asked(job: Job, shape: ModelShape) -> Job:
+    """The job with a prompt that is long enough. Its output is as much shorter, but at least a token."""
+    missing = least_prompt(shape) - job.prompt_tokens
+    if missing <= 0:
+        return job
+    blocks = list(job.blocks)
+    if blocks[-1][0] == job.request:
+        blocks[-1] = (job.request, blocks[-1][1] + missing)
+    else:
+        blocks.append((job.request, missing))
+    return replace(
+        job,
+        prompt_tokens=job.prompt_tokens + missing,
+        output_tokens=max(1, job.output_tokens - missing),
+        blocks=tuple(blocks),
+    )
+
+
+def _to_shared(job: Job) -> int | None:
+    """How far the last token of a prompt is behind some mark that an earlier request brought, if there is one."""
+    marks = np.flatnonzero(token_authors(job)[: job.prompt_tokens] != job.request)
+    marks = marks[marks >= len(HEADER)]
+    drawn = content.codes_of(job.request) % len(marks) if len(marks) else 0
+    return job.prompt_tokens - 1 - int(marks[drawn]) if len(marks) else None
+
+
+def _parameters(shape: ModelShape) -> Parameters:
+    architecture = ARCHITECTURES[shape.family]
+    family = FAMILIES.load(architecture)
+    heads, head_dim = shape.num_kv_heads or LATENT_HEADS, shape.head_dim or family.head_dim
+    digits, base = fit_digits(nodes=NODES, kv_heads=heads, room=family.room(head_dim, LENGTH))
+    return Parameters(
+        family=architecture,
+        layers=shape.num_layers,
+        kv_heads=heads,
+        group=1,
+        head_dim=head_dim,
+        length=LENGTH,
+        dtype="fp32",
+        nodes=NODES,
+        digits=digits,
+        base=base,
+        distance=0,
+        top_k=TOP_K if family.top_k else 0,
+    )

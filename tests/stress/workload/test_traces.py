@@ -1,0 +1,405 @@
+"""Traces, scaling, synthetic jobs and the generator behind them.
+
+Invariants:
+- Sharing is compared with a brute-force rule that knows nothing of the tree under test.
+- The test on a real trace runs only where KVCHECK_TRACE names one; a skip says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.paging import pages_for
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.stress.workload.jobs import Job, token_authors
+from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
+from kvcheck.core.stress.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
+
+# Read when the module is, because tests run without kvcheck's settings in their environment.
+REAL_TRACE = os.environ.get("KVCHECK_TRACE")
+GOOD = {"timestamp": 5, "input_length": 600, "output_length": 7, "hash_ids": [0, 1]}
+
+
+def line(**changes: object) -> str:
+    return json.dumps({**GOOD, **changes})
+
+
+def trace(path: Path, *lines: str) -> Path:
+    path.write_text("".join(one + "\n" for one in lines))
+    return path
+
+
+def row(*hash_ids: int, tokens: int | None = None, output: int = 10, at: int = 0) -> TraceRow:
+    length = len(hash_ids) * BLOCK_TOKENS if tokens is None else tokens
+    return TraceRow(timestamp_ms=at, input_length=length, output_length=output, hash_ids=hash_ids)
+
+
+# splitmix64
+
+
+def test_mix_gives_the_published_values() -> None:
+    # The first outputs of splitmix64 for seed 1234567, as its public reference implementations print them.
+    mix = Rng(1234567)
+    assert [mix.next_u64() for _ in range(5)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+def test_mix_draws_stay_in_range_and_are_roughly_even() -> None:
+    mix = Rng(-1)
+    draws = [mix.below(7) for _ in range(7000)]
+    assert set(draws) == set(range(7))
+    assert all(850 < draws.count(value) < 1150 for value in range(7))  # 1000 expected, standard deviation 29
+    assert not any(mix.chance(0, 3) for _ in range(100))
+    assert all(mix.chance(3, 3) for _ in range(100))
+
+
+# Reading
+
+
+def test_a_trace_is_read_in_order_and_up_to_its_limit(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", line(), line(timestamp=6, extra="ignored"), "damaged, but never reached")
+    assert read_trace(path, 2) == (
+        TraceRow(timestamp_ms=5, input_length=600, output_length=7, hash_ids=(0, 1)),
+        TraceRow(timestamp_ms=6, input_length=600, output_length=7, hash_ids=(0, 1)),
+    )
+
+
+def test_the_last_line_needs_no_newline(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(line())
+    assert len(read_trace(path, None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (line()[:40], "line: expected one complete JSON object, got '{"),
+        ("", "line: expected one complete JSON object, got ''"),
+        ("[" * 100_000, "line: expected one complete JSON object, got '[["),
+        ("[1, 2]", "line: expected one JSON object, got [1, 2]"),
+        ("7", "line: expected one JSON object, got 7"),
+        ("{}", "expected the key 'timestamp', got no keys"),
+        ('{"timestamp": 5}', "expected the key 'input_length', got 'timestamp'"),
+        (line(timestamp=4), "timestamp: expected at least 5, the line before, got 4"),
+        (line(timestamp=-1), "timestamp: expected an integer from 0 to 2147483647, got -1"),
+        (line(timestamp=1.5), "timestamp: expected an integer from 0 to 2147483647, got 1.5"),
+        (line(timestamp=10**40), "timestamp: expected an integer from 0 to 2147483647, got 1000"),
+        (line(input_length=True), "input_length: expected an integer from 1 to 2147483647, got True"),
+        (line(input_length=0), "input_length: expected an integer from 1 to 2147483647, got 0"),
+        (line(input_length="600"), "input_length: expected an integer from 1 to 2147483647, got '600'"),
+        (line(output_length=0), "output_length: expected an integer from 1 to 2147483647, got 0"),
+        (line(output_length=None), "output_length: expected an integer from 1 to 2147483647, got None"),
+        (line(hash_ids=None), "hash_ids: expected a list of integers, got None"),
+        (line(hash_ids=[0, "1"]), "hash_ids: expected integers of at least 0, got '1'"),
+        (line(hash_ids=[0, True]), "hash_ids: expected integers of at least 0, got True"),
+        (line(hash_ids=[0, -1]), "hash_ids: expected integers of at least 0, got -1"),
+        (line(hash_ids=[0]), "hash_ids: expected 2 ids, one for each block of 512 of 600 tokens, got 1"),
+        (line(hash_ids=[0, 1, 2]), "hash_ids: expected 2 ids, one for each block of 512 of 600 tokens, got 3"),
+    ],
+)
+def test_a_damaged_line_is_named_with_what_was_expected_and_found(tmp_path: Path, second: str, message: str) -> None:
+    path = trace(tmp_path / "t.jsonl", line(), second)
+    with pytest.raises(UsageError) as caught:
+        read_trace(path, None)
+    assert str(caught.value).startswith(f"{path}:2: {message}")
+    assert len(str(caught.value)) < len(str(path)) + 250
+    assert "\n" not in str(caught.value)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(line().encode() + b"\n" + b'{"timestamp": "\xff"}\n')
+    with pytest.raises(UsageError, match=r"t\.jsonl:2: expected UTF-8 text, got byte 0xff"):
+        read_trace(path, None)
+
+
+def test_a_path_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="got a path that does not exist"):
+        read_trace(tmp_path / "absent.jsonl", None)
+    with pytest.raises(UsageError, match="got something that is not a file"):
+        read_trace(tmp_path, None)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UsageError, match="expected at least one request, got an empty file"):
+        read_trace(tmp_path / "empty.jsonl", None)
+    with pytest.raises(UsageError, match="expected a limit of at least 1 request, got 0"):
+        read_trace(trace(tmp_path / "t.jsonl", line()), 0)
+
+
+# Scaling
+
+
+def test_equal_prefixes_share_and_equal_ids_after_another_prefix_do_not() -> None:
+    rows = (row(1, 2, 3), row(1, 2, 4), row(9, 2, 3), row(1, 2, 4, 5))
+    jobs = scale_trace(rows, 256, seed=0, mean_output=4).jobs
+    size = jobs[0].prompt_tokens // 3
+    assert [job.prompt_tokens for job in jobs] == [3 * size, 3 * size, 3 * size, 4 * size]
+    assert [job.blocks for job in jobs] == [
+        ((1, 3 * size),),
+        ((1, 2 * size), (2, size)),
+        ((3, 3 * size),),
+        ((1, 2 * size), (2, size), (4, size)),
+    ]
+
+
+def test_a_partial_last_block_is_shared_with_a_longer_prompt_of_the_same_id() -> None:
+    rows = (row(1, 2, tokens=512 + 256), row(1, 2, 3), row(1, 2, tokens=512 + 128))
+    workload = scale_trace(rows, 512, seed=0, mean_output=4)
+    size = int(BLOCK_TOKENS / workload.input_scale)
+    assert [job.blocks for job in workload.jobs] == [
+        ((1, size + size // 2),),
+        ((1, size + size // 2), (2, size - size // 2 + size)),
+        ((1, size + size // 4),),
+    ]
+
+
+def random_rows(seed: int, count: int) -> tuple[TraceRow, ...]:
+    """Rows over a small tree of ids, the same id in several places, some last blocks partial."""
+    mix = Rng(seed)
+    rows: list[TraceRow] = []
+    for index in range(count):
+        blocks = 1 + mix.below(6)
+        ids = tuple(10 * place + mix.below(2) for place in range(blocks))
+        tail = BLOCK_TOKENS if mix.chance(1, 2) else 1 + mix.below(BLOCK_TOKENS)
+        rows.append(row(*ids, tokens=(blocks - 1) * BLOCK_TOKENS + tail, output=1 + mix.below(500), at=7 * index))
+    return tuple(rows)
+
+
+def brute_force_authors(rows: tuple[TraceRow, ...], jobs: tuple[Job, ...], size: int) -> list[list[int]]:
+    """For each token of each job, the first job with the same chain of ids up to there and a prompt that reaches it."""
+    return [
+        [
+            next(
+                earlier.request
+                for earlier, other in zip(jobs, rows, strict=True)
+                if earlier.prompt_tokens > position
+                and other.hash_ids[: position // size + 1] == one.hash_ids[: position // size + 1]
+            )
+            for position in range(job.prompt_tokens)
+        ]
+        for job, one in zip(jobs, rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("capacity", [40, 96, 700])
+def test_authors_equal_the_brute_force_rule(seed: int, capacity: int) -> None:
+    rows = random_rows(seed, 40)
+    workload = scale_trace(rows, capacity, seed=seed)
+    size = round(BLOCK_TOKENS / workload.input_scale)
+    expected = brute_force_authors(rows, workload.jobs, size)
+    for job, authors in zip(workload.jobs, expected, strict=True):
+        assert token_authors(job).tolist() == authors + [job.request] * job.output_tokens
+
+
+def assert_jobs_are_sound(jobs: tuple[Job, ...], capacity: int) -> None:
+    """Ids, order, sizes, and that every author holds the very token it is named for."""
+    assert [job.request for job in jobs] == list(range(1, len(jobs) + 1))
+    arrivals = [job.arrival for job in jobs]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[0] == 0
+    authors = [token_authors(job) for job in jobs]
+    for job, own in zip(jobs, authors, strict=True):
+        assert own.shape == (job.total_tokens,)
+        assert job.total_tokens <= capacity // 2
+        assert all(left[0] != right[0] for left, right in zip(job.blocks, job.blocks[1:], strict=False))
+        start = 0
+        for author, tokens in job.blocks:
+            assert start + tokens <= jobs[author - 1].prompt_tokens
+            assert (authors[author - 1][start : start + tokens] == author).all()
+            start += tokens
+
+
+@pytest.mark.parametrize("capacity", [32, 64, 256, 1024, 4096])
+def test_the_sample_trace_fits_every_pool(capacity: int) -> None:
+    rows = trace_rows("sample", None)
+    workload = scale_trace(rows, capacity, seed=3)
+    assert len(workload.jobs) == len(rows)
+    assert_jobs_are_sound(workload.jobs, capacity)
+    if capacity >= 512:
+        prompt = np.mean([job.prompt_tokens for job in workload.jobs])
+        output = np.mean([job.output_tokens for job in workload.jobs])
+        assert capacity / 18 <= prompt <= capacity / 10
+        assert 16 <= output <= 24
+
+
+def test_what_is_cut_is_counted_and_said() -> None:
+    rows = (row(*range(200)), row(500), row(501, output=4))
+    workload = scale_trace(rows, 64, seed=0)
+    assert workload.clamped == 1
+    assert workload.jobs[0].total_tokens <= 32
+    assert "cut to fit: 1 prompts, 0 outputs" in workload.note
+    assert scale_trace((row(1), row(2)), 64, seed=0).clamped == 0
+
+
+def test_arrivals_follow_the_timestamps_and_overload_the_pool() -> None:
+    rows = tuple(row(index, output=300, at=100 * index) for index in range(101))
+    workload = scale_trace(rows, 1024, seed=0, mean_output=20)
+    jobs = workload.jobs
+    rounds = 101 * 20 * jobs[0].total_tokens / (1.3 * 1024)
+    assert jobs[-1].arrival == pytest.approx(rounds, abs=1)
+    assert jobs[50].arrival == pytest.approx(rounds / 2, abs=1)
+
+
+def test_scaling_is_a_function_of_its_arguments() -> None:
+    rows = random_rows(1, 50)
+    assert scale_trace(rows, 512, seed=1) == scale_trace(rows, 512, seed=1)
+    assert scale_trace(rows, 512, seed=1).jobs != scale_trace(rows, 512, seed=2).jobs
+    flags = [(job.wants_logprobs, job.speculative, job.wants_hidden) for job in scale_trace(rows, 512, seed=1).jobs]
+    assert {True, False} == {one for one, _, _ in flags}
+    assert {(True, True), (True, False), (False, False)} == {(spec, hidden) for _, spec, hidden in flags}
+
+
+def test_a_pool_too_small_and_an_empty_trace_are_refused() -> None:
+    with pytest.raises(UsageError, match="expected a pool of at least 32 tokens, got 31"):
+        scale_trace((row(1),), 31, seed=0)
+    with pytest.raises(UsageError, match="expected at least one request, got none"):
+        scale_trace((), 64, seed=0)
+    with pytest.raises(UsageError, match="expected a mean output of at least 1 token, got 0"):
+        scale_trace((row(1),), 64, seed=0, mean_output=0)
+
+
+def test_a_real_trace_is_read_and_scaled() -> None:
+    if not REAL_TRACE:
+        pytest.skip("KVCHECK_TRACE does not name a trace in Mooncake's format")
+    rows = read_trace(Path(REAL_TRACE), None)
+    assert len(rows) == Path(REAL_TRACE).read_bytes().count(b"\n")
+    for capacity in (256, 2048):
+        workload = scale_trace(rows, capacity, seed=1)
+        assert len(workload.jobs) == len(rows)
+        assert_jobs_are_sound(workload.jobs, capacity)
+
+
+# The sample
+
+
+def test_the_sample_has_shared_prefixes_and_partial_blocks() -> None:
+    rows = trace_rows("sample", None)
+    jobs = scale_trace(rows, 1024, seed=0).jobs
+    shared = sum(job.prompt_tokens - job.own_prompt_tokens for job in jobs) / sum(job.prompt_tokens for job in jobs)
+    assert len(rows) == 400
+    assert 0.3 < shared < 0.7
+    assert sum(one.input_length % BLOCK_TOKENS != 0 for one in rows) > 300
+
+
+# Synthetic jobs
+
+
+def retractions(jobs: tuple[Job, ...], *, page: int, pages: int) -> int:
+    """How often a pool of `pages` runs dry while decoding, under the plainest scheduler.
+
+    First come, first served; a prompt is admitted when its own pages fit, a token is decoded for each running request
+    and round, and the youngest request is thrown out and queued again when a page is missing. A shared prompt is free.
+    """
+    waiting = list(jobs)
+    running: list[Job] = []
+    free, round_, count = pages, 0, 0
+    held: dict[int, int] = {}
+    tokens: dict[int, int] = {}
+    while waiting or running:
+        while waiting and waiting[0].arrival <= round_:
+            need = pages_for(waiting[0].own_prompt_tokens, page)
+            if need > free:
+                break
+            job = waiting.pop(0)
+            free -= need
+            held[job.request], tokens[job.request] = need, job.own_prompt_tokens
+            running.append(job)
+        for job in list(running):
+            if job not in running:
+                continue
+            tokens[job.request] += 1
+            while pages_for(tokens[job.request], page) > held[job.request] and job in running:
+                if free:
+                    free -= 1
+                    held[job.request] += 1
+                else:
+                    count += 1
+                    victim = running.pop()
+                    free += held[victim.request]
+                    waiting.insert(0, victim)
+            if job in running and tokens[job.request] == job.own_prompt_tokens + job.output_tokens:
+                running.remove(job)
+                free += held[job.request]
+        round_ += 1
+    return count
+
+
+@pytest.mark.parametrize(("page", "pages"), [(4, 64), (8, 32), (16, 24), (64, 12), (64, 32)])
+@pytest.mark.parametrize("seed", range(3))
+def test_synthetic_jobs_make_a_pool_run_dry_while_decoding(page: int, pages: int, seed: int) -> None:
+    jobs = synthetic_jobs(page, page * pages, requests=64, seed=seed, chunk_tokens=4 * page)
+    assert_jobs_are_sound(jobs, page * pages)
+    assert retractions(jobs, page=page, pages=pages) >= 5
+
+
+def test_synthetic_lengths_lie_round_every_boundary() -> None:
+    page, chunk = 16, 40
+    jobs = synthetic_jobs(page, 1024, requests=600, seed=0, chunk_tokens=chunk)
+    prompts = {job.prompt_tokens for job in jobs}
+    wanted = {n * unit + near for unit in (page, chunk) for n in (1, 2, 3) for near in (-1, 0, 1)} | {1}
+    assert wanted <= prompts
+    ends = {job.total_tokens % page for job in jobs}
+    assert {0, 1, 2} <= ends
+    crossed = [pages_for(job.total_tokens, page) - pages_for(job.prompt_tokens, page) for job in jobs]
+    assert {0, 1, 2} <= set(crossed)
+
+
+@pytest.mark.parametrize("page", [4, 8, 64])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_workload_has_prompts_at_every_edge_of_a_page(page: int, seed: int) -> None:
+    """Lengths by chance alone left most edges out of the eight requests of a schedule."""
+    jobs = synthetic_jobs(page, 9 * page, requests=12 * 2, seed=seed, chunk_tokens=page + 1)
+    prompts = {job.prompt_tokens for job in jobs}
+    assert {1, page - 1, page, page + 1, 2 * page - 1, 2 * page, 2 * page + 1, 2 * page + 2} <= prompts
+    few = synthetic_jobs(page, 9 * page, requests=8, seed=seed, chunk_tokens=page + 1)
+    edges = {1, *(n * unit + near for unit in (page, page + 1) for n in (1, 2) for near in (-1, 0, 1))}
+    assert sum(job.prompt_tokens in edges for job in few) >= 4
+
+
+def test_synthetic_prefixes_are_shared_at_aligned_and_unaligned_lengths() -> None:
+    page = 8
+    jobs = synthetic_jobs(page, 1024, requests=400, seed=0, chunk_tokens=32)
+    shared = [job.prompt_tokens - job.own_prompt_tokens for job in jobs if job.own_prompt_tokens < job.prompt_tokens]
+    assert len(shared) > 60
+    assert any(tokens % page == 0 for tokens in shared)
+    assert any(tokens % page for tokens in shared)
+    assert any(job.own_prompt_tokens == 0 for job in jobs)
+    assert len({job.arrival for job in jobs}) < len(jobs) / 4  # bursts
+
+
+def test_synthetic_jobs_are_a_function_of_their_arguments() -> None:
+    first = synthetic_jobs(8, 512, requests=50, seed=1, chunk_tokens=32)
+    assert first == synthetic_jobs(8, 512, requests=50, seed=1, chunk_tokens=32)
+    assert first != synthetic_jobs(8, 512, requests=50, seed=2, chunk_tokens=32)
+    assert first[:20] == synthetic_jobs(8, 512, requests=20, seed=1, chunk_tokens=32)
+
+
+@pytest.mark.parametrize(("page", "capacity"), [(1, 8), (4, 20), (64, 260), (64, 512)])
+def test_the_smallest_pools_still_get_jobs_that_fit(page: int, capacity: int) -> None:
+    jobs = synthetic_jobs(page, capacity, requests=80, seed=5, chunk_tokens=10 * page)
+    assert_jobs_are_sound(jobs, capacity)
+
+
+def test_synthetic_jobs_refuse_what_cannot_be() -> None:
+    with pytest.raises(UsageError, match="expected a pool of at least 260 tokens for pages of 64, got 256"):
+        synthetic_jobs(64, 256, requests=1, seed=0, chunk_tokens=64)
+    with pytest.raises(UsageError, match="of at least 1, got 4, 0 and 1"):
+        synthetic_jobs(4, 256, requests=1, seed=0, chunk_tokens=0)
+
+
+def test_the_trace_of_a_name_is_a_file_or_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace(tmp_path / "sample", line(), line())
+    assert len(trace_rows("./sample", None)) == 2 and trace_rows("./sample", 1) == trace_rows("./sample", None)[:1]
+    assert len(trace_rows("sample", 3)) == 3
