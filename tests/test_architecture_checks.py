@@ -46,7 +46,7 @@ def test_checker_accepts(module: str, code: str) -> None:
         ),
         (
             "core.cache.pools.mha",
-            "if TYPE_CHECKING:\n    from kvcheck.core import targets",
+            "if TYPE_CHECKING:\n    from kvcheck.core.stress import targets",
             "may not import core.stress.targets",
         ),
         (
