@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(sorted(BASE), ((), "BASE: all others stand on it, so it stands on itself alone")),
     **dict.fromkeys((*CONTENT, HOLD), (("kernels",), "words with owners, seeds, holds: for targets and engines alike")),
     "core.base.deviation": (("core.base.content", "kernels"), "whose words a row holds, by the rule of their content"),
+    "core.run": (("core.base.rng",), "a run of any subject; it names none, and reaches them through RUNNERS"),
     "core.cache.backend": (("kernels", HOLD), "runs operations, knows nothing of pools"),
     "core.cache.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
     "core.cache.pools": (("core.cache.backend", "kernels"), "own the tensors, reach them through a backend"),
@@ -59,7 +60,10 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ((*MOVED, "core.cache.transfer", "core.cache.transfer.sockets"), "wires whose bytes go another way than links"),
     ),
     "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
-    "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
+    "core.live": (
+        (*CONTENT, "core.run"),
+        "a server is reached from outside: nothing of the cache, of a target or of a probe",
+    ),
     "core.stress.workload": ((*MOVED, *CACHE[-2:], "core.live.model"), "feeds a scheduler; names no target"),
     "core.stress.workload.mismatch": ((), "plain numbers that an event holds"),
     **dict.fromkeys(KINDS, ((), "plain values: hashes, ids and counts")),
@@ -71,7 +75,10 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.probes.frame": ((*CONTENT, HOLD), "runs where there is torch alone; triton where it is"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
-    "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),
+    "core.probes": (
+        ("core.probes.frame", "core.probes.installed", "core.run"),
+        "installed engines, and the row that runs their probes; nothing of the cache",
+    ),
     "core.stress.history": (("core.stress.workload.events", "core.cache.backend.backend"), "passes events on"),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
@@ -82,7 +89,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         "judge a history alone, from any target",
     ),
-    "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
+    "core.stress": ((*JUDGED, "core.run"), "runs targets under workloads; knows no benchmark"),
     "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
     "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
@@ -103,6 +110,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "tools": (("core", "commands"), "a checkout's scripts, which measure kvcheck; they are not installed"),
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
+# Tables whose rows lie above them: module: reason
+NAMES_ABOVE = {"core.run.runners": "a subject is a folder above the run, and a row that is imported when it is used"}
 # No row: a row would let everything below import everything.
 NAMESPACES = frozenset({"core", "core.base", "core.cache"})
 ONLY_COMMANDS = "core.stress.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
@@ -266,7 +275,7 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"line {node.lineno}: relative import; write the absolute name"
     allowed = {row, *MAY_IMPORT[row][0]} | (BASE if row != "kernels" else set())
-    by_string = [(line, name) for line, name, _ in table_rows(tree)]
+    by_string = [(line, name) for line, name, _ in table_rows(tree) if module not in NAMES_ABOVE]
     for line, name in [*within_package(tree), *by_string]:
         if name in ROOT_NAMES and row != "kernels":
             continue

@@ -166,9 +166,9 @@ def _counted_again(session: Session, plan: CampaignPlan) -> Tally:
 
 def _plan(ctx: typer.Context) -> CampaignPlan:
     """The checked plan. Raises UsageError."""
+    from kvcheck.core.run.plan import ANSWERS, Plan
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.campaign.batches import CampaignPlan, parse_seeds, parse_shard
-    from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.stress.schedule import ANSWERS, Plan
     from kvcheck.core.stress.targets.mutants import mutant as card_of
     from kvcheck.core.stress.workload import WORDS
 

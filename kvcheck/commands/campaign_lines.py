@@ -23,8 +23,8 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.report.store import write_text
 
 if TYPE_CHECKING:
+    from kvcheck.core.run.plan import Plan
     from kvcheck.core.stress.campaign.batches import Batch, BatchResult, CampaignPlan
-    from kvcheck.core.stress.schedule import Plan
 
 LINES = "lines"
 MOST_BYTES = 1 << 16
@@ -115,9 +115,9 @@ class FailingLines:
 
 def _plan_in(path: Path) -> Plan:
     """The plan of the line in a file. Raises UsageError, or UnknownVerdict."""
+    from kvcheck.core.run.plan import parse_line
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.campaign.batches import is_campaign_line
-    from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.stress.schedule import parse_line
 
     try:
         with path.open("rb") as stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcheck.commands.session import Cell
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.schedule import ANSWERS
+from kvcheck.core.run.plan import ANSWERS
 
 PORTFOLIO = "portfolio"
 

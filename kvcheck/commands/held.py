@@ -19,7 +19,7 @@ from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Verdict, to_plain, value_from
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.run.plan import Plan, parse_line
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.asked_process import AskedProcess

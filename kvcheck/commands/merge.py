@@ -156,8 +156,8 @@ def _part(group: Sequence[tuple[RunRecord, Path]]) -> _Part:
 
 def plan_of(record: RunRecord, shard: object = None) -> CampaignPlan:
     """The plan of a campaign's record. shard: another one than its own. Raises UsageError."""
+    from kvcheck.core.run.plan import parse_line
     from kvcheck.core.stress.campaign.batches import CampaignPlan, Shard, parse_seeds, parse_shard
-    from kvcheck.core.stress.schedule import parse_line
 
     given = record.plan
     workloads, within = given.get("workloads"), given["answers_within"]

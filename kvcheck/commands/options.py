@@ -28,10 +28,11 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
 from kvcheck.core.cache.transfer.mooncake.library import BUILDS
-from kvcheck.core.stress.schedule import MAX_DIGITS, Kind, Plan, parse_ranks
+from kvcheck.core.run.line import MAX_DIGITS
+from kvcheck.core.run.plan import Plan, parse_ranks
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
+    from kvcheck.core.probes.runner import ProbeRunner
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
@@ -142,7 +143,7 @@ def _check_target(plan: Plan) -> None:
         raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")
     if plan.mutant is not None:
         raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
-    if plan.kind is Kind.RANKS:
+    if plan.has_rank_processes:
         raise UsageError(f"--transport {plan.transport}: its processes run kvcheck's own target; leave --target out")
 
 
@@ -150,9 +151,9 @@ def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict if this machine or version lacks something that the plan names."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.plan_bounds import check_bounds
     from kvcheck.core.stress.plan_decoder import check_decoder
-    from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.stress.targets.mutants import mutant
     from kvcheck.core.stress.workload.synthetic import trace_rows
@@ -161,13 +162,13 @@ def check_plan(plan: Plan) -> None:
     kind = kind_of(plan.device)
     BACKENDS.require(plan.backend)
     is_astray = plan.on_device != (kind in STREAMED) or (plan.on_device and plan.backend != kind)
-    if plan.kind is not Kind.RANKS and is_astray:
+    if not plan.has_rank_processes and is_astray:
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
     TRANSPORTS.require(plan.transport)
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
-    if plan.engine_env is not None and plan.kind is not Kind.PROBE:
+    if plan.engine_env is not None and plan.probe is None:
         raise UsageError("--engine-env: it is for an installed engine; name one with --target")
     check_decoder(plan)
     check_bounds(plan)

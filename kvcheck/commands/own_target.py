@@ -14,7 +14,7 @@ from typing import Any
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
 from kvcheck.core.base.story import Story
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 WORKER = "kvcheck.commands.worker"
 """The module that a process of cells or answers runs."""

@@ -35,8 +35,8 @@ from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
-from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.targets.mutants.mutant import Mutant

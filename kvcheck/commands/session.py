@@ -38,7 +38,7 @@ from kvcheck.core.base.record import (
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.gate.baseline import LEFT_OUT
 from kvcheck.core.report.store import RunStore
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 MAX_CAUSES_KEPT = 100
 MAX_SYMPTOMS_KEPT = 200

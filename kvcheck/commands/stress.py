@@ -62,26 +62,25 @@ from kvcheck.commands.stress_options import (
 )
 from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, complain, passing, warn
-from kvcheck.core.base.cells import is_engine
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS, is_engine
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
+from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
-    from kvcheck.core.stress.runner import Runner
-    from kvcheck.core.stress.runner_rows import RunnerRow
+    from kvcheck.core.probes.runner import ProbeRunner
+    from kvcheck.core.run.outcome import Runner
+    from kvcheck.core.run.runners import RunnerRow
 
 OF_DEVICES = ("portfolio", "eager", "delay")
 """Strategies on a device: it runs what it can as soon as it can, and a lane of it can be held."""
@@ -272,7 +271,7 @@ def _tasks(session: Session, out: Path | None) -> list[CellTask]:
 
 
 def _task(cell: Cell) -> CellTask:
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
 
     return CellTask(
         plan=cell.plan,
@@ -287,8 +286,8 @@ def _task(cell: Cell) -> CellTask:
 
 def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
-    from kvcheck.core.stress.probe_runner import engine_env
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.probes.runner import engine_env
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.targets.mutants import mutant
 
     live.refuse_options_of_servers(ctx)
@@ -328,7 +327,7 @@ def _check_order(plan: Plan, strategy: str) -> None:
     from kvcheck.core.stress.strategies import STRATEGIES
 
     STRATEGIES.require(strategy)
-    if plan.kind is Kind.SCHEDULE and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
+    if plan.is_in_process and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
         raise UsageError(
             f"--strategy {strategy}: expected {', '.join(OF_DEVICES[:-1])} or {OF_DEVICES[-1]} with --device "
             f"{plan.device}, which completes operations in an order of its own; got {strategy}; next: --strategy "
@@ -373,8 +372,8 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one. So does code
     of the user's own, which may end its process by itself.
     """
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.cell_workers import run_in_workers
-    from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.turns import take_turns
 
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]

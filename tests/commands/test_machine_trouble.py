@@ -19,11 +19,11 @@ import pytest
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress import cell_workers
 from kvcheck.core.stress.ranks.child import Ending
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 
 ROOT = Path(__file__).parents[2]
 LOADED = "import resource, sys; import kvcheck.core.stress.runner"

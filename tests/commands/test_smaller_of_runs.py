@@ -17,8 +17,8 @@ from kvcheck.commands.main import run
 from kvcheck.commands.session import Session
 from kvcheck.commands.smaller import SHRINKING_S, look_for_smaller
 from kvcheck.core.base.record import read_record
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress import smaller as made
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.smaller import MOST_CAUSES, smaller
 from kvcheck.core.stress.targets.mutants import mutant_target
 

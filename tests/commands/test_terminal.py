@@ -20,7 +20,7 @@ from kvcheck.commands import terminal as lines
 from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.terminal import complain, has_colours, passing, say, warn
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 
 class Terminal(io.TextIOWrapper):

@@ -9,10 +9,10 @@ import pytest
 
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import tasks_text, work
-from kvcheck.core.stress.runner import Outcome
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import (
     BARREN,
     ROUNDS_OF_MICRO,

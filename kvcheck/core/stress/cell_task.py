@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 DIED = "died"
 """In what a finding adds: its schedule ended the process that ran it, so nothing runs it again by itself."""

@@ -15,17 +15,9 @@ from collections.abc import Collection, Iterable
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Coverage
-from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
-from kvcheck.core.stress.audit import AUDIT, is_audited
-from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.runner_rows import row_of
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
-from kvcheck.core.stress.strategies import DELAYS, delay_name
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.runners import row_of
 
-NOT_FOR_PROCESSES = ("retry delay",)
-"""Kinds of settings that ranks in processes do not go through."""
-PATHS = ("metadata path",)
-"""Those that only processes which share memory go through."""
 ROUND = 24
 """So many schedules try every order at least once, and every setting."""
 
@@ -45,29 +37,7 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 def tried_by(plan: Plan) -> tuple[str, ...]:
     """What one schedule tries: its order, the settings that its number picks, and the audit where it has its turn. A
     probe of an engine tries none."""
-    order = row_of(plan).order(plan)
-    if order is None:
-        return ()
-    return (order, *settings_tried_by(plan), *((AUDIT,) if is_audited(plan) else ()))
-
-
-def settings_tried_by(plan: Plan) -> tuple[str, ...]:
-    """The settings of one schedule, each as "kind:value"."""
-    return tuple(name for name in scenario_of(plan).table.variant(plan.variant).names if _has_effect(plan, name))
-
-
-def _all_settings(plan: Plan) -> tuple[str, ...]:
-    if row_of(plan).order(plan) is None:
-        return ()
-    return tuple(name for name in scenario_of(plan).table.names if _has_effect(plan, name))
-
-
-def _has_effect(plan: Plan, setting: str) -> bool:
-    """Processes send nothing again, and metadata in one way unless they share memory."""
-    if plan.kind is not Kind.RANKS:
-        return True
-    lacking = NOT_FOR_PROCESSES if plan.transport in SHARING_TRANSPORTS else NOT_FOR_PROCESSES + PATHS
-    return setting.partition(":")[0] not in lacking
+    return row_of(plan).tried(plan)
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
@@ -77,9 +47,10 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
     """
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
-    left = [name for name in (*_names(plan, planned), *_all_settings(plan)) if name not in tried]
+    row = row_of(plan)
+    left = [name for name in (*_names(plan, planned), *row.settings(plan)) if name not in tried]
     return Coverage(
-        wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*dict.fromkeys(left), *row_of(plan).left_out(plan))
+        wanted=wanted, floor=floor, tried=tuple(tried), not_tried=(*dict.fromkeys(left), *row.left_out(plan))
     )
 
 
@@ -87,12 +58,8 @@ def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
     """Why so many schedules are too few for a pass; None if they are enough."""
     if ran < found.floor:
         return f"{ran} of {counted(found.wanted, 'schedule')} ran, and a pass takes {found.floor}"
-    if plan.strategy == "portfolio" and plan.backend == "simulated" and {*found.tried} & {*_ORDERS} == {"eager"}:
-        return f"{ran} of {counted(found.wanted, 'schedule')} ran, and none of them was lazy or delayed"
-    return None
-
-
-_ORDERS = ("eager", "lazy", "random", ANSWERS, *map(delay_name, DELAYS))
+    lack = row_of(plan).lacks(plan, found)
+    return lack and f"{ran} of {counted(found.wanted, 'schedule')} ran, and {lack}"
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:

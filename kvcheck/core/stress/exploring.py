@@ -15,8 +15,8 @@ import dataclasses
 from collections import deque
 
 from kvcheck.core.base.nouns import counted
+from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan
 from kvcheck.core.stress.answers import answers_text
-from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan
 
 
 class Exploration:

@@ -17,7 +17,7 @@ from kvcheck.core.base.errors import HardwareError
 from kvcheck.core.base.record import MutantResult, to_plain, value_from
 from kvcheck.core.stress.asked_process import AskedProcess, Unanswered
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, lost, not_begun
-from kvcheck.core.stress.runner_rows import TargetOf
+from kvcheck.core.stress.runner import TargetOf
 
 MUTANTS = "mutants"
 """The argument with which a worker judges mutants, one a line, until its input ends."""

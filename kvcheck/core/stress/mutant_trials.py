@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.cell_task import CellTask
-from kvcheck.core.stress.schedule import Plan, parse_line
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
-    from kvcheck.core.stress.runner import ScheduleRunner, Workloads
-    from kvcheck.core.stress.runner_rows import TargetOf
+    from kvcheck.core.stress.runner import ScheduleRunner, TargetOf, Workloads
     from kvcheck.core.stress.targets.mutants.mutant import Mutant
 
 BY_DELAYS = "delays on a device"

@@ -22,13 +22,12 @@ from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import HardwareError, UnknownVerdict, machine_trouble
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
+from kvcheck.core.run.outcome import Outcome, Runner
+from kvcheck.core.run.plan import FLOOR, Plan, further_workloads, workload_seed
+from kvcheck.core.run.runners import row_of
 from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.exploring import Exploration
-from kvcheck.core.stress.flip import confirmed
-from kvcheck.core.stress.runner import Outcome, Runner
-from kvcheck.core.stress.runner_rows import TargetOf, row_of
-from kvcheck.core.stress.schedule import FLOOR, Plan, further_workloads, workload_seed
-from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
+from kvcheck.core.stress.runner import TargetOf
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
@@ -160,7 +159,7 @@ class Turns:
     @property
     def is_micro(self) -> bool:
         """It is of the smallest size, whose schedules cost least."""
-        return self._task.plan.shape in MICRO_SHAPES
+        return self._row.is_small(self._task.plan)
 
     @property
     def round(self) -> int:
@@ -305,7 +304,7 @@ class Turns:
             return outcome.findings
         try:
             with time_limit(self._budget.until):
-                return confirmed(self._runner, outcome, lambda: not self._budget.is_over)
+                return self._row.confirmed(self._runner, outcome, lambda: not self._budget.is_over)
         except (TimeUp, UnknownVerdict):
             return outcome.findings
 

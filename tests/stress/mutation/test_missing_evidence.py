@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.mutation import trial
-from kvcheck.core.stress.runner import Outcome
-from kvcheck.core.stress.schedule import Plan
 
 CELL = "hicache/llama-3-tiny"
 FIRST = Plan(scenario="hicache", shape="llama-3-tiny")

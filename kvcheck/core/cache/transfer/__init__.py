@@ -34,7 +34,5 @@ TRANSPORTS: Registry[type[Wire]] = Registry(
         ),
     },
 )
-PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
-"""Transports that join processes, one a rank; all others work in one process."""
 SHARING_TRANSPORTS = ("ipc",)
-"""Those of them whose legs take the paths that a scenario names, over the memory of a host or of a device."""
+"""Those that join processes, and whose legs take the paths that a scenario names, over a host's or device's memory."""

@@ -23,7 +23,7 @@ from kvcheck.core.base.identity import code_digest, short
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.stress.campaign.batches import Batch, BatchResult, parse_result, run_batch
 from kvcheck.core.stress.cell_workers import BEGUN, ENDING_S, LATE_S
-from kvcheck.core.stress.runner_rows import TargetOf
+from kvcheck.core.stress.runner import TargetOf
 
 LOSSES = 3
 """Processes that a batch may end, before its death is that of what is under test."""

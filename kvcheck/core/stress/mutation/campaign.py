@@ -13,12 +13,12 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvcheck.core.run.plan import FLOOR, parse_line
 from kvcheck.core.stress.mutation.edits import Edit, diff_of
 from kvcheck.core.stress.mutation.pool import Answer, ServerPool
 from kvcheck.core.stress.mutation.pristine import Pristine
 from kvcheck.core.stress.mutation.reach import Reach
 from kvcheck.core.stress.mutation.results import Result
-from kvcheck.core.stress.schedule import FLOOR, parse_line
 
 ENDLESS_TIMES = 50
 ENDLESS_LEAST_S = 20.0

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.mutation.pool import ServerPool
 from kvcheck.core.stress.mutation.reach import CellReach, Reach
 from kvcheck.core.stress.mutation.trial import SURVEY_CPU_S, file_of
-from kvcheck.core.stress.runner_rows import RUNNERS
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.stress.rows import SCHEDULE
 
 JUDGING = ("core/base", "core/cache", "core/stress", "core/stress/targets", "core/stress/workload", "kernels")
 """What a verdict depends on, below the package's folder."""
@@ -39,7 +39,7 @@ def code_of(folder: Path) -> str:
 
 def cells_of(seed: int, scenarios: Sequence[str] = (), shapes: Sequence[str] = ()) -> list[Plan]:
     """The first plans of the cells of a default run, simulated; none named: all. Raises UsageError."""
-    return RUNNERS[Kind.SCHEDULE].cells(Plan(scenario="", seed=seed), scenarios, shapes)
+    return SCHEDULE.cells(Plan(scenario="", seed=seed), scenarios, shapes)
 
 
 class Pristine:

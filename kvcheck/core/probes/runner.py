@@ -14,18 +14,22 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvcheck.core.base.cells import SCENARIO_NAMES
 from kvcheck.core.base.child import inherited
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.tables import ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.runner import Outcome, complete
-from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome, TargetOf, complete
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.runners import RunnerRow
 
+PROBE_FLOOR = 12
+"""prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""
 COMPILING_S = 600.0
 """For an answer on a device, where an engine may first compile its copies."""
 UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
@@ -60,23 +64,6 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
     return row, subject
 
 
-def check_probe_plan(plan: Plan) -> None:
-    """Raise UsageError for options that an engine's probes do not read, and for a device that none of them runs on."""
-    check_variables(plan)
-    able = dict.fromkeys(kind for row in parse_target(plan.target).spec.probes for kind in row.devices)
-    if (kind := kind_of(plan.device)) not in able:
-        raise UsageError(
-            f"--device {plan.device}: no probe of {plan.target} runs on {kind}; expected {' or '.join(able)}; next: "
-            f"kvcheck stress --target {plan.target}, without --device"
-        )
-    default = Plan(scenario=plan.scenario, probe=plan.probe)
-    if plan.device != "cpu":
-        default = replace(default, device=plan.device, backend="cuda")
-    for key in UNREAD:
-        if (value := getattr(plan, key)) != getattr(default, key):
-            raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
-
-
 def engine_env(given: Sequence[str]) -> str | None:
     """Variables as a plan has them, from "NAME=VALUE" each. Raises UsageError for what a line cannot hold."""
     names = [each.partition("=")[0] for each in given]
@@ -99,32 +86,6 @@ def check_variables(plan: Plan) -> None:
             raise UsageError(f"--engine-env {line!r}: expected NAME=VALUE with a name of {spec.name}'s own: {begins}")
         if inherited({name: value}, is_engine=True) != {name: value}:
             raise UsageError(f"--engine-env {name}: its name or value looks like a secret, and a record shows it")
-
-
-def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
-    """The plans of a run. Raises UsageError where no probe is left."""
-    every = list(probe_plans(base, [], []))
-    tried = {plan.scenario for plan in every}
-    for name in scenarios:
-        if name not in tried:
-            SCENARIOS.require(name)
-    plans = list(probe_plans(base, scenarios, shapes))
-    if not plans:
-        known = ", ".join(f"{plan.scenario}: {plan.probe}" for plan in every)
-        raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
-    return plans
-
-
-def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
-    every = list(probe_plans(base, [], []))
-    tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
-    lacking = [name for name in SCENARIOS.names() if name not in tried]
-    left = [plan.cell for plan in every if plan.cell not in ran]
-    lines = [f"not exercised: {', '.join(lacking)}: no probe of {base.target} tries them"] if lacking else []
-    if untried := parse_target(base.target).spec.untried:
-        lines.append(f"not tried of {base.target}: {untried}")
-    return lines + ([f"not exercised: left out by what was named: {', '.join(left)}"] if left else [])
 
 
 @dataclass(slots=True)
@@ -183,3 +144,67 @@ class ProbeRunner:
             self._spent_s = self.cpu_s
             self._child.close()
             self._child = None
+
+
+class ProbeRunnerRow(RunnerRow):
+    """Plans of probes, by a child that holds an installed engine."""
+
+    floor = PROBE_FLOOR
+    is_alone = is_shared = True
+
+    def takes(self, plan: Plan) -> bool:
+        return plan.probe is not None
+
+    def make(self, plan: Plan, target_of: TargetOf) -> ProbeRunner:
+        return ProbeRunner(plan.target, device=plan.device, variables=plan.engine_variables)
+
+    def check_names(self, plan: Plan) -> None:
+        probe_of(plan)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse options that an engine's probes do not read, and a device that none of them runs on."""
+        check_variables(plan)
+        able = dict.fromkeys(kind for row in parse_target(plan.target).spec.probes for kind in row.devices)
+        if (kind := kind_of(plan.device)) not in able:
+            raise UsageError(
+                f"--device {plan.device}: no probe of {plan.target} runs on {kind}; expected {' or '.join(able)}; "
+                f"next: kvcheck stress --target {plan.target}, without --device"
+            )
+        default = Plan(scenario=plan.scenario, probe=plan.probe)
+        if plan.device != "cpu":
+            default = replace(default, device=plan.device, backend="cuda")
+        for key in UNREAD:
+            if (value := getattr(plan, key)) != getattr(default, key):
+                raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
+
+    def cells(self, base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
+        every = list(probe_plans(base, [], []))
+        tried = {plan.scenario for plan in every}
+        for name in scenarios:
+            if name not in tried and name not in SCENARIO_NAMES:
+                raise UsageError(unknown_name("scenario", name, SCENARIO_NAMES))
+        plans = list(probe_plans(base, scenarios, shapes))
+        if not plans:
+            known = ", ".join(f"{plan.scenario}: {plan.probe}" for plan in every)
+            raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
+        return plans
+
+    def cost(self, plan: Plan) -> str:
+        return "the engine had not answered"
+
+    def shows(self, plan: Plan) -> str | None:
+        return probe_of(plan)[0].shows
+
+    def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
+        """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
+        every = list(probe_plans(base, [], []))
+        tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
+        lacking = [name for name in SCENARIO_NAMES if name not in tried]
+        left = [plan.cell for plan in every if plan.cell not in ran]
+        lines = [f"not exercised: {', '.join(lacking)}: no probe of {base.target} tries them"] if lacking else []
+        if untried := parse_target(base.target).spec.untried:
+            lines.append(f"not tried of {base.target}: {untried}")
+        return lines + ([f"not exercised: left out by what was named: {', '.join(left)}"] if left else [])
+
+
+PROBE = ProbeRunnerRow()
