@@ -52,7 +52,7 @@ class FailingLines:
 
     def take(self, result: BatchResult) -> None:
         """Note what a line gave, or keep the lines of what a workload failed with."""
-        from kvcheck.core.stress.turns import reported_once
+        from kvcheck.core.run.turns import reported_once
 
         if result.within is None:
             self._found[result.line] = result
@@ -66,7 +66,7 @@ class FailingLines:
     def tell(self, session: Session) -> None:
         """What became of the lines."""
         from kvcheck.commands.replay import judge
-        from kvcheck.core.stress.cell_task import Report
+        from kvcheck.core.run.cell_task import Report
 
         for plan in self._plans:
             result = self._found.get(plan.line())

@@ -37,8 +37,8 @@ from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
 from kvcheck.core.report.replay_line import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.report.store import find_run, is_stored
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 
 if TYPE_CHECKING:
     from kvcheck.core.probes.runner import ProbeRunner
@@ -167,8 +167,8 @@ def _replay(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: b
 def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> list[list[Report]]:
     """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one.
     Code of the user's own may end its process too, which is the failure again."""
+    from kvcheck.core.run.turns import run_cell
     from kvcheck.core.stress.cell_workers import died, run_in_workers
-    from kvcheck.core.stress.turns import run_cell
 
     task = CellTask(plan=plan, schedules=1)
     if in_process or not (plan.backend == "cuda" or plan.own_target is not None) or engine is not None:

@@ -110,7 +110,7 @@ class Cell:
 
     def coverage(self) -> Coverage:
         """How much of what was planned it has run."""
-        from kvcheck.core.stress.coverage import coverage
+        from kvcheck.core.run.coverage import coverage
 
         if self._coverage is None or self._coverage[0] != len(self.ran):
             found = coverage(self.plan, wanted=self.wanted, floor=self.floor, ran=self.ran, earlier=self.earlier)
@@ -121,7 +121,7 @@ class Cell:
 
     def shortfall(self, cut: str | None) -> str | None:
         """Why it has run too little for a pass, and what ended it; None if it has run enough or has failed."""
-        from kvcheck.core.stress.coverage import shortfall
+        from kvcheck.core.run.coverage import shortfall
 
         if self.findings:
             return None

@@ -71,8 +71,8 @@ from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import ANSWERS, Plan
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
 from kvcheck.core.stress.workload import WORDS
@@ -249,7 +249,7 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
 
 
 def _plan_cells(ctx: typer.Context, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
-    from kvcheck.core.stress.coverage import floor_of
+    from kvcheck.core.run.coverage import floor_of
 
     for plan in plans:
         cell = Cell(
@@ -373,8 +373,8 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     of the user's own, which may end its process by itself.
     """
     from kvcheck.core.run.runners import row_of
+    from kvcheck.core.run.turns import take_turns
     from kvcheck.core.stress.cell_workers import run_in_workers
-    from kvcheck.core.stress.turns import take_turns
 
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
     others = [number for number in range(len(tasks)) if number not in alone]

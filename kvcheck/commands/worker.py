@@ -27,7 +27,7 @@ from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import complain
 from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble, text_of
-from kvcheck.core.stress.cell_task import Report
+from kvcheck.core.run.cell_task import Report
 
 
 def main() -> int:

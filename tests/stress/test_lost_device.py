@@ -23,13 +23,13 @@ from kvcheck.commands import replay, selftest, stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import HardwareError, InternalError
 from kvcheck.core.base.record import Evidence, to_plain
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import take_turns
 from kvcheck.core.stress import cell_workers, mutant_process
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
 from kvcheck.core.stress.cell_workers import _Child
 from kvcheck.core.stress.mutant_trials import MutantTask
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.turns import take_turns
 
 
 def tasks(*schedules: int) -> list[tuple[int, CellTask]]:

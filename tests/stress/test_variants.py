@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.run.coverage import tried_by
 from kvcheck.core.run.plan import FLOOR, Plan, workload_seed
 from kvcheck.core.stress.audit import AUDIT
-from kvcheck.core.stress.coverage import tried_by
 from kvcheck.core.stress.rows import SCHEDULE
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.variants import STRIDE, covering_array, pairs_tried, settings_of

@@ -19,11 +19,11 @@ from dataclasses import replace
 from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
 from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.run.cell_task import DIED, CellTask, Limit, Report
 from kvcheck.core.run.outcome import complete
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.stress.cell_task import DIED, CellTask, Limit, Report
+from kvcheck.core.run.turns import take_turns
 from kvcheck.core.stress.runner import TargetOf
-from kvcheck.core.stress.turns import take_turns
 
 LATE_S = 2.0
 """A child keeps the limit of wall time itself; so long after it, it is ended."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
+from kvcheck.core.run.cell_task import CellTask
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.stress.cell_task import CellTask
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
@@ -150,8 +150,8 @@ def _run(
     plan: Plan, schedules: int, target_of: TargetOf, workloads: Workloads
 ) -> tuple[tuple[Finding, ...], int, str | None]:
     """Findings of the first failing schedule, schedules used, and what was not exercised."""
+    from kvcheck.core.run.turns import run_cell
     from kvcheck.core.stress.runner import ScheduleRunner
-    from kvcheck.core.stress.turns import run_cell
 
     total = Evidence(schedules=0)
     gap = None

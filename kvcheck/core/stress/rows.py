@@ -16,10 +16,10 @@ from kvcheck.core.base.record import Coverage, Finding
 from kvcheck.core.cache.backend.cuda import CudaDevice
 from kvcheck.core.cache.backend.probe import probe
 from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
+from kvcheck.core.run.exploring import parse_answers
 from kvcheck.core.run.outcome import Outcome, Runner, TargetOf
 from kvcheck.core.run.plan import ANSWERS, FLOOR, NO_EXTRAS, Plan
 from kvcheck.core.run.runners import RunnerRow
-from kvcheck.core.stress.answers import parse_answers
 from kvcheck.core.stress.audit import AUDIT, is_audited
 from kvcheck.core.stress.cost import schedule_cost
 from kvcheck.core.stress.delay_lines import parse_delays

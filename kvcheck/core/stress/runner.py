@@ -40,9 +40,10 @@ from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
+from kvcheck.core.run.exploring import answers_text
 from kvcheck.core.run.outcome import Outcome, complete
 from kvcheck.core.run.plan import ANSWERS, Plan, workload_seed
-from kvcheck.core.stress.answers import AnswersStrategy, answers_text
+from kvcheck.core.stress.answers import AnswersStrategy
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by, is_of_user

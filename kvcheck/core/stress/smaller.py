@@ -15,8 +15,8 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import Finding
+from kvcheck.core.run.cell_task import DIED
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
-from kvcheck.core.stress.cell_task import DIED
 from kvcheck.core.stress.plan_bounds import pages_of
 from kvcheck.core.stress.runner import ScheduleRunner, TargetOf
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.run.coverage import coverage, floor_of, tried_by
+from kvcheck.core.run.exploring import scope_text
 from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.turns import reported_once
 from kvcheck.core.stress.campaign.batches import BatchResult, CampaignPlan
-from kvcheck.core.stress.coverage import coverage, floor_of, tried_by
-from kvcheck.core.stress.exploring import scope_text
 from kvcheck.core.stress.runner import evidence_gap
-from kvcheck.core.stress.turns import reported_once
 
 NOT_EXERCISED = "KV990"
 

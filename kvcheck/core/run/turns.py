@@ -1,9 +1,9 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- The first micro cell runs FLOOR schedules first, so that a verdict comes soon. Then cells take turns after each
-  schedule until all have run up to their floors: two rounds of the micro cells, then one of the others. Then the cell
-  that has used the least CPU time is next, and a second of another cell counts as three of a micro one: where a
+- The first small cell runs FLOOR schedules first, so that a verdict comes soon. Then cells take turns after each
+  schedule until all have run up to their floors: two rounds of the small cells, then one of the others. Then the cell
+  that has used the least CPU time is next, and a second of another cell counts as three of a small one: where a
   schedule is cheap, many more of them fit than if all cells ran equally many.
 - A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
 - Where all schedules have one workload, as with a trace, the cell ends once many in a row did nothing new; it says so.
@@ -22,12 +22,11 @@ from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import HardwareError, UnknownVerdict, machine_trouble
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
-from kvcheck.core.run.outcome import Outcome, Runner
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.exploring import Exploration
+from kvcheck.core.run.outcome import Outcome, Runner, TargetOf
 from kvcheck.core.run.plan import FLOOR, Plan, further_workloads, workload_seed
 from kvcheck.core.run.runners import row_of
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
-from kvcheck.core.stress.exploring import Exploration
-from kvcheck.core.stress.runner import TargetOf
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
@@ -35,10 +34,10 @@ LOSSES = 2
 """A cell is given up after it has lost so many processes."""
 COSTLY = frozenset({"KV901", "KV902"})
 """Codes of findings after which no cell goes on: a hang takes long each time, and a crash may leave anything behind."""
-ROUNDS_OF_MICRO = 2
-"""Rounds of the micro cells before each of the others, up to the floors. With more, a default run would end later."""
+ROUNDS_OF_SMALL = 2
+"""Rounds of the small cells before each of the others, up to the floors. With more, a default run would end later."""
 WEIGHT = 3.0
-"""What CPU time of a cell that is no micro one counts as behind the floors: about four rounds of those to one of it."""
+"""What CPU time of a cell that is no small one counts as behind the floors: about four rounds of those to one of it."""
 BARREN = 24
 """Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
 MORE_WORKLOADS = 6
@@ -72,7 +71,7 @@ def take_turns(
         Turns(number, task, budget, shared or row_of(task.plan).make(task.plan, target_of), begins)
         for number, task in share
     ]
-    first = next((cell for cell in cells if cell.is_micro), None)
+    first = next((cell for cell in cells if cell.is_small), None)
     while cells:
         for cell in [first] if first is not None and first.is_open and first.comes_first else due(cells):
             yield from cell.turn()
@@ -87,11 +86,11 @@ def due(cells: Sequence[Turns]) -> Sequence[Turns]:
     """The open cells that run next.
 
     Once all are above their floors, the one that has used the least CPU time. Until then the earliest round, of the
-    cells below their floors and of all micro cells: one that is above its floor waits for cells of its own size alone.
+    cells below their floors and of all small cells: one that is above its floor waits for cells of its own size alone.
     """
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
-    in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_micro]
+    in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_small]
     now = min(cell.round for cell in in_rounds)
     return [cell for cell in in_rounds if cell.round == now]
 
@@ -157,19 +156,19 @@ class Turns:
         self.is_open, self.has_lost_device = True, False
 
     @property
-    def is_micro(self) -> bool:
+    def is_small(self) -> bool:
         """It is of the smallest size, whose schedules cost least."""
         return self._row.is_small(self._task.plan)
 
     @property
     def round(self) -> int:
-        """The round in which its next schedule is due: each of the micro cells, or the one behind so many of them."""
-        return self._ran if self.is_micro else (self._ran + 1) * ROUNDS_OF_MICRO
+        """The round in which its next schedule is due: each of the small cells, or the one behind so many of them."""
+        return self._ran if self.is_small else (self._ran + 1) * ROUNDS_OF_SMALL
 
     @property
     def weighed_s(self) -> float:
         """What its CPU time counts as, against that of others."""
-        return self.used_s if self.is_micro else self.used_s * WEIGHT
+        return self.used_s if self.is_small else self.used_s * WEIGHT
 
     @property
     def comes_first(self) -> bool:

@@ -9,13 +9,12 @@ import pytest
 
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
-from kvcheck.core.stress.cell_workers import tasks_text, work
-from kvcheck.core.stress.turns import (
+from kvcheck.core.run.turns import (
     BARREN,
-    ROUNDS_OF_MICRO,
+    ROUNDS_OF_SMALL,
     UNKNOWNS,
     WEIGHT,
     Budget,
@@ -24,6 +23,7 @@ from kvcheck.core.stress.turns import (
     run_cell,
     take_turns,
 )
+from kvcheck.core.stress.cell_workers import tasks_text, work
 
 PLAN = Plan(scenario="retract-resume", probe="retract.nsa", target="sglang")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")
@@ -81,7 +81,7 @@ class Timed:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that cells look at."""
     made = Clock()
-    monkeypatch.setattr("kvcheck.core.stress.turns.time", made)
+    monkeypatch.setattr("kvcheck.core.run.turns.time", made)
     monkeypatch.setattr("kvcheck.core.base.deadline.time", made)
     return made
 
@@ -156,9 +156,9 @@ def test_up_to_the_floors_micro_rounds_come_before_each_of_the_others(clock: Clo
     log: list[str] = []
     until_closed(*cells_of_both_sizes(clock, log, Limit(cpu_s=9.0), floor=3))
     sizes = [each.split()[0].rpartition("-")[2] for each in log]
-    assert sizes[:ROUNDS_OF_MICRO] == ["micro"] * ROUNDS_OF_MICRO
+    assert sizes[:ROUNDS_OF_SMALL] == ["micro"] * ROUNDS_OF_SMALL
     third = [at for at, size in enumerate(sizes) if size == "tiny"][2]
-    assert sizes[: third + 1].count("micro") == 3 * ROUNDS_OF_MICRO + 1, "it is there before the time is up"
+    assert sizes[: third + 1].count("micro") == 3 * ROUNDS_OF_SMALL + 1, "it is there before the time is up"
 
 
 def test_behind_the_floors_a_second_of_a_tiny_cell_counts_as_several_of_a_micro_one(clock: Clock) -> None:

@@ -12,11 +12,16 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import deque
+from collections.abc import Collection
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan
-from kvcheck.core.stress.answers import answers_text
+
+MOST_ANSWERS = 100_000
+_ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
 
 
 class Exploration:
@@ -83,3 +88,19 @@ def scope_text(workloads: int, *, within: int) -> str | None:
     if not workloads:
         return None
     return f"every schedule within {counted(within, 'answer')} of the eager order, of {counted(workloads, 'workload')}"
+
+
+def answers_text(refused: Collection[str]) -> str:
+    """The choices of a line: what is answered with "no"; "none" where nothing is."""
+    return ".".join(refused) or "none"
+
+
+def parse_answers(text: str) -> tuple[str, ...]:
+    """The inverse. Raises UsageError."""
+    names = () if text == "none" else tuple(text.split("."))
+    if len(names) > MOST_ANSWERS or not all(_ANSWER.fullmatch(each) for each in names):
+        raise UsageError(
+            'choices: expected numbers of questions and messages, such as 12.m345, or "none"; '
+            f"got {text[:40]!r}; copy the whole line"
+        )
+    return names
