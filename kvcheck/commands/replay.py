@@ -168,7 +168,7 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: boo
     """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one.
     Code of the user's own may end its process too, which is the failure again."""
     from kvcheck.core.run.turns import run_cell
-    from kvcheck.core.stress.cell_workers import died, run_in_workers
+    from kvcheck.core.run.workers import died, run_in_workers
 
     task = CellTask(plan=plan, schedules=1)
     if in_process or not (plan.backend == "cuda" or plan.own_target is not None) or engine is not None:

@@ -109,7 +109,7 @@ def _line(mutant: Mutant, seed: int) -> str:
 def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResult, None, None]:
     """The row of each mutant. is_apart: they are judged in processes of their own, which may lose their device."""
     if is_apart:
-        from kvcheck.core.stress.mutant_process import judge_apart
+        from kvcheck.core.stress.mutant_trials import judge_apart
 
         yield from judge_apart(tasks, worker.__name__)
         return

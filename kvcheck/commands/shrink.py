@@ -80,7 +80,7 @@ def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool)
 
 def _search_apart(plan: Plan, runs: int, *, is_text: bool) -> Verdict:
     """The search in a worker. One that a schedule ends has shown that the code under test fails."""
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
 
     try:
         return own_target.shrink(plan, runs, say, is_text=is_text)

@@ -23,7 +23,7 @@ def look_for_smaller(session: Session, max_time_s: float | None) -> None:
     limit_s = SHRINKING_S if max_time_s is None else min(SHRINKING_S, max_time_s - session.elapsed_s)
     if not session.findings or limit_s <= 0:
         return
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
     from kvcheck.core.stress.smaller import Facts, smaller, with_smaller
 
     found: dict[str, Facts] = {}

@@ -23,7 +23,7 @@ def tell_stories(session: Session, max_time_s: float | None) -> None:
     """Run the schedules of the first causes once more, and keep how each came about."""
     if not session.findings:
         return
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
     from kvcheck.core.stress.stories import stories, with_stories
 
     limit_s = STORIES_S if max_time_s is None else min(STORIES_S, max(LEAST_S, max_time_s / 10))

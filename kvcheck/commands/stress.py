@@ -374,7 +374,7 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     """
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.run.turns import take_turns
-    from kvcheck.core.stress.cell_workers import run_in_workers
+    from kvcheck.core.run.workers import run_in_workers
 
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
     others = [number for number in range(len(tasks)) if number not in alone]
@@ -431,7 +431,7 @@ def _child_died(session: Session, cell: Cell, report: Report) -> None:
     if report.exit_code in (2, 4, 70):
         cell.reason = report.error
     else:
-        from kvcheck.core.stress.cell_workers import died
+        from kvcheck.core.run.workers import died
 
         session.add(cell, (died(cell.plan, report),), Evidence(schedules=1), 0.0)
     _tell_cell(session, cell)

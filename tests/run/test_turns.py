@@ -23,7 +23,7 @@ from kvcheck.core.run.turns import (
     run_cell,
     take_turns,
 )
-from kvcheck.core.stress.cell_workers import tasks_text, work
+from kvcheck.core.run.workers import tasks_text, work
 
 PLAN = Plan(scenario="retract-resume", probe="retract.nsa", target="sglang")
 FINDING = Finding(code="KV102", oracle="content", message="foreign bytes")

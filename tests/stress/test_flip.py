@@ -26,7 +26,7 @@ from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.run.cell_task import CellTask, Limit
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.stress.cell_workers import tasks_text, work
+from kvcheck.core.run.workers import tasks_text, work
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair, parse_pair
 from kvcheck.core.stress.runner import ScheduleRunner

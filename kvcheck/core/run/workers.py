@@ -1,10 +1,11 @@
-"""Cell workers: run cells in child processes that report one JSON line for each schedule.
+"""Workers: child processes that run cells, or answer one question after another, in lines of JSON.
 
 Invariants:
+- Children speak JSON lines over a pipe; nothing is unpickled.
 - A child that dies is a finding (KV902) of the schedule that it was running. Before its first one, it is UNKNOWN.
 - What a child leaves that has died or lost its device goes on in a new one, which has fewer cells. No schedule that was
   judged runs again.
-- Children speak JSON lines over a pipe; nothing is unpickled.
+- A question is asked once. Where its process died, nobody has answered it.
 """
 
 from __future__ import annotations
@@ -17,22 +18,134 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
-from kvcheck.core.base.errors import InternalError, TargetError, UnknownVerdict, UsageError
+from kvcheck.core.base.errors import InternalError, KvcheckError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.run.cell_task import DIED, CellTask, Limit, Report
-from kvcheck.core.run.outcome import complete
+from kvcheck.core.run.outcome import TargetOf, complete
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.turns import take_turns
-from kvcheck.core.stress.runner import TargetOf
 
 LATE_S = 2.0
 """A child keeps the limit of wall time itself; so long after it, it is ended."""
 ENDING_S = 0.3
 """What a child has for taking its temporary folders away, before it is killed."""
 BEGUN = '{"begun": true}'
-"""What a worker says when all is loaded: from now on its death is that of what is under test."""
+"""The line of a worker once all is loaded: from now on its death is that of what is under test."""
 BEGINS = {"cell", "begins"}
-"""What a worker says before each schedule: its cell and its line."""
+"""The keys of its line before each schedule: its cell and its line."""
+TOLD = {"told"}
+"""The keys of its lines before an answer."""
+
+
+class Worker:
+    """A child process of a pool. has_begun: kvcheck is loaded in it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.has_begun = False
+
+    def tell(self, text: str) -> None:
+        """Write a line to it."""
+        tell(self.process, text)
+
+    def close_input(self) -> None:
+        """Nothing more is asked of it."""
+        close_input(self.process)
+
+    def wait(self) -> int:
+        """Its status, once its output has ended."""
+        return self.process.wait()
+
+
+class Workers:
+    """A pool of processes that run the same program. kind: the argument that each gets; None: it runs cells."""
+
+    def __init__(self, program: str, kind: str | None = None) -> None:
+        self._program, self._arguments = program, () if kind is None else (kind,)
+        self._lines: queue.SimpleQueue[tuple[Worker, str | None]] = queue.SimpleQueue()
+        self._workers: list[Worker] = []
+
+    def start(self) -> Worker:
+        """One process more."""
+        streams = Streams(stdin=subprocess.PIPE)
+        worker = Worker(start(self._program, *self._arguments, streams=streams, variables={"OMP_NUM_THREADS": "1"}))
+        self._workers.append(worker)
+        listen(worker.process, lambda line: self._lines.put((worker, line)))
+        return worker
+
+    def take(self, until: float | None) -> tuple[Worker, str | None] | None:
+        """The next line of a worker; None for the line where its output has ended. None where all took longer than a
+        while after `until`, a time.monotonic()."""
+        while True:
+            try:
+                late_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
+                worker, line = self._lines.get(timeout=late_s)
+            except queue.Empty:
+                return None
+            if line is None or line.strip() != BEGUN:
+                return worker, line
+            worker.has_begun = True
+
+    def close(self) -> None:
+        """End all processes: SIGTERM first, so that they remove temporary folders."""
+        end(*(worker.process for worker in self._workers), within_s=ENDING_S)
+        for worker in self._workers:
+            worker.close_input()
+        self._workers.clear()
+
+
+def failure(exit_code: object, text: object) -> KvcheckError:
+    """The error that a worker reports as its last line."""
+    kinds: dict[object, type[KvcheckError]] = {2: UsageError, 4: UnknownVerdict}
+    return kinds.get(exit_code, InternalError)(str(text))
+
+
+class Unanswered(Exception):
+    """The process has ended, or its time has. died: with which status, in words; None where its time was over."""
+
+    def __init__(self, died: str | None) -> None:
+        super().__init__(died or "its time was over")
+        self.died = died
+
+
+class AskedProcess:
+    """A process that answers each question with one line. A question starts it, and starts it again once it is closed.
+
+    kind: the argument of the worker.
+    """
+
+    def __init__(self, program: str, kind: str) -> None:
+        self._program, self._kind = program, kind
+        self._pool = Workers(program, kind)
+        self._worker: Worker | None = None
+
+    def ask(
+        self, question: object, *, until: float | None = None, told: Callable[[object], None] = lambda row: None
+    ) -> object:
+        """The answer. until: the time.monotonic() at which the process keeps to end. told: called with each row that
+        comes before the answer. Raises Unanswered; the failure that the process reports; and UnknownVerdict if it never
+        began."""
+        worker = self._worker = self._worker or self._pool.start()
+        worker.tell(json.dumps(to_plain(question)))
+        while (event := self._pool.take(until)) is not None:
+            line = event[1]
+            if line is None:
+                why = f"the process that judged it ended with status {worker.wait()}"
+                if not worker.has_begun:
+                    raise UnknownVerdict(f"{why} while kvcheck was loaded, before it was asked anything")
+                raise Unanswered(why)
+            said = json.loads(line)
+            if said.get("error") is not None:
+                raise failure(said["exit_code"], said["error"])
+            if said.keys() != TOLD:
+                return said
+            told(said["told"])
+        raise Unanswered(None)
+
+    def close(self) -> None:
+        """End the process, if one runs."""
+        self._pool.close()
+        self._pool, self._worker = Workers(self._program, self._kind), None
 
 
 def run_in_workers(
@@ -43,49 +156,50 @@ def run_in_workers(
     shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
     process, which begins once a cell of the others has run up to its floor: it would hold their first verdict up.
     """
-    messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
-    children: list[_Child] = []
+    pool = Workers(worker)
+    children: dict[Worker, CellsChild] = {}
 
     def begin(share: dict[int, CellTask], within: Limit) -> None:
-        process = _start(worker, tasks_text([*share.items()], within), len(children), messages)
-        children.append(_Child(process, share, within))
+        process = pool.start()
+        process.tell(tasks_text([*share.items()], within))
+        process.close_input()
+        children[process] = CellsChild(process, share, within)
 
     try:
         for share in shares:
             begin({number: tasks[number] for number in share}, limit)
-        while beside or any(child.is_running for child in children):
-            if beside and (any(map(_Child.has_come_far, children)) or not any(each.is_running for each in children)):
+        while (running := [child for child in children.values() if child.is_running]) or beside:
+            if beside and (not running or any(map(CellsChild.has_come_far, children.values()))):
                 begin({number: tasks[number] for number in beside}, limit)
                 beside = ()
-            try:
-                index, line = messages.get(timeout=_patience_s(limit))
-            except queue.Empty:
-                for cell in sorted([*beside, *(cell for child in children for cell in child.cells)]):
+            event = pool.take(limit.until)
+            if event is None:
+                for cell in sorted([*beside, *(cell for child in children.values() for cell in child.cells)]):
                     yield Report(cell=cell, cut="--max-time ended the process that ran it")
                 return
-            child = children[index]
-            if line is not None:
-                yield from child.takes(line)
+            child = children[event[0]]
+            if event[1] is not None:
+                yield from child.takes(event[1])
                 continue
             yield from child.ends()
             if child.cells:
                 begin(child.cells, child.left)
     finally:
-        end(*(each.process for each in children), within_s=ENDING_S)  # SIGTERM first: they remove temporary folders
+        pool.close()
 
 
-class _Child:
+class CellsChild:
     """A process that runs cells.
 
     cells: its tasks that have not ended; once it has ended, those that it leaves. left: what it leaves of its limit.
     """
 
-    def __init__(self, process: subprocess.Popen[str], cells: dict[int, CellTask], limit: Limit) -> None:
-        self.process = process
+    def __init__(self, worker: Worker, cells: dict[int, CellTask], limit: Limit) -> None:
+        self._worker = worker
         self.cells = dict(cells)
         self.is_running = True
         self.left = limit
-        self._has_begun = self._has_failed = self._has_ended_one = False
+        self._has_failed = self._has_ended_one = False
         self._lost_in: int | None = None
         self._now: tuple[int, str] | None = None
 
@@ -95,9 +209,6 @@ class _Child:
 
     def takes(self, line: str) -> Iterator[Report]:
         """A line of its output: the reports that it means."""
-        if line.strip() == BEGUN:
-            self._has_begun = True
-            return
         told = json.loads(line)
         if told.keys() == BEGINS:
             self._now = told["cell"], told["begins"]
@@ -123,7 +234,7 @@ class _Child:
     def ends(self) -> Iterator[Report]:
         """Its output has ended. Once it has lost its device, its status says nothing of the cells that are left."""
         self.is_running = False
-        code = self.process.wait()
+        code = self._worker.wait()
         if self._has_failed:
             return
         if self._lost_in is not None:
@@ -132,7 +243,7 @@ class _Child:
             return
         why = f"the process that ran it ended with status {code}"
         exit_code = TargetError.exit_code
-        if not self._has_begun:
+        if not self._worker.has_begun:
             why, exit_code = f"{why} while kvcheck was loaded, before its first schedule", UnknownVerdict.exit_code
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
@@ -143,10 +254,8 @@ class _Child:
         Raises UsageError or InternalError if the process has raised one, as a run in this process would.
         """
         self._has_failed = True
-        if report.exit_code == UsageError.exit_code:
-            raise UsageError(str(report.error))
-        if report.exit_code == InternalError.exit_code:
-            raise InternalError(str(report.error))
+        if report.exit_code in (UsageError.exit_code, InternalError.exit_code):
+            raise failure(report.exit_code, report.error)
         now, line = (None, None) if self._now is None else self._now
         for cell in sorted(self.cells) if now is None else [now]:
             del self.cells[cell]
@@ -158,19 +267,6 @@ def died(plan: Plan, report: Report) -> Finding:
     plan = plan if report.ran is None else parse_line(report.ran)
     message = f"{plan.cell}: {report.error}"
     return complete(Finding(code="KV902", oracle="liveness", message=message, minimal={DIED: True}), plan)
-
-
-def _patience_s(limit: Limit) -> float | None:
-    return None if limit.until is None else max(0.0, limit.until + LATE_S - time.monotonic())
-
-
-def _start(worker: str, text: str, index: int, messages: queue.Queue[tuple[int, str | None]]) -> subprocess.Popen[str]:
-    streams = Streams(stdin=subprocess.PIPE)
-    child = start(worker, streams=streams, variables={"OMP_NUM_THREADS": "1"})
-    tell(child, text)
-    close_input(child)
-    listen(child, lambda line: messages.put((index, line)))
-    return child
 
 
 def tasks_text(share: Sequence[tuple[int, CellTask]], limit: Limit) -> str:
