@@ -28,6 +28,8 @@ ANSWERS = "answers"
 FLOOR = 3
 """Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
 MOST_RANKS = 8
+PROCESS_RANKS = "1x1"
+"""Ranks that are processes, where a plan names none."""
 NO_EXTRAS = "no"
 
 
