@@ -90,8 +90,11 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         "judge a history alone, from any target",
     ),
     "core.stress": ((*JUDGED, "core.run"), "runs targets under workloads; knows no benchmark"),
-    "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
-    "core.stress.mutation.table": (("core.stress.mutation", "core.report"), "its tables are written as all others"),
+    "core.report": (("core.run.store",), "a record is all it needs, so that any stored run can be shown again"),
+    "core.stress.mutation.table": (
+        ("core.stress.mutation", "core.report", "core.run.store"),
+        "its tables are written as all others",
+    ),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
     "testing": (
@@ -101,7 +104,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "commands": (("core",), "argv to exit code; nothing imports a command"),
     "commands.pytest_asks": ((), "pytest loads it and the plugin in every project, so they import nothing"),
     "commands.pytest_run": (
-        ("testing", "commands", "core.report.wording"),
+        ("testing", "commands", "core.run", "core.report.wording"),
         "the one user of kvcheck.testing: tests of others, as a run",
     ),
     "commands.pytest_plugin": (("testing", "commands.pytest_asks", "commands.pytest_run"), "--kvcheck, and fixtures"),

@@ -35,7 +35,7 @@ from kvcheck.core.live.model.family import fit_digits
 from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
-from kvcheck.core.report.store import write_run
+from kvcheck.core.run.store import write_run
 from kvcheck.core.stress.mutation.handwritten import read_hand_edits
 from kvcheck.core.stress.targets.mutants import MUTANTS
 

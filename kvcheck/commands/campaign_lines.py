@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcheck.commands.options import check_plan
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import warn
 from kvcheck.core.base.errors import KvcheckError, UsageError, why_unread
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import write_text
 
 if TYPE_CHECKING:
     from kvcheck.core.run.plan import Plan

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands.options import check_choice, check_positive
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import complain, say, warn
 from kvcheck.core.base.errors import TargetError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.scratch import sweep
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 from kvcheck.core.stress.mutation.edits import (
     GROUPS,
     Edit,

@@ -36,9 +36,9 @@ from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
 from kvcheck.core.report.replay_line import FINDING, PROOF, SMALL, small_line, whole_proof_line
-from kvcheck.core.report.store import find_run, is_stored
 from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.store import find_run, is_stored
 
 if TYPE_CHECKING:
     from kvcheck.core.probes.runner import ProbeRunner

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from kvcheck.commands import own_target
-from kvcheck.commands.session import Session
 from kvcheck.commands.stories import leave_out
 from kvcheck.commands.targets import target_of
+from kvcheck.core.run.session import Session
 
 SHRINKING_S = 20.0
 """Seconds of wall time that it may take; never more than is left of --max-time."""

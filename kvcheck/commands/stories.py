@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from kvcheck.commands import own_target
-from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import warn
+from kvcheck.core.run.session import Session
 
 STORIES_S = 30.0
 """Seconds of wall time that all stories of a run may take; with --max-time at most a tenth of that."""

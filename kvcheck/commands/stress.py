@@ -37,7 +37,6 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, pass_lines, plan_facts, split_absent
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.stress_options import (
@@ -61,7 +60,7 @@ from kvcheck.commands.stress_options import (
     Transport,
 )
 from kvcheck.commands.targets import target_of, unfound_mutant
-from kvcheck.commands.terminal import cell_lines, complain, passing, warn
+from kvcheck.commands.terminal import Terminal, cell_lines, complain, passing, warn
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS, is_engine
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
@@ -70,9 +69,11 @@ from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
+from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import ANSWERS, Plan
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
 from kvcheck.core.stress.workload import WORDS
@@ -175,7 +176,7 @@ def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: Pr
         seed=base.seed,
         plan={"max_time_s": given["max_time"], **plan},
         out=given["out"],
-        quiet=given["format_name"] == "json",
+        teller=Terminal(is_quiet=given["format_name"] == "json"),
         resumes=True,
     )
     session.facts, session.identity = engine_facts(engine), about
@@ -252,7 +253,7 @@ def _plan_cells(ctx: typer.Context, session: Session, plans: Sequence[Plan], wan
     from kvcheck.core.run.coverage import floor_of
 
     for plan in plans:
-        cell = Cell(
+        cell = ScheduleCell(
             plan=plan,
             wanted=wanted,
             floor=floor_of(plan, wanted=wanted, least=least),
@@ -270,7 +271,7 @@ def _tasks(session: Session, out: Path | None) -> list[CellTask]:
     return [_task(cell) for cell in session.cells.values() if not cell.is_done]
 
 
-def _task(cell: Cell) -> CellTask:
+def _task(cell: ScheduleCell) -> CellTask:
     from kvcheck.core.run.runners import row_of
 
     return CellTask(
@@ -388,7 +389,7 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
         yield tasks[report.cell].plan.cell, report
 
 
-def _take(session: Session, cell: Cell, report: Report) -> None:
+def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
         cell.notes += [report.note] * report.is_note_told
@@ -397,22 +398,15 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
         return
     if report.is_left:
         return
+    session.take(cell, report)
     if report.evidence is not None:
-        cell.reason = cell.reason or report.reason
-        if report.schedule not in cell.ran:
-            cell.ran.append(report.schedule)
-        cell.is_exercised = report.gap is None
-        session.add(cell, report.findings, report.evidence, report.duration_s)
         if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
             _tell_cell(session, cell)
         return
-    cell.is_done, cell.scope = True, report.scope
-    cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
-    session.save(complete=False)
     _tell_cell(session, cell)
 
 
-def _tell_cell(session: Session, cell: Cell) -> None:
+def _tell_cell(session: Session, cell: ScheduleCell) -> None:
     """The cell's line: once it has run what a pass takes, and again only if its end says something else."""
     for note in cell.notes:
         session.say(f"       {note}")
@@ -425,7 +419,7 @@ def _tell_cell(session: Session, cell: Cell) -> None:
     cell.told = found
 
 
-def _child_died(session: Session, cell: Cell, report: Report) -> None:
+def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
     """The end of a cell whose process has stopped: a finding, unless the process gave another reason."""
     cell.is_done = True
     if report.exit_code in (2, 4, 70):

@@ -26,8 +26,8 @@ from rigs.schemas import check_fits
 from kvcheck.commands import main as module
 from kvcheck.commands.doctor import KINDS
 from kvcheck.commands.main import run
-from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
+from kvcheck.core.run.cell import STOPPED
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner

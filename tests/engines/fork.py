@@ -35,7 +35,7 @@ from engines.fork_edits import EDITS, Edit, Unchanged, apply
 from packaging.requirements import Requirement
 from rigs.ci_runner import CI, run_steps
 
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 BASELINE = ".github/kvcheck-known.toml"

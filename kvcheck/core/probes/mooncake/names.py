@@ -1,4 +1,4 @@
-"""Where the library has what the probes need, and the builds that bring it.
+"""Where the library has what the probes need.
 
 Invariants:
 - Places are tried in order and by name alone. An unknown release is driven if it has the names.
@@ -7,9 +7,6 @@ Invariants:
 from __future__ import annotations
 
 from typing import Final
-
-BUILDS: Final = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
-"""Distributions of the one library. They overwrite each other's files."""
 
 _ENGINE = "mooncake.engine:TransferEngine"
 NAMES: Final[dict[str, tuple[str, ...]]] = {

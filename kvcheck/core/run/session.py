@@ -1,164 +1,76 @@
-"""Session: a run in progress. It takes outcomes, keeps the record on disk current, and prints to the terminal.
+"""Session: a run in progress. It takes what was judged and keeps the record on disk current.
 
 Invariants:
 - run.json is complete JSON after every schedule, with `complete` false until the end.
 - A save that fails does not end the run: findings stay, `is_saved` is false, and a warning says why.
-- A cell that judged nothing, or not enough, is UNKNOWN with the reason and what would change it. One that has run what
-  a pass takes is a PASS, whatever ends it.
-- Results go to stdout, progress to stderr; with --format json stdout is the record and nothing else.
+- It reads no environment and writes to no terminal: a Teller does the latter.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
-from kvcheck.commands.options import environment, identity, new_run_id, tool
-from kvcheck.commands.terminal import WRITING, ProgressLine, clear_passing, say, warn
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
+    LEFT_OUT,
     BenchRow,
-    Coverage,
     Evidence,
     Finding,
+    Identity,
     MutantResult,
     RunRecord,
     ScenarioResult,
     Verdict,
-    to_plain,
 )
 from kvcheck.core.base.scratch import sweep
-from kvcheck.core.report.gate.baseline import LEFT_OUT
-from kvcheck.core.report.store import RunStore
-from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.cell_task import Report
+from kvcheck.core.run.identity import environment, new_run_id, tool
+from kvcheck.core.run.store import RunStore
 
 MAX_CAUSES_KEPT = 100
 MAX_SYMPTOMS_KEPT = 200
 """Of all cells together. A cell that fails late still has its cause in the record."""
 
-STOPPED = "stopped before the cell was finished"
-
 TICK_S = 1.0
 """Seconds between two looks at the clock of the progress line."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Cell:
-    """One scenario with one shape, while it runs.
+class Teller(Protocol):
+    """Shows a run while it goes on."""
 
-    plan: its first plan. wanted: schedules planned. floor: how many a pass needs. ran: numbers of the schedules that
-    have run. earlier: what the schedules of an interrupted run tried. findings: those that fail it. is_exercised: all
-    that a pass needs has happened. told: how many of its findings its printed line covers; None: there is none yet.
-    notes: what is printed before that line. within: run all schedules within so many answers, of `wanted` workloads.
-    scope: of which schedules none was left out.
-    """
+    def say(self, text: str) -> None:
+        """A line of results."""
 
-    plan: Plan
-    wanted: int
-    floor: int
-    fails_on_conditional: bool = False
-    evidence: Evidence = field(default_factory=Evidence)
-    findings: int = 0
-    ran: list[int] = field(default_factory=list)
-    earlier: tuple[str, ...] = ()
-    duration_s: float = 0.0
-    reason: str | None = None
-    is_done: bool = False
-    is_exercised: bool = False
-    told: int | None = None
-    notes: list[str] = field(default_factory=list)
-    within: int | None = None
-    scope: str | None = None
-    _coverage: tuple[int, Coverage] | None = None
+    def warn(self, text: str) -> None:
+        """A line about something that changes no verdict."""
 
-    @property
-    def id(self) -> str:
-        """The id of its row in the record."""
-        return self.plan.cell
+    def progress(self, text: str) -> None:
+        """What goes on now, instead of what was shown last."""
 
-    @property
-    def is_enough(self) -> bool:
-        """A pass takes no more than has run."""
-        return self.is_exercised and self.shortfall(None) is None
+    def clear(self) -> None:
+        """Take away what `progress` has shown."""
 
-    def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
-        """One judged schedule."""
-        self.evidence = self.evidence.plus(evidence)
-        self.duration_s += duration_s
-        self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
-
-    def take_over(self, row: ScenarioResult, findings: int) -> None:
-        """Continue an interrupted run: a cell that it could not judge starts anew, and a pass that has schedules left
-        goes on."""
-        if row.verdict is Verdict.UNKNOWN and (row.reason != STOPPED or self.within is not None):
-            return
-        self.evidence, self.duration_s = row.evidence, row.duration_s
-        if row.coverage is not None:
-            self.earlier, self.scope = row.coverage.tried, row.coverage.scope
-        self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
-        self.is_exercised = row.verdict is Verdict.PASS
-        is_whole = self.within is not None or row.schedules >= self.wanted
-        self.is_done = row.verdict is Verdict.FAIL or (self.is_enough and is_whole)
-
-    def coverage(self) -> Coverage:
-        """How much of what was planned it has run."""
-        from kvcheck.core.run.coverage import coverage
-
-        if self._coverage is None or self._coverage[0] != len(self.ran):
-            found = coverage(self.plan, wanted=self.wanted, floor=self.floor, ran=self.ran, earlier=self.earlier)
-            self._coverage = len(self.ran), found
-        if self.within is None:
-            return self._coverage[1]
-        return replace(self._coverage[1], wanted=max(self.wanted, self.evidence.schedules), scope=self.scope)
-
-    def shortfall(self, cut: str | None) -> str | None:
-        """Why it has run too little for a pass, and what ended it; None if it has run enough or has failed."""
-        from kvcheck.core.run.coverage import shortfall
-
-        if self.findings:
-            return None
-        why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)
-        if cut is None and self.wanted < self.floor:
-            cut = f"use --schedules {self.floor} or more"
-        return why and f"{why}: {cut or 'its time was up; use a larger --max-time'}"
-
-    def result(self) -> ScenarioResult:
-        """The cell's row of the record, as of now."""
-        verdict, code = Verdict.PASS, None
-        if self.findings:
-            verdict = Verdict.FAIL
-        elif not self.evidence.schedules or self.reason or not (self.is_done or self.is_enough):
-            verdict, code = Verdict.UNKNOWN, "KV990"
-        reason = self.reason or (None if self.is_done or self.findings else STOPPED)
-        if self.findings and reason is not None:
-            reason = f"it fails, and not all of it was judged: {reason}"
-        return ScenarioResult(
-            id=self.id,
-            shape=self.plan.tried_with,
-            verdict=verdict,
-            code=code,
-            reason=None if verdict is Verdict.PASS else reason,
-            schedules=self.evidence.schedules,
-            duration_s=round(self.duration_s, 3),
-            evidence=self.evidence,
-            coverage=self.coverage(),
-        )
+    def record(self, record: RunRecord) -> None:
+        """The whole record, at the end, where that is what is shown."""
 
 
 class Session:
     """Builds one RunRecord and saves it as it grows.
 
     results: rows that belong to no cell. facts: what a command adds to the environment. repro: the command that repeats
-    the run; resumes: with --resume that command continues it. quiet: only JSON goes to stdout. identity: digests of
-    kvcheck's code and of what a command adds.
+    the run; resumes: with --resume that command continues it. identity: digests of kvcheck's code and of what a command
+    adds.
     """
 
     def __init__(
@@ -169,25 +81,25 @@ class Session:
         seed: int | None,
         plan: Mapping[str, object],
         out: Path,
-        quiet: bool,
+        teller: Teller,
         resumes: bool = False,
     ) -> None:
-        self.cells: dict[str, Cell] = {}
+        self.cells: dict[str, ScheduleCell] = {}
         self.findings: list[Finding] = []
         self.left_out = 0
         self.mutants: list[MutantResult] = []
         self.bench: list[BenchRow] = []
         self.results: list[ScenarioResult] = []
         self.facts: dict[str, object] = {}
-        self.identity = identity()
+        self.identity = Identity(code=code_digest())
         self.warnings: list[str] = []
         self.is_saved = False
-        self._line = ProgressLine()
+        self.teller = teller
+        self._began = time.monotonic()
         self._text = ""
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
         self.resumes = resumes
-        self._quiet = quiet
         sweep()  # folders of runs that were killed
         self._environment = environment()
         self._store = RunStore(out)
@@ -217,11 +129,22 @@ class Session:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the session began."""
-        return self._line.elapsed_s
+        return time.monotonic() - self._began
 
-    def add(self, cell: Cell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
+    def add(self, cell: ScheduleCell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
         """One judged schedule of a cell."""
         cell.add(findings, evidence, duration_s)
+        self._added(cell, findings)
+
+    def take(self, cell: ScheduleCell, report: Report) -> None:
+        """What was reported of a cell: a schedule, or its end."""
+        cell.take(report)
+        if report.evidence is None:
+            self.save(complete=False)
+        else:
+            self._added(cell, report.findings)
+
+    def _added(self, cell: ScheduleCell, findings: tuple[Finding, ...]) -> None:
         self.keep(findings)
         self.save(complete=False)
         done = sum(each.is_done for each in self.cells.values())
@@ -298,8 +221,7 @@ class Session:
             text = f"a save of the record failed: {error}"
             if text not in self.warnings:
                 self.warnings.append(text)
-                self.clear_progress()
-                warn(text)
+                self.teller.warn(text)
             return self.record(complete=complete, exit_code=exit_code)
         self.is_saved = True
         return record
@@ -311,8 +233,8 @@ class Session:
 
     def _tell(self) -> None:
         """The line of progress, with the time as of now."""
-        if self._text and not self._quiet:
-            self._line.show(self._text)
+        if self._text:
+            self.teller.progress(self._text)
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
@@ -333,19 +255,8 @@ class Session:
 
     def clear_progress(self) -> None:
         """Remove the progress line."""
-        if not self._quiet:
-            clear_passing()
+        self.teller.clear()
 
     def say(self, text: str = "") -> None:
-        """A line of results on stdout."""
-        if not self._quiet:
-            with WRITING:
-                self.clear_progress()
-                say(text)
-
-    def print_json(self, record: RunRecord) -> None:
-        """The record on stdout, when that is the format asked for."""
-        if self._quiet:
-            # In ASCII: the same JSON, whatever the encoding of stdout, and nothing that a terminal obeys.
-            sys.stdout.write(json.dumps(to_plain(record), indent=1) + "\n")
-            sys.stdout.flush()
+        """A line of results."""
+        self.teller.say(text)
