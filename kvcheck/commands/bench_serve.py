@@ -41,15 +41,15 @@ from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.prices.bench import Arm, ServeBench
 from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, Load
 from kvcheck.core.live.prices.side import Side
+from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_PROMPT = 384
 DEFAULT_ANSWER = 64

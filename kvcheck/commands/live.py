@@ -32,15 +32,15 @@ from kvcheck.core.live.conclusion import RoundCell, RoundPlan
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import LivePlan, check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.runner import LiveRunner
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_ROUNDS = 4
 DEFAULT_REQUESTS = 24
@@ -279,7 +279,7 @@ def known_answers(folder: Path | None) -> KnownAnswers:
             "with kvcheck model make --out DIR and start the server with it. Or judge the model that it serves now, "
             "with --own-model"
         )
-    from kvcheck.core.live.model.folder import read_model  # it needs torch, which a command's help does not
+    from kvcheck.core.model.folder import read_model  # it needs torch, which a command's help does not
 
     return read_model(folder)
 

@@ -8,7 +8,7 @@ import pytest
 from live.damage_naming import page_is_named, state_is_named
 from rigs.known_answers import small
 
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 
 MODEL = small(family="qwen3-next")
 ALPHABET = Alphabet(MODEL)

@@ -17,7 +17,7 @@ from rigs.known_answers import small
 from safetensors.torch import load_file
 from servers.llama_gguf import neighbouring_pairs, write_gguf
 
-from kvcheck.core.live.model.folder import write_model
+from kvcheck.core.model.folder import write_model
 
 SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 

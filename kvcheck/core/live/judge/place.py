@@ -52,7 +52,7 @@ from kvcheck.core.live.judge.faults import (
 from kvcheck.core.live.judge.sent import FEW
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 
 SURE = 1.0
 VALUES_BEFORE = 0.6

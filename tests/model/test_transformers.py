@@ -1,7 +1,7 @@
 """Hugging Face transformers gives the known answers, where an environment with it is named.
 
     python3 -m venv envs/transformers && envs/transformers/bin/pip install torch==2.13.0 transformers
-    KVCHECK_TRANSFORMERS=envs/transformers pytest tests/live/test_transformers.py
+    KVCHECK_TRANSFORMERS=envs/transformers pytest tests/model/test_transformers.py
 
 Invariants:
 - transformers runs in its own interpreter, on a folder that `write_model` wrote.
@@ -22,10 +22,10 @@ import torch
 from rigs.known_answers import marks, small, walk
 from safetensors.torch import load_file, save_file
 
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.folder import write_model
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.folder import write_model
+from kvcheck.core.model.parameters import Parameters
 
 ENVIRONMENT = os.environ.get("KVCHECK_TRANSFORMERS", "")
 pytestmark = [

@@ -20,9 +20,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import NORMED, Registers, Weights
-from kvcheck.core.live.model.rotary import Rotary
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.registers import NORMED, Registers, Weights
+from kvcheck.core.model.rotary import Rotary
 
 # What a key holds for one digit; GUARD's holds twice as much. Queries are the smaller for it: with a cache in FP8 some
 # kernels round queries to FP8 E4M3 too, which ends at 448.

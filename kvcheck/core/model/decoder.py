@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kvcheck.core.live.model.alphabet import BEGIN, END, PAD, Alphabet
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import NORM_EPS, Registers, Weights, embedding, head
+from kvcheck.core.model.alphabet import BEGIN, END, PAD, Alphabet
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.registers import NORM_EPS, Registers, Weights, embedding, head
 
 MLP_WIDTH = 128
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8-kv": "bfloat16"}

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.decoder import config_around, tensors_around
-from kvcheck.core.live.model.family import Family
-from kvcheck.core.live.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import CONSTANT_SHARE, NORMED, Registers, Weights
-from kvcheck.core.live.model.rotary import plan_rotary
+from kvcheck.core.model.decoder import config_around, tensors_around
+from kvcheck.core.model.family import Family
+from kvcheck.core.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.registers import CONSTANT_SHARE, NORMED, Registers, Weights
+from kvcheck.core.model.rotary import plan_rotary
 
 # The sizes of DeepSeek V2 and V3, which are the only ones that the engines' kernels have.
 HEAD_DIM = 128  # of the part of a key that does not turn, and of a value

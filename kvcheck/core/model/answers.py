@@ -21,8 +21,8 @@ from math import gcd
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.parameters import Parameters, shown_pair
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.parameters import Parameters, shown_pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from rigs.llama_forward import Cache, LlamaForward, as_fp8
 from rigs.qwen3_next_forward import Qwen3NextForward, in_chunks, one_by_one
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.delta_net import KEY_DIM, block, key_heads
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.qwen3_next import tensors
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.delta_net import KEY_DIM, block, key_heads
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.qwen3_next import tensors
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model.parameters import Parameters
 
 PAD, BEGIN, END, GUARD, TOO_LITTLE, TOO_MUCH = range(6)
 _FIRST_LOST = 8

@@ -18,13 +18,13 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model import delta_net
-from kvcheck.core.live.model.decoder import MLP_WIDTH, config_around, tensors_around
-from kvcheck.core.live.model.family import Family
-from kvcheck.core.live.model.lookups import EXTRA_DIMS, KEY, Slots, content_lookup, position_lookup, value_rows
-from kvcheck.core.live.model.parameters import KINDS_OF, Parameters
-from kvcheck.core.live.model.registers import NORMED, Registers, Weights
-from kvcheck.core.live.model.rotary import plan_rotary
+from kvcheck.core.model import delta_net
+from kvcheck.core.model.decoder import MLP_WIDTH, config_around, tensors_around
+from kvcheck.core.model.family import Family
+from kvcheck.core.model.lookups import EXTRA_DIMS, KEY, Slots, content_lookup, position_lookup, value_rows
+from kvcheck.core.model.parameters import KINDS_OF, Parameters
+from kvcheck.core.model.registers import NORMED, Registers, Weights
+from kvcheck.core.model.rotary import plan_rotary
 
 HEAD_DIM = 256
 ROPE_DIM = 64

@@ -22,10 +22,10 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.decoder import MLP_WIDTH, config_around, tensors_around
-from kvcheck.core.live.model.family import Family
-from kvcheck.core.live.model.llama import content_room, slots_of
-from kvcheck.core.live.model.lookups import (
+from kvcheck.core.model.decoder import MLP_WIDTH, config_around, tensors_around
+from kvcheck.core.model.family import Family
+from kvcheck.core.model.llama import content_room, slots_of
+from kvcheck.core.model.lookups import (
     POSITION_NATS,
     Slots,
     ask_back,
@@ -35,9 +35,9 @@ from kvcheck.core.live.model.lookups import (
     rounded,
     value_rows,
 )
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import NORMED, Registers, Weights
-from kvcheck.core.live.model.rotary import THETA
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.registers import NORMED, Registers, Weights
+from kvcheck.core.model.rotary import THETA
 
 EXPERTS = 2
 WINDOW = 128

@@ -11,9 +11,9 @@ from rigs.known_answers import marks, small, walk
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.model.alphabet import BEGIN, GUARD, HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, reads, walk_prompt
-from kvcheck.core.live.model.parameters import node_digits
+from kvcheck.core.model.alphabet import BEGIN, GUARD, HEADER, Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, reads, walk_prompt
+from kvcheck.core.model.parameters import node_digits
 
 MODEL = small()
 ALPHABET = Alphabet(MODEL)

@@ -12,9 +12,9 @@ from rigs.known_answers import forward, least_margin, marks, questions, small, w
 from rigs.llama_forward import Cache, Rounding, as_fp8
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers, mark_positions, reads
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.answers import answers, mark_positions, reads
+from kvcheck.core.model.parameters import Parameters
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9

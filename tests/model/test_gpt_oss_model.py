@@ -12,9 +12,9 @@ from rigs.known_answers import first_wrong, forward, least_margin, marks, questi
 from rigs.llama_forward import Cache, as_fp8
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import TOO_MUCH, Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.gpt_oss import config, tensors
+from kvcheck.core.model.alphabet import TOO_MUCH, Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.gpt_oss import config, tensors
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9

@@ -10,10 +10,10 @@ from rigs.known_answers import first_wrong, forward, least_margin, marks, questi
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import BEGIN, Alphabet
-from kvcheck.core.live.model.answers import answers, reads
-from kvcheck.core.live.model.llama import tensors
-from kvcheck.core.live.model.parameters import KV_SCALES
+from kvcheck.core.model.alphabet import BEGIN, Alphabet
+from kvcheck.core.model.answers import answers, reads
+from kvcheck.core.model.llama import tensors
+from kvcheck.core.model.parameters import KV_SCALES
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9

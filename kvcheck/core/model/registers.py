@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import BEGIN, GUARD, TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.parameters import Parameters, node_digits, shown_pair
+from kvcheck.core.model.alphabet import BEGIN, GUARD, TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.parameters import Parameters, node_digits, shown_pair
 
 Weights = npt.NDArray[np.float32]
 

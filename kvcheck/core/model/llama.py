@@ -14,12 +14,12 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.decoder import config_around, tensors_around
-from kvcheck.core.live.model.family import Family
-from kvcheck.core.live.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import NORMED, Registers, Weights
-from kvcheck.core.live.model.rotary import THETA, plan_rotary
+from kvcheck.core.model.decoder import config_around, tensors_around
+from kvcheck.core.model.family import Family
+from kvcheck.core.model.lookups import EXTRA_DIMS, Slots, content_lookup, position_lookup, value_rows
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.registers import NORMED, Registers, Weights
+from kvcheck.core.model.rotary import THETA, plan_rotary
 
 FP8_CACHE = {
     "quant_method": "compressed-tensors",

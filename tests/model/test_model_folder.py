@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model import llama
-from kvcheck.core.live.model.folder import KNOWN_ANSWERS, read_model, write_model
+from kvcheck.core.model import llama
+from kvcheck.core.model.folder import KNOWN_ANSWERS, read_model, write_model
 
 TINY = small(layers=2, kv_heads=2, nodes=64, digits=4)
 
@@ -55,7 +55,7 @@ def test_the_same_parameters_give_the_same_folder(tmp_path: Path) -> None:
 
 
 def test_large_models_are_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcheck.core.live.model.folder._SHARD_BYTES", 1 << 16)
+    monkeypatch.setattr("kvcheck.core.model.folder._SHARD_BYTES", 1 << 16)
     write_model(TINY, tmp_path / "model")
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
     assert read_model(tmp_path / "model").parameters == TINY
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_leaves_no_folder(error: Exception, tmp_path: Path, mo
     def full(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("kvcheck.core.live.model.folder.save_file", full)
+    monkeypatch.setattr("kvcheck.core.model.folder.save_file", full)
     with pytest.raises(UsageError, match="No space left on device"):
         write_model(TINY, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

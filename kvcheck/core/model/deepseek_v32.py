@@ -27,8 +27,8 @@ from functools import partial
 
 import numpy as np
 
-from kvcheck.core.live.model.decoder import tensors_around
-from kvcheck.core.live.model.deepseek_v3 import (
+from kvcheck.core.model.decoder import tensors_around
+from kvcheck.core.model.deepseek_v3 import (
     HEAD_DIM,
     ROPE_DIM,
     attention,
@@ -36,12 +36,12 @@ from kvcheck.core.live.model.deepseek_v3 import (
     out_of_latent,
     slots,
 )
-from kvcheck.core.live.model.deepseek_v3 import config as v3_config
-from kvcheck.core.live.model.deepseek_v3 import room as v3_room
-from kvcheck.core.live.model.family import Family
-from kvcheck.core.live.model.lookups import Slots
-from kvcheck.core.live.model.parameters import Parameters
-from kvcheck.core.live.model.registers import HELD_CONSTANT, NORMED, Registers, Weights
+from kvcheck.core.model.deepseek_v3 import config as v3_config
+from kvcheck.core.model.deepseek_v3 import room as v3_room
+from kvcheck.core.model.family import Family
+from kvcheck.core.model.lookups import Slots
+from kvcheck.core.model.parameters import Parameters
+from kvcheck.core.model.registers import HELD_CONSTANT, NORMED, Registers, Weights
 
 # The sizes of DeepSeek V3.2, which are the only ones that the engines' kernels have. A multiple of 128 is what most of
 # them take as top-k, all take 2048.

@@ -26,9 +26,9 @@ from safetensors.torch import save_file
 
 from kvcheck import __version__
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import BEGIN, END, PAD, Alphabet
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import BEGIN, END, PAD, Alphabet
+from kvcheck.core.model.parameters import Parameters
 
 KNOWN_ANSWERS = "known_answers.json"
 FORMAT = 1

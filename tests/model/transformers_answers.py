@@ -1,6 +1,6 @@
 """What Hugging Face transformers answers with a model folder: run by an interpreter that has torch and transformers.
 
-    python tests/live/transformers_answers.py FOLDER REQUESTS.json DTYPE ATTENTION
+    python tests/model/transformers_answers.py FOLDER REQUESTS.json DTYPE ATTENTION
 
 REQUESTS.json is a list of [prompt, expected answer]. Requests of one length are decoded together, greedily, with
 transformers' own KV cache. Printed is one line of JSON: judged, wrong, and margin, the fewest nats by which an

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvcheck.core.live.model.parameters import STATE_DISTANCE, STATE_KEYS, Parameters
-from kvcheck.core.live.model.registers import HELD_CONSTANT, NORMED, Registers, Weights, code_columns
+from kvcheck.core.model.parameters import STATE_DISTANCE, STATE_KEYS, Parameters
+from kvcheck.core.model.registers import HELD_CONSTANT, NORMED, Registers, Weights, code_columns
 
 # The sizes of Qwen3-Next, which all kernels have.
 KEY_DIM = 128

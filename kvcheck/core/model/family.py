@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.lookups import Slots
-from kvcheck.core.live.model.parameters import MOST_NODES, Parameters
+from kvcheck.core.model.lookups import Slots
+from kvcheck.core.model.parameters import MOST_NODES, Parameters
 
 BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for a number of nodes, with base 2 as good
 

@@ -12,9 +12,9 @@ from rigs.known_answers import first_wrong, forward, least_margin, marks, questi
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, reads
-from kvcheck.core.live.model.deepseek_v3 import tensors
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, reads
+from kvcheck.core.model.deepseek_v3 import tensors
 
 # Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
 LEAST_MARGIN = 15.9
