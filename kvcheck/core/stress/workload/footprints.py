@@ -1,8 +1,8 @@
-"""Footprints of a forward pass: the pages, slots and table entries that it touches, down to tokens inside a page.
+"""Footprints of a forward pass: its pages, slots and table entries, down to tokens inside a page.
 
 Invariants:
-- They are computed once a pass. The layers of a space share the arrays, so an observer may compare them by identity.
-- A page comes with the span of tokens that is read or written. So an append does not overlap a backup of other tokens.
+- Layers of a space share the arrays, so observers may compare them by identity.
+- A page carries the span of tokens read or written, so an append does not overlap a backup of other tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcheck.core.stress.workload.passes import ragged
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Pages or slots of a space. Each has its span and the request that it is touched for."""
+    """Pages or slots of a space, with their spans and owning requests."""
 
     rows: IndexArray
     spans: IndexArray | None
@@ -31,7 +31,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceTouch:
-    """What a pass reads and writes in one space, and the table entries through which it finds that."""
+    """Reads and writes of a pass in one space, with the table entries that resolve them."""
 
     space: str
     read: Units

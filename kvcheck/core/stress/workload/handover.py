@@ -1,9 +1,8 @@
-"""What a prefill hands over: the content of metadata rows, and how many bytes have to arrive for a prompt.
+"""Content of a prefill's handover: metadata rows, and the number of bytes to arrive for a prompt.
 
 Invariants:
-- A field that a request does not use is zero in its row. Any other value there is another request's.
-- Bytes are counted from prompt lengths, the shape and the number of ranks alone. Layouts, page pairs and reports of
-  ranks are not used.
+- A field that a request does not use is zero in its row.
+- Bytes are counted without layouts, page pairs and reports of ranks, so that they can judge those.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ def metadata_values(job: Job, first_token: int, fields: tuple[MetadataField, ...
 
 
 def expected_row(job: Job, first_token: int, fields: tuple[MetadataField, ...]) -> torch.Tensor:
-    """The packed row, [row_bytes] uint8."""
     row = torch.zeros(fields[-1].offset + fields[-1].size_bytes, dtype=torch.uint8)
     for field in fields:
         value = metadata_values(job, first_token, (field,)).get(field.name)
@@ -86,7 +84,7 @@ def mismatches(
 
 
 def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
-    """Bytes that one decode rank has to receive for a prompt: its part of every buffer, and one metadata row."""
+    """Bytes that one decode rank receives for a prompt: its part of every buffer, and one metadata row."""
     size = shape.page_size
     pages = -(-prompt_tokens // size)
     hidden = max(0, prompt_tokens + 1 - shape.window) // size if shape.window_layers else 0
@@ -102,7 +100,6 @@ def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
 
 
 def _used(job: Job, field: MetadataField) -> int:
-    """Elements of a field that the request uses."""
     if field.name.startswith("output_top_logprobs"):
         return TOP_LOGPROBS if job.wants_logprobs else 0
     if field.name.startswith("output_topk"):
