@@ -1,8 +1,4 @@
-"""Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation.
-
-Invariants:
-- Names are unique, and each row's name is its key.
-"""
+"""Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation."""
 
 from __future__ import annotations
 
@@ -42,5 +38,4 @@ def mutant(name: str) -> Mutant:
 
 
 def mutant_target(name: str) -> BuiltinTarget:
-    """The builtin target with that bug put back."""
     return BuiltinTarget(mutant(name).parts)

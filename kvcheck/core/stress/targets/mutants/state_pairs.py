@@ -1,7 +1,7 @@
-"""Bug c put back, piece by piece: state lists that differ are trimmed, broadcast, or not looked at.
+"""Bug c put back, piece by piece: state lists of different lengths are trimmed, broadcast, or not checked.
 
 Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
+- Each subclass removes one line of the fix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 def _by_place(source: PageRun, target: PageRun, needed: range) -> tuple[IndexArray, IndexArray]:
-    """Both lists, each from its own beginning."""
     return source.pages[max(0, needed.start - source.first) :][: len(needed)], target.pages[: len(needed) + 1]
 
 
@@ -64,7 +63,7 @@ class Broadcasts(Sender):
 
 
 class TrimChangesRequest(Sender):
-    """The longer list is cut in place: the request forgets pages that it holds."""
+    """The longer list is cut in place, so the request loses track of pages that it holds."""
 
     def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
         assert sending.holding is not None
