@@ -1,11 +1,11 @@
 """The lifetime oracle: it tracks the owner and the pending operations of every page and slot.
 
 Invariants:
-- An operation names ids that are allocated when it is submitted, whatever it is for.
-- An operation that works for requests (a pass, a backup, a load, a put, a get) writes only ids of the request it writes
-  for, and its ids are freed only when it has completed.
-- An operation for no request (a state copy, a clear) may be pending when its ids are freed: it works in the order of a
-  lane, and whoever gets the ids next comes behind it there. The ordering oracle judges whether that is so.
+- An operation names ids that are allocated when it is submitted.
+- An operation for requests (a pass, a backup, a load, a put, a get) writes only ids of its request, and its ids are
+  freed only after it has completed.
+- An operation for no request (a state copy, a clear) may be pending when its ids are freed: the next owner comes behind
+  it in the lane's order, which the ordering oracle judges.
 - A space has lifetimes from its first allocation on. So the first clear of a pool is exempt, and so are tables and
   seals, whose rows no allocator hands out.
 """
@@ -27,7 +27,7 @@ _NOBODY = 0
 
 
 class _Space:
-    """Owner (0: free) and pending operations of the ids of one space. is_allocated: some id was handed out once."""
+    """Owner (0: free) and pending operations of the ids of one space."""
 
     def __init__(self) -> None:
         self.is_allocated = False
@@ -42,8 +42,6 @@ class _Space:
 
 
 class LifetimeOracle:
-    """No page or slot is freed while in use, used while free, or written for a request that does not own it."""
-
     name = "lifetime"
 
     def __init__(self) -> None:
@@ -155,5 +153,4 @@ class LifetimeOracle:
 
 
 def _repeated(ids: list[int]) -> list[int]:
-    """Ids that an event names more than once."""
     return [unit for unit in dict.fromkeys(ids) if ids.count(unit) > 1] if len(set(ids)) < len(ids) else []

@@ -2,7 +2,7 @@
 
 Invariants:
 - An oracle keeps its own state, reads events only, and never stops a run.
-- `judged` counts what it looked at. An oracle that looked at nothing has passed nothing.
+- `judged` counts its judgements. An oracle with none has passed nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "t
 
 
 def unit_word(space: str) -> str:
-    """What one id of a space numbers: "page", "slot", "row" or "value"."""
+    """The noun for one id of a space: "page", "slot", "row" or "value"."""
     kind = space.rpartition(":")[2].removeprefix("host.")
     return next((word for name, word in UNITS.items() if kind.startswith(name)), "page")
 
@@ -34,8 +34,6 @@ def unit_text(space: str, unit: int) -> str:
 
 
 class Oracle(Protocol):
-    """One check."""
-
     name: str
     judged: int
     findings: list[Finding]
@@ -44,18 +42,18 @@ class Oracle(Protocol):
         """The kinds of event that it reads, each with its handler."""
 
     def finish(self) -> None:
-        """Judge what only the end of the history can show."""
+        """Judge at the end of the history."""
 
 
 def tier_of(space: str) -> str:
-    """The tier that a space's memory is on, of any rank."""
+    """The tier of a space's memory, of any rank."""
     kind = space.rpartition(":")[2]
     return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
 
 
 @runtime_checkable
 class Noting(Protocol):
-    """An oracle that has something to say of a schedule that breaks no rule."""
+    """An oracle that can warn of a schedule that breaks no rule."""
 
     @property
     def note(self) -> str | None:
@@ -63,7 +61,6 @@ class Noting(Protocol):
 
 
 def judge(oracle: Oracle, history: History) -> tuple[Finding, ...]:
-    """The findings of an oracle over a stored history."""
     table: dict[type, list[Handler]] = {}
     for kind, handler in oracle.handlers():
         table.setdefault(kind, []).append(handler)

@@ -1,8 +1,7 @@
-"""The output oracle: tokens equal those of the reference run, or those that are known beforehand.
+"""The output oracle: tokens equal those of the reference run, or the known answers.
 
 Invariants:
 - The reference run is the fixed implementation with room for all requests: it retracts nothing and reuses no page.
-- Known answers are worked out from the requests, and nothing is run for them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from kvcheck.core.stress.workload.events import Expected, Finished
 
 
 class OutputOracle:
-    """Every request's output tokens are those of a run in which nothing was retracted or shared."""
-
     name = "output"
 
     def __init__(self) -> None:

@@ -3,12 +3,12 @@
 Invariants:
 - A room that has failed or succeeded on a rank keeps that status (KV602).
 - A rank that reports Success has every leg of the room in its memory (KV203).
-- What the seals of a room cover is as long as what the prompt needs (KV304), and something (KV203).
+- The seals of a room cover the size of its prompt (KV304), and something (KV203).
 - Ranks of one end decide the same in the same round (KV601).
 - A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
-- Where a clock went on by itself, a room may fail or not. Then the reason names what was missing. The same holds where
-  the time limit passed while writes of the room were under way, as behind a delayed lane.
-- What any rank of either end says of a room counts as a reason for its failure.
+- If a clock jumped ahead, or the time limit passed with writes in progress (as behind a delayed lane), a room may fail;
+  the reason names the missing leg.
+- A reason of any rank of either end counts.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ LEGS = {"wire.kv": "kv", "wire.state": "state", "wire.aux": "aux", "wire.seal": 
 
 
 class ProtocolOracle(KnownWords):
-    """Success follows the bytes, terminal states stay, and ranks agree."""
-
     name = "protocol"
 
     def __init__(self) -> None:
@@ -125,7 +123,7 @@ class ProtocolOracle(KnownWords):
                     )
 
     def _gave_up(self, event: GaveUp) -> None:
-        """Its peers say only that another rank failed, and what they say may come first."""
+        """Peers know only that another rank failed, and their report may come first."""
         self._says(event.request, event.reason)
 
     def _says(self, request: int, reason: str) -> None:
@@ -180,7 +178,7 @@ class ProtocolOracle(KnownWords):
         self._unfinished.discard(event.request)
 
     def _seal_never_fitted(self, event: Unsealed) -> None:
-        """Kept for the failure that follows; no finding by itself."""
+        """Keep it for the failure that follows; no finding by itself."""
         self._unsealed.setdefault(event.request, []).append(event)
 
     def _failed(self, event: Failed) -> None:
@@ -257,12 +255,12 @@ class ProtocolOracle(KnownWords):
 
 
 def code_of_unnoticed(fault: Faulted) -> str:
-    """The code of a request that finished in spite of a fault: two lengths that differ, or bytes that never landed."""
+    """The code of a request that finished in spite of a fault: differing lengths, or bytes that never landed."""
     return "KV301" if "length" in fault.why else "KV203"
 
 
 def _told(decision: tuple[int, ...]) -> str:
-    """admitted, joined, retracted, resumed, finished, failed: (count, *requests) each."""
+    """Parse (count, *requests) of admitted, joined, retracted, resumed, finished and failed."""
     names, at, told = ("admitted", "joined", "retracted", "resumed", "finished", "failed"), 0, []
     for name in names:
         count = decision[at]
