@@ -260,7 +260,7 @@ def code_of_unnoticed(fault: Faulted) -> str:
 
 
 def _told(decision: tuple[int, ...]) -> str:
-    """Parse (count, *requests) of admitted, joined, retracted, resumed, finished and failed."""
+    """Format a decision: (count, *requests) of admitted, joined, retracted, resumed, finished and failed."""
     names, at, told = ("admitted", "joined", "retracted", "resumed", "finished", "failed"), 0, []
     for name in names:
         count = decision[at]

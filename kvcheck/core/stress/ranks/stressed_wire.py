@@ -2,7 +2,7 @@
 
 Invariants:
 - A held leg also holds later writes of the same room and peer. Other rooms go on.
-- Held writes are made later, or never: they are dropped once this rank has told its peer that the room is over.
+- Held writes are dropped once this rank has sent its peer the end of the room.
 - A held write that fails ends its room, like one that fails at once.
 """
 
@@ -50,7 +50,6 @@ class StressedWire:
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Refuse, hold back, or pass on."""
         if self._faults.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         if self._faults.vanishes(self.name, peer, leg, ticket):
@@ -80,7 +79,7 @@ class StressedWire:
             self.inner.send(peer, message, after=after)
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Messages that have arrived, after the failures of held writes."""
+        """Return arrived messages, after the failures of held writes."""
         failures = self._release()
         messages = self.inner.receive()
         for peer, message in messages:

@@ -1,10 +1,9 @@
 """Judges the reports of the ranks of a run: by bytes verified at the receivers, and counts made by other processes.
 
 Invariants:
-- A run is green only if every request has the reference's tokens on every decode rank, every receiver has read and
-  verified exactly the bytes that this process had computed before the run, and every rank gave everything back.
-- A request fails only because of a fault or an abort of its own, and its reason names that. A request with a fault must
-  fail.
+- A run is green only if every request has the reference's tokens on every decode rank, every receiver has verified
+  exactly the bytes that this process had computed before the run, and every rank freed everything.
+- A request fails only because of a fault or an abort of its own, with that reason. A request with a fault must fail.
 - A rank that was killed or frozen on purpose excuses failed requests and nothing else.
 """
 
@@ -27,8 +26,7 @@ MOST = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """expected: bytes for all receivers, computed before the run. verified: bytes that they read. evidence: of all
-    decode ranks."""
+    """expected: bytes for all receivers, computed before the run. verified: bytes that they read."""
 
     findings: tuple[Finding, ...]
     expected: int
@@ -80,7 +78,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What was done to requests on purpose. reasons: all that decode ranks gave for a request that failed."""
+    """Faults and aborts of the run. reasons: of all decode ranks for a failed request."""
 
     aborted: frozenset[int]
     faulted: Mapping[int, Faulted]
@@ -115,7 +113,7 @@ def _outputs(report: RankReport, load: Load, reference: Mapping[int, tuple[int, 
 
 
 def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Finding]:
-    """A request with a fault fails and its reason names the fault; others finish unless they are aborted."""
+    """A request with a fault fails with that reason; others finish unless they are aborted."""
     found = []
     for request, reason in report.failed.items():
         fault = done.faulted.get(request)
@@ -163,13 +161,12 @@ def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Seque
 
 
 def _aborts_apart(one: RankReport, other: RankReport) -> set[int]:
-    """Requests that one of them has aborted and the other has not, but for those that failed at both: whether an abort
-    came before a failure or behind it is up to each rank's machine, and what came of it was agreed on."""
+    """Requests aborted by one of them alone, except those that failed at both: the order of an abort and a failure is
+    up to each rank's machine, and the outcome was agreed on."""
     return (one.aborted ^ other.aborted) - (one.failed.keys() & other.failed.keys())
 
 
 def _accounts(report: RankReport) -> Sequence[Finding]:
-    """Every id is free when the rank is idle and after it has closed."""
     assert report.summary is not None
     return [
         _finding(
@@ -210,7 +207,7 @@ def _sealed(report: RankReport) -> dict[int, int]:
 
 
 def _evidence(decode: Sequence[RankReport], load: Load, reports: Mapping[str, RankReport]) -> Evidence:
-    """Events of all processes, words and rooms of the decode ranks; what all ranks did together is counted once."""
+    """Events of all processes, words and rooms of the decode ranks; shared work counts once."""
     total = Evidence(schedules=0)
     summaries = [report.summary.evidence for report in decode if report.summary is not None]
     for each in summaries:
@@ -228,7 +225,6 @@ def _evidence(decode: Sequence[RankReport], load: Load, reports: Mapping[str, Ra
 
 
 def _named(finding: Finding, rank: str) -> Finding:
-    """A finding of a rank, with the rank's name in front unless it is there."""
     is_named = finding.message.startswith(f"{rank}: ")
     return finding if is_named else replace(finding, message=f"{rank}: {finding.message}")
 

@@ -1,11 +1,10 @@
-"""Disturber: makes things happen to requests, prefixes, rooms and stored objects in the states where they seldom do.
+"""Disturber: makes things happen to requests, prefixes, rooms and stored objects in states in which they are rare.
 
 Invariants:
-- It aims at the situation that this schedule has reached least often; the number of the schedule says with which it
-  begins. So two schedules of one cell aim at different ones, and a schedule depends on its plan alone.
-- All that it does is a row of SITUATIONS, and each is counted when it has happened.
-- One request in ABORTED_SHARE is aborted, or one more than a scenario aims at, so that most of them are judged to
-  their end. For the same reason each situation is made to happen MOST times, and a clock runs ahead once.
+- It aims at the situation that this schedule has reached least often, beginning at one chosen by the schedule's number.
+- Every disturbance is a row of SITUATIONS, counted when it has happened.
+- At most one request in ABORTED_SHARE is aborted, or one more than a scenario aims at, each situation is made to happen
+  MOST times, and a clock jumps once, so that most requests are judged to their end.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ def disturber(
     spared: Callable[[int], bool] = lambda request: False,
     focus: Collection[str] = (),
 ) -> Disturber | None:
-    """The disturber of a schedule; None for one that is left alone.
+    """The disturber of a schedule, or None.
 
-    shape: of the cell, so that cells begin with different situations. spared: requests that nothing is done to. focus:
-    keys of situations that every schedule aims at.
+    shape: of the cell, so that cells begin with different situations. spared: requests to leave alone. focus: keys of
+    situations that every schedule aims at.
     """
     if load.from_trace or variant % CALM_EVERY == 0 or ACTS not in load.faults:
         return None
@@ -88,7 +87,7 @@ def disturber(
 
 
 class Disturber:
-    """Looks at an engine between two rounds, and makes one thing happen to one subject, or names a rival to send."""
+    """Inspects an engine between two rounds, and disturbs one subject or returns a rival to send."""
 
     def __init__(
         self,
@@ -124,11 +123,10 @@ class Disturber:
 
     @property
     def held(self) -> frozenset[int]:
-        """The rivals that it has not sent."""
         return frozenset(each.job.request for each in self._held)
 
     def noting(self, emit: Emit) -> Emit:
-        """An Emit that also counts, as reached, what happens by itself."""
+        """An Emit that also counts spontaneous happenings as reached."""
 
         def note(event: Event) -> None:
             if isinstance(event, Happened):
@@ -138,7 +136,7 @@ class Disturber:
         return note
 
     def __call__(self, engine: Engine) -> int | None:
-        """Do at most one thing. Returns the rival to send now, if that is it."""
+        """Do at most one thing. Return the rival to send now, if any."""
         self._round += 1
         wanted = self._open()
         by_state = self._met(engine) if wanted else {}
@@ -154,7 +152,7 @@ class Disturber:
         return None
 
     def _open(self) -> list[Situation]:
-        """What it may aim at in this round, the least reached first."""
+        """Situations to aim at in this round, the least reached first."""
         is_due = self._round % PACE == 0
         found = [
             each
@@ -165,13 +163,12 @@ class Disturber:
         return sorted(found, key=lambda each: self._reached[each])
 
     def _most(self, situation: Situation) -> int:
-        """So often a schedule aims at a situation. Rivals are few, so most are left for states that pass."""
+        """The most times a schedule aims at a situation. Rivals are few, so most are kept for passing states."""
         if situation.happening in RELEASED and situation.state not in PASSING:
             return 1
         return self._each.get(situation.happening, MOST)
 
     def _met(self, engine: Engine) -> dict[tuple[str, str], list[Standing]]:
-        """Subjects by their state, but for those that nothing may be done to."""
         by_state: dict[tuple[str, str], list[Standing]] = {}
         for standing in engine.standings():
             is_request = standing.subject in OF_REQUESTS and isinstance(standing.name, int)
@@ -201,7 +198,7 @@ class Disturber:
         found: Sequence[Standing],
         by_state: Mapping[tuple[str, str], Sequence[Standing]],
     ) -> int | None:
-        """A rival whose lookup now meets the situation. It is counted once the engine has looked it up."""
+        """A rival whose lookup now meets the situation. Its event follows at the lookup."""
         if situation.subject == "object":
             fetching = {each.name for each in by_state.get(("request", "fetching"), ())}
             fits = [each for each in self._held if each.shared and each.of in fetching]
@@ -220,7 +217,7 @@ class Disturber:
 
 
 def _meets(rival: Rival, name: str, ends: set[int | str], happening: str) -> bool:
-    """A rival's lookup goes through the prefix of that name, or ends inside it. ends: the names of all prefixes."""
+    """Whether a rival's lookup goes through the named prefix, or ends inside it. ends: the names of all prefixes."""
     if name not in rival.chain:
         return False
     stop = rival.chain.index(name) + 1

@@ -2,9 +2,8 @@
 
 Invariants:
 - Running requests outgrow the device pool. A cell counts only if some were retracted and resumed beside the tree.
-- Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
-- Rivals meet prefixes on their way between tiers. Neighbours keep pages of the same prompts in the same store.
-- The settings of the host tier, what lies behind it and the prefill chunk are a row of the scenario's table.
+- Device and host pool are both smaller than the working set.
+- Rivals meet prefixes in transfer between tiers. Neighbours keep pages of the same prompts in the same store.
 """
 
 from __future__ import annotations
@@ -69,8 +68,6 @@ below what the trace touches (1 page in 28 to 40 of the conversation trace), and
 
 
 class HiCacheScenario:
-    """Requests that come back to prefixes which have left the device, or both tiers."""
-
     name = "hicache"
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
@@ -82,7 +79,6 @@ class HiCacheScenario:
         return settings_of(self._kinds())
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Those of one engine, and of the store where there is one."""
         return ("compute", "d2h", "h2d", *(("storage",) if variant["store"] != NO_STORE else ()))
 
     def _kinds(self) -> dict[str, Iterable[str]]:
@@ -110,8 +106,7 @@ class HiCacheScenario:
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """Sessions, or a trace scaled to the device pool. Short requests are all of one session, so that few are
-        enough to come back to a prefix."""
+        """Sessions, or a trace. Short requests are all of one session, so that few suffice for a prefix hit."""
         if trace is None:
             capacity = SYNTHETIC_PAGES * grain_of(shape)
             sessions, count = 1 if is_short else SESSIONS, requests or SYNTHETIC_REQUESTS
@@ -138,7 +133,6 @@ class HiCacheScenario:
         emit: Emit,
         variant: int,
     ) -> int:
-        """Feed jobs by their arrival rounds until all have finished, then close."""
         emit(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         row = self.table.variant(variant)
@@ -165,7 +159,6 @@ class HiCacheScenario:
             return serve(engine, load, first.note, backend, aborts=aborts, disturber=acts)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""
         for what, count in (
             ("load", evidence.loads),
             ("backup", evidence.backups),
@@ -182,7 +175,7 @@ class HiCacheScenario:
 
 
 class HybridScenario(HiCacheScenario):
-    """The same for families whose prefixes also hold window pages or recurrent states."""
+    """For families whose prefixes also hold window pages or recurrent states."""
 
     name = "hicache-hybrid"
     families = frozenset({"swa", "mamba"})
@@ -194,8 +187,8 @@ class HybridScenario(HiCacheScenario):
 
 
 class FirstRetracted:
-    """The requests that were retracted before one was resumed. A schedule that aims at retractions leaves them alone:
-    a pass takes a resume, and one that was aborted brings none."""
+    """Requests retracted before the first resume, which the disturber spares if it aims at retractions: a pass takes a
+    resume, and an aborted request brings none."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -203,11 +196,9 @@ class FirstRetracted:
         self._is_over = False
 
     def has(self, request: int) -> bool:
-        """The request is one of them, and none was resumed yet."""
         return not self._is_over and request in self._requests
 
     def note(self, event: Event) -> None:
-        """An Emit that also takes note of retractions and resumes."""
         if isinstance(event, Retracted):
             self._requests.add(event.request)
         self._is_over = self._is_over or isinstance(event, Resumed)

@@ -2,8 +2,7 @@
 
 Invariants:
 - A run counts only if other requests got pages of a retracted one before it was resumed.
-- Prompts are computed by a prefill end of one rank, as where the bug was met, and nothing goes wrong on the wire.
-- The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
+- Prompts come from a prefill end of one rank, as in the original bug, over a wire without faults.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ HEADROOMS = {"many steps": None, "1 step": 1}
 
 
 class RetractResume:
-    """Decode under memory pressure: retract by policy, offload to the host, let others reuse the pages, resume."""
-
     name = "retract-resume"
     needs = frozenset({"retract-resume", "metadata"})
     families = FAMILIES
@@ -59,7 +56,6 @@ class RetractResume:
         return settings_of({"prefill chunk": CHUNKS, "rest": RESTS, "headroom": HEADROOMS})
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Those of an engine, and of the wire over which prompts arrive."""
         return ("compute", "d2h", "h2d", "wire", "message")
 
     def load(
@@ -74,8 +70,8 @@ class RetractResume:
     ) -> Load:
         """Synthetic jobs, or a trace scaled to the pool.
 
-        Where layers see a window, outputs are longer by it, and the pool by two: so windows move on by all their pages
-        before requests are retracted, and after they were resumed.
+        With window layers, outputs are one window longer, and the pool two, so that windows move by all their pages
+        before a retraction and after the resume.
         """
         if trace is None:
             window = pages_for(shape.window, shape.page_size) if shape.window_layers else 0
@@ -100,7 +96,6 @@ class RetractResume:
         emit: Emit,
         variant: int,
     ) -> int:
-        """Feed jobs by their arrival rounds until all have finished, then close."""
         row = self.table.variant(variant)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
         emit(HandoversKnown({job.request: bytes_for(shape, job.prompt_tokens, 1) for job in load.jobs}))
@@ -122,7 +117,6 @@ class RetractResume:
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Retractions, foreign reuse, and words of every buffer."""
         if not evidence.retractions or not evidence.resumes:
             return f"{evidence.retractions or 0} retractions and {evidence.resumes or 0} resumes; use more requests"
         if not evidence.foreign_reuses:

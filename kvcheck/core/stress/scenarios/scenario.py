@@ -1,4 +1,4 @@
-"""Scenario: a workload, how it is driven, and the evidence without which a run is UNKNOWN.
+"""Scenario: a workload, its driver, and the evidence without which a run is UNKNOWN.
 
 Invariants:
 - A scenario drives the target through the Engine Protocol and emits events; it judges nothing.
@@ -29,9 +29,8 @@ class Load:
     """Jobs, and the tokens that the pool is sized for.
 
     max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
-    was scaled. from_trace: the jobs are of a trace. rivals: the last of the jobs, where a disturber may hold some back
-    until what they share is in a certain state. decoder: row of DECODERS.
-    faults: the kinds of faults that happen.
+    was scaled. rivals: the last of the jobs, which a disturber may hold back until their shared prefix is in a certain
+    state. decoder: row of DECODERS. faults: the kinds of faults that happen.
     """
 
     jobs: tuple[Job, ...]
@@ -46,8 +45,6 @@ class Load:
 
 
 class Scenario(Protocol):
-    """One way to stress a target."""
-
     name: str
     needs: frozenset[str]
     families: frozenset[str]
@@ -55,10 +52,10 @@ class Scenario(Protocol):
 
     @property
     def table(self) -> Settings:
-        """All settings that the variants of the scenario go through."""
+        ...
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Rows of LANE_GROUPS that operations of such a schedule use."""
+        """Rows of LANE_GROUPS used by such a schedule."""
 
     def load(
         self,
@@ -70,7 +67,7 @@ class Scenario(Protocol):
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """The workload; equal arguments give equal jobs. is_short: its requests will be cut to few pages."""
+        """Return the workload; equal arguments give equal jobs. is_short: its requests will be cut to few pages."""
 
     def run(
         self,
@@ -82,7 +79,7 @@ class Scenario(Protocol):
         emit: Emit,
         variant: int,
     ) -> int:
-        """Drive the target to the end; returns device evictions. variant: its number picks the settings."""
+        """Drive the target to the end; return device evictions. variant: its number picks the settings."""
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Says what was not exercised, or None if the evidence is enough."""
+        """Return the missing evidence as text, or None if it is enough."""

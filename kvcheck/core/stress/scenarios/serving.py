@@ -1,7 +1,6 @@
 """Serving: feeds jobs to an engine by their arrival rounds; with the setup and the reference run of all scenarios.
 
 Invariants:
-- Jobs are fed in order of arrival; the engine is stepped until it is idle and everything was sent.
 - The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
 """
 
@@ -104,24 +103,23 @@ Aborts = Callable[[StepReport], list[int]]
 
 
 class Retries(Protocol):
-    """Which requests that failed are sent again after a round, each once."""
+    """Chooses failed requests to send again after a round, each once."""
 
     @property
     def is_open(self) -> bool:
-        """Some will be sent in a later round."""
+        ...
 
     def __call__(self, report: StepReport) -> list[int]:
-        """Requests to send again now."""
+        ...
 
 
 class LoadingAborts:
-    """Requests of the lowest priority, and some others, are aborted while their prefix is being loaded."""
+    """Aborts requests of the lowest priority, and some others, while their prefix is being loaded."""
 
     def __init__(self) -> None:
         self._loading = 0
 
     def __call__(self, report: StepReport) -> list[int]:
-        """Requests to abort now."""
         chosen = []
         for request_id in report.loading:
             self._loading += 1
@@ -133,7 +131,7 @@ class LoadingAborts:
 class Feed:
     """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine.
 
-    held: requests that are handed out when they are asked for, or when all others are through.
+    held: requests for `release`, or for after all others.
     """
 
     def __init__(self, jobs: tuple[Job, ...], *, hurry: int, held: Collection[int] = ()) -> None:
@@ -145,11 +143,9 @@ class Feed:
 
     @property
     def is_open(self) -> bool:
-        """There are jobs left."""
         return self._sent < len(self._jobs) or bool(self._held)
 
     def due(self, *, is_idle: bool) -> list[Request]:
-        """The jobs of the next round."""
         if self._sent == len(self._jobs):
             rest = tuple(self._held.values()) if is_idle else ()
             self._held = {} if is_idle else self._held
@@ -163,28 +159,24 @@ class Feed:
         return [request_of(job) for job in self._jobs[start : self._sent]]
 
     def holds(self, request_id: int) -> bool:
-        """The request is held back."""
         return request_id in self._held
 
     def release(self, request_id: int) -> Request:
-        """One that was held back, ahead of all others."""
         return replace(request_of(self._held.pop(request_id)), is_urgent=True)
 
     def again(self, request_id: int) -> Request:
-        """A request that was handed out, for its second attempt."""
         job = next(job for job in self._jobs[: self._sent] if job.request == request_id)
         return replace(request_of(job), attempt=1)
 
 
 def request_of(job: Job) -> Request:
-    """A job as a scheduler takes it."""
     return Request(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 
 def synthetic_load(
     shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, chunk: str, longer_pages: int = 0
 ) -> Load:
-    """Synthetic jobs for a pool of so many pages. chunk: row of CHUNKS. longer_pages: of every output, beyond need."""
+    """Synthetic jobs for a pool of so many pages. chunk: row of CHUNKS. longer_pages: added to every output."""
     capacity = pages * grain_of(shape)
     chunk_tokens = CHUNKS[chunk](shape.page_size)
     jobs = synthetic_jobs(
@@ -200,17 +192,16 @@ def synthetic_load(
 
 
 def grain_of(shape: ModelShape) -> int:
-    """Tokens of a page, as far as lengths and sizes of pools go."""
+    """The page size for drawing lengths and pool sizes."""
     return max(shape.page_size, LEAST_GRAIN)
 
 
 def buffer_names(shape: ModelShape) -> set[str]:
-    """Every buffer of the shape's table."""
     return {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
 
 
 def unread(evidence: Evidence, wanted: set[str]) -> str | None:
-    """Says which of the wanted buffers had no word verified, or None."""
+    """Name the wanted buffers without a verified word, or None."""
     missing = sorted(name for name in wanted if not evidence.words_verified.get(name))
     return f"no word of {', '.join(missing)} was verified" if missing else None
 
@@ -225,7 +216,7 @@ def serve(
     retries: Retries | None = None,
     disturber: Disturber | None = None,
 ) -> int:
-    """Drive an engine to the end, count what it holds and close it. Returns how many nodes the device evicted."""
+    """Drive an engine to the end, emit its counts and close it. Return its device evictions."""
     drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))
@@ -237,10 +228,8 @@ def serve(
 
 
 def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
-    """The outputs of decoder words: run the jobs eagerly, with pages for all that run together and no prefix shared.
-
-    Those of known-answer are worked out from the prompts, and nothing is run. Raises Stuck for an endless loop.
-    """
+    """The expected outputs. Decoder words: of an eager run with pages for all requests and no shared prefix;
+    known-answer: computed from the prompts. Raises Stuck for an endless loop."""
     if load.decoder == KNOWN_ANSWER:
         return {job.request: known_model(shape).answers(job) for job in load.jobs}
     outputs: dict[int, tuple[int, ...]] = {}
@@ -272,7 +261,7 @@ def drive(
     retries: Retries | None = None,
     disturber: Disturber | None = None,
 ) -> int:
-    """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
+    """Feed the jobs, `hurry` times as fast as they arrive; step until idle; return the number of retractions."""
     feed = Feed(jobs, hurry=hurry, held=disturber.held if disturber is not None else ())
     most_rounds = IDLE_ROUNDS + ROUNDS_A_TOKEN * max((job.total_tokens for job in jobs), default=0)
     idle = endless = retracted = 0
@@ -323,9 +312,9 @@ def make_setup(
     pair: PairSetup | None = None,
     max_running: int | None = None,
 ) -> Setup:
-    """The engine for a workload. host: its host tier; prefixes then take state slots of their own.
+    """The Setup for a workload. host: its host tier; prefixes then take state slots of their own.
 
-    max_running: of a smaller batch than the pool has room for; None: the workload's own.
+    max_running: of a batch smaller than the pool; None: the workload's own.
     """
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
