@@ -1,9 +1,9 @@
-"""AccessLog: which places of one buffer a lane has touched last.
+"""AccessLog: the last touches of a lane in one buffer.
 
 Invariants:
 - A place is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also tokens that no
   footprint has named yet.
-- Only the last touch of a lane is kept. A lane runs in order, so whatever waits for the last touch waits for all.
+- Only the last touch of a lane is kept: a wait for it covers all earlier ones.
 - Touches that every process has joined are forgotten: no later operation can overlap them.
 """
 
@@ -24,10 +24,8 @@ LOG_MAX = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A place that an event touched without an edge from another one. event: the number of the other one in its lane.
-
-    token: None if no footprint named it. count: how many such places there are.
-    """
+    """A place touched by an event without an edge from another one. event: number of the other one in its lane. token:
+    None if no footprint named it. count: number of such places."""
 
     layer: int
     unit: int
@@ -54,7 +52,7 @@ class AccessLog:
         self._last: npt.NDArray[np.int64] = np.zeros((1, 1, 1), dtype=np.int64)
 
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
-        """The lane's event touches the footprint. over: the last event of the lane that every process has joined."""
+        """Add a footprint of the lane's event. over: the last event of the lane that every process has joined."""
         while self._log and self._log[0].event <= over:
             self._log.popleft()
         self.latest = event
@@ -64,7 +62,7 @@ class AccessLog:
             self._enter()
 
     def after(self, bound: int, footprint: Footprint) -> Overlap | None:
-        """The first place of the footprint that an event after `bound` has touched."""
+        """The first place of the footprint touched by an event after `bound`."""
         if self.latest <= bound or not len(footprint.rows):
             return None
         self._enter()
@@ -120,5 +118,5 @@ class AccessLog:
 
 
 def _own(ids: IndexArray) -> IndexArray:
-    """A copy of the ids, if they are a view: its owner may change them later."""
+    """Copy the ids if they are a view: its owner may change them later."""
     return ids if ids.base is None else ids.copy()

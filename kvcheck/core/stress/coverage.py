@@ -1,11 +1,11 @@
-"""Coverage: how many of the wanted schedules a cell has run, what they tried, and whether that is enough for a pass.
+"""Coverage: how many of the wanted schedules a cell has run, their orders and settings, and whether a pass is possible.
 
-What is tried has a name: "eager", "lazy", "random", "answers", "audit of footprints", or "kind:value" such as
-"delay:d2h" or "rank layout:2x1".
+Names are "eager", "lazy", "random", "answers", "audit of footprints", or "kind:value" such as "delay:d2h" or "rank
+layout:2x1".
 
 Invariants:
 - A cell below its floor is no pass, for whatever reason it ended.
-- All that the scenario has settings for, and all orders of a full round, are named if they were not tried.
+- All settings of the scenario, and all orders of a full round, are named if they were not tried.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ROUND = 24
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
-    """How many schedules a pass needs. least: how many the user asks for; it can only raise the floor.
+    """Number of schedules that a pass needs. least: the user's own number; it can only raise the floor.
 
-    A trace is one workload, and processes run in an order that the machine decides. So one schedule is enough for both.
-    A mutant has to be found, so all of its schedules have to run.
+    One is enough for a trace, which is one workload, and for processes, whose order the machine decides. All schedules
+    of a mutant have to run.
     """
     usual = 1 if plan.trace is not None else row_of(plan).floor
     if plan.mutant is not None:
@@ -43,8 +43,7 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
-    """What one schedule tries: its order, the settings that its number picks, and the audit where it has its turn. A
-    probe of an engine tries none."""
+    """Order, settings and audit of one schedule, by name; none for a probe of an engine."""
     order = row_of(plan).order(plan)
     if order is None:
         return ()
@@ -52,7 +51,6 @@ def tried_by(plan: Plan) -> tuple[str, ...]:
 
 
 def settings_tried_by(plan: Plan) -> tuple[str, ...]:
-    """The settings of one schedule, each as "kind:value"."""
     return tuple(name for name in scenario_of(plan).table.variant(plan.variant).names if _has_effect(plan, name))
 
 
@@ -63,7 +61,7 @@ def _all_settings(plan: Plan) -> tuple[str, ...]:
 
 
 def _has_effect(plan: Plan, setting: str) -> bool:
-    """Processes send nothing again, and metadata in one way unless they share memory."""
+    """Processes never send again, and send metadata in one way unless they share memory."""
     if plan.kind is not Kind.RANKS:
         return True
     lacking = NOT_FOR_PROCESSES if plan.transport in SHARING_TRANSPORTS else NOT_FOR_PROCESSES + PATHS
@@ -73,7 +71,7 @@ def _has_effect(plan: Plan, setting: str) -> bool:
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
     """The coverage of the cell that begins with `plan`.
 
-    ran: numbers of the schedules that have run to their end. earlier: what was tried before those.
+    ran: numbers of the schedules that have run to their end. earlier: names tried before those.
     """
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
@@ -96,5 +94,4 @@ _ORDERS = ("eager", "lazy", "random", ANSWERS, *map(delay_name, DELAYS))
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:
-    """What these schedules try: each name once, in the order of the schedules."""
     return [*dict.fromkeys(name for at in numbers for name in tried_by(dataclasses.replace(plan, schedule=at)))]

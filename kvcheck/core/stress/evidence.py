@@ -29,8 +29,6 @@ from kvcheck.core.stress.workload.tier_events import Evicted, LookedUp, Transfer
 
 
 class EvidenceCount:
-    """Counts events of one schedule."""
-
     def __init__(self) -> None:
         self._words: dict[str, int] = {}
         self._requests = 0
@@ -51,7 +49,6 @@ class EvidenceCount:
         self._situations: dict[str, int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that are counted, each with its handler."""
         return (
             (Verified, self._verified),
             (Expected, self._expected),
@@ -70,7 +67,7 @@ class EvidenceCount:
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
-        """The counts so far. orderings: how many pairs the ordering oracle compared; 0 becomes None."""
+        """The counts so far. orderings: pairs compared by the ordering oracle; 0 becomes None."""
         return Evidence(
             schedules=1,
             events=events,
@@ -90,7 +87,7 @@ class EvidenceCount:
         )
 
     def _tiers(self) -> dict[str, int]:
-        """Counts of the host tier. They are absent if nothing was ever backed up."""
+        """Counts of the host tier; absent if nothing was ever backed up."""
         if not any(self._moved.values()):
             return {}
         lookups = self._lookups.values()

@@ -1,8 +1,7 @@
-"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all that depends on the kind.
+"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all differences between kinds.
 
 Invariants:
-- How kinds of plans differ is stated in RUNNERS and nowhere else.
-- A runner keeps what the schedules of its cells share, such as the workload. It reads no clock.
+- A runner keeps data shared by the schedules of its cells, such as the workload. It reads no clock.
 """
 
 from __future__ import annotations
@@ -47,11 +46,10 @@ TargetOf = Callable[[Plan], Target]
 class RunnerRow:
     """How plans of one kind are checked, run and counted.
 
-    make: makes the runner of one cell. check_names: checks that scenario and shape, or the probe, exist. check: refuses
-    options that the runner does not read, and a plan that lacks what it needs. cells: the plans of a run, made from one
-    without scenario and shape. floor: how many schedules a pass needs. order: the order that a plan tries. left_out:
-    the orders that a plan does not try. cost: the cost of a schedule, in words. shows: what a cell is about. untried:
-    what no cell of a run exercises.
+    make: the runner of one cell. check_names: checks that scenario and shape, or the probe, exist. check: refuses
+    options that the runner ignores, and an incomplete plan. cells: the plans of a run, from one without scenario and
+    shape. floor: schedules that a pass needs. order: the order of a plan. left_out: orders that a plan does not try.
+    cost: of a schedule, in words. shows: the subject of a cell. untried: lines on all that no cell of a run exercises.
 
     confirms: unordered operations can be run in the other order too. is_once: a run is one schedule. is_alone: cells
     never run at the same time. is_shared: one runner, started before, runs all cells. tells_notes: the terminal shows
@@ -77,7 +75,6 @@ class RunnerRow:
 
 
 def row_of(plan: Plan) -> RunnerRow:
-    """The row of the runner for a plan."""
     return RUNNERS[plan.kind]
 
 
@@ -116,7 +113,7 @@ def _check_delays(plan: Plan) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    """Refuse what real processes cannot do. A missing library is UNKNOWN before any process starts."""
+    """Refuse options without support in real processes. A missing library is UNKNOWN before any process starts."""
     strategy = None if plan.trace is not None else plan.strategy
     for name, value, able in (
         ("--backend", plan.backend, "eager"),
@@ -189,7 +186,6 @@ def _left_out(plan: Plan) -> tuple[str, ...]:
 
 
 def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """What is tried of kvcheck's own target alone, and what threads do not show."""
     lines = []
     if base.own_target is not None:
         lines.append(f"not tried: ranks of {base.own_target} as processes")
@@ -199,7 +195,6 @@ def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
 
 
 def _untried_by_ranks(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """What the order in which bytes land on this machine does not show."""
     if base.transport not in SHARING_TRANSPORTS or base.device != "cpu":
         return []
     return [

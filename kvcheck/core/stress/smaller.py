@@ -2,8 +2,8 @@
 
 Invariants:
 - At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
-- A cause gets a line only if a smaller schedule has run and failed alike. Otherwise nothing is said of it.
-- Nothing here changes what was found, its evidence or its verdict.
+- A cause gets a line only if a smaller schedule has run and failed alike.
+- Findings, evidence and verdict are not changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def smaller(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[tuple[str, Facts]]:
-    """The facts of the first causes, by id; those of one cause may come twice, the second time with its wait.
+    """The facts of the first causes, by id; a cause may come a second time, with its wait.
 
     until: the time.monotonic() after which no schedule is run. told: called before each cause, with how many are done
     and of how many.
@@ -69,7 +69,6 @@ def smaller(
 
 
 def with_smaller(findings: Sequence[Finding], found: Mapping[str, Facts]) -> list[Finding]:
-    """The findings, each cause with its facts."""
     return [
         dataclasses.replace(each, minimal={**(each.minimal or {}), **found[each.id]}) if each.id in found else each
         for each in findings

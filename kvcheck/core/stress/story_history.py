@@ -1,4 +1,4 @@
-"""The history of a page or of a request in words, from its notes: who had it, who wrote, saved and freed it.
+"""The history of a page or of a request in words, from its notes: its owners, writes, saves and frees.
 
 Invariants:
 - Each line is one owner of a page, or one act for a request, in the order of time.
@@ -56,12 +56,11 @@ STATES = {0: "failed", 3: "transferring", 4: "success"}
 
 
 def is_computing(note: Note) -> bool:
-    """A kernel of a forward pass."""
     return isinstance(note.event, Submitted) and note.event.name.startswith(("decode.write", "decode.read"))
 
 
 def history(notes: StoryNotes, space: str | None) -> tuple[str, ...]:
-    """The lines of the place, or of the request where no place is followed."""
+    """The lines of the place, or of the request if there is no place."""
     lines = _of_request(notes) if space is None else _of_place(notes, space)
     if len(lines) > MOST_LINES:
         cut = len(lines) - MOST_LINES + 1
@@ -70,7 +69,7 @@ def history(notes: StoryNotes, space: str | None) -> tuple[str, ...]:
 
 
 def row_seen(notes: StoryNotes) -> Mismatch | None:
-    """The row of the finding; or of a race, the first one that was read wrong at its place."""
+    """The row of the finding; or of a race, the first row read wrong at its place."""
     finding = notes.finding
     if isinstance(notes.cause, Saw):
         return notes.cause.mismatch
@@ -80,7 +79,7 @@ def row_seen(notes: StoryNotes) -> Mismatch | None:
 
 
 def is_of_another(notes: StoryNotes, note: Note) -> bool:
-    """Of another request, or of another rank of the end that the finding is of."""
+    """Of another request, or of another rank of the finding's end."""
     event = note.event
     owner = event.owner if isinstance(event, Allocated) else getattr(event, "request", None)
     if not isinstance(event, Submitted) and owner not in (None, notes.finding.request):
@@ -98,7 +97,7 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
 
 
 def is_of_pages(note: Note) -> bool:
-    """Whether the ids that were handed out are of pages, not of table rows or slots of metadata."""
+    """Whether the allocated ids are pages, not table rows or slots of metadata."""
     return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
 
 
@@ -106,7 +105,7 @@ def is_of_pages(note: Note) -> bool:
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[str]:
-    """One line for each of the last owners; and a last one with what the finding saw."""
+    """One line for each of the last owners; and a last one with the finding."""
     finding, moment = notes.finding, notes.moment or 0
     assert finding.page is not None
     place = [note for note in notes.places[space] if note.at <= moment]
@@ -168,7 +167,7 @@ def _period(notes: StoryNotes, period: Sequence[Note], space: str) -> str:
 
 
 def _verb(notes: StoryNotes, note: Note, space: str, holder: int | None) -> str | None:
-    """What an operation did to the page. Reads of passes are told only of the request that the finding is about."""
+    """The effect of an operation on the page. Reads of passes count only for the finding's request."""
     event, finding = note.event, notes.finding
     assert isinstance(event, Submitted)
     touches = [touch for touch in note.touches if touch.space == space and touch.unit == finding.page]
@@ -200,7 +199,6 @@ def _handed_over(event: Event) -> str:
 
 
 def _of_request(notes: StoryNotes) -> list[str]:
-    """What happened to the request, without the passes that computed it."""
     moment = notes.moment or 0
     lines: dict[str, None] = {}
     for note in notes.acts:
@@ -214,7 +212,7 @@ def _of_request(notes: StoryNotes) -> list[str]:
 
 
 def act_text(note: Note) -> str:
-    """What the host did, as a sentence without a subject where that is the scheduler."""
+    """The host's act, as a sentence without a subject if that is the scheduler."""
     event = note.event
     if isinstance(event, Allocated):
         units = ", ".join(map(str, event.ids[:8])) + (" ..." if len(event.ids) > 8 else "")

@@ -1,8 +1,8 @@
-"""Tells a story from notes: picks the steps that matter, draws the edges between them, and words the history.
+"""Makes a story from notes: picks the steps that matter, draws the edges between them, and words the history.
 
 Invariants:
-- A step that the finding names is always told. Of the others the nearest to the moment are, up to MOST_STEPS.
-- An edge between two steps is one that the backend made. An edge is missing only where the finding says so.
+- A step that the finding names is always included, of the others the nearest to the moment, up to MOST_STEPS.
+- An edge between two steps is one that the backend made. An edge is missing only if the finding says so.
 - Edges that follow from two others are left out.
 """
 
@@ -47,7 +47,7 @@ STATUS_BEFORE_DATA, FREED_IN_USE = "KV203", "KV202"
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Notes that are told as one step. touch: of the place, for operations. is_named: the finding names it."""
+    """Notes of one step. touch: of the place, for operations. is_named: the finding names it."""
 
     notes: list[Note]
     kind: str
@@ -69,7 +69,7 @@ class _Piece:
 
 
 def tell(notes: StoryNotes, cause: Finding, followed: Finding, *, is_flipped: bool = False) -> Story:
-    """The story of a cause. followed: the finding that the notes are about, the cause or what it explains.
+    """The story of a cause. followed: the finding that the notes are about, the cause or its effect.
 
     is_flipped: the schedule runs the two operations of a race in the other order.
     """
@@ -93,7 +93,7 @@ def tell(notes: StoryNotes, cause: Finding, followed: Finding, *, is_flipped: bo
 
 
 def _space(notes: StoryNotes) -> str | None:
-    """The space of the page that the finding names; None if it names none."""
+    """The space of the finding's page, or None."""
     finding, event = notes.finding, notes.cause
     if finding.page is None:
         return None
@@ -121,7 +121,7 @@ def _space(notes: StoryNotes) -> str | None:
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
-    """What was done to the page, with the acts of the request beside it."""
+    """Steps on the page, with the acts of the request beside it."""
     named = _named_ordinals(notes, space)
     pieces: list[_Piece] = []
     open_pieces: dict[tuple[object, ...], _Piece] = {}
@@ -148,7 +148,7 @@ def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
 
 
 def _acts(notes: StoryNotes) -> list[Note]:
-    """The host's acts for the request that are told beside a page: neither its operations nor what it was given."""
+    """The host's acts for the request that belong beside a page: neither operations nor allocations."""
     return [
         note
         for note in notes.acts
@@ -158,7 +158,7 @@ def _acts(notes: StoryNotes) -> list[Note]:
 
 
 def _of_request(notes: StoryNotes) -> list[_Piece]:
-    """What was done for the request, by the rank that the finding is of and by the other end."""
+    """Steps for the request, by the finding's rank and by the other end."""
     pieces: list[_Piece] = []
     for note in notes.acts:
         if is_of_another(notes, note):
@@ -184,8 +184,7 @@ def _of_request(notes: StoryNotes) -> list[_Piece]:
 
 
 def _touch(notes: StoryNotes, note: Note, space: str) -> Touch | None:
-    """What the operation does to the place of the finding: to its page, and to its buffer and layer where it names
-    them. A write counts more than a read."""
+    """The operation's touch of the finding's page, buffer and layer. A write counts more than a read."""
     finding = notes.finding
     layer = _local_layer(notes)
     touches = [
@@ -201,7 +200,6 @@ def _touch(notes: StoryNotes, note: Note, space: str) -> Touch | None:
 
 
 def _has_buffer(notes: StoryNotes, space: str) -> bool:
-    """Whether operations on the space name the finding's buffer by that name."""
     return any(notes.finding.buffer in touch.buffers for note in notes.places[space] for touch in note.touches)
 
 
@@ -218,7 +216,7 @@ def _local_layer(notes: StoryNotes) -> int | None:
 
 
 def _named_ordinals(notes: StoryNotes, space: str) -> set[int | None]:
-    """Operations that the finding is about: those of a missing edge, the one that broke a rule, or the wrong read."""
+    """Operations of the finding: those of a missing edge, the one that broke a rule, or the wrong read."""
     finding, event = notes.finding, notes.cause
     if (pair := pair_of(finding)) is not None:
         return {pair.held, pair.until}
@@ -242,7 +240,6 @@ def _named_ordinals(notes: StoryNotes, space: str) -> set[int | None]:
 
 
 def _picked(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[_Piece]:
-    """The pieces that are told, in the order of time."""
     moment, finding = notes.moment or 0, notes.finding
     before = [each for each in pieces if each.first.at <= moment]
     behind = [each for each in pieces if each.first.at > moment and each.is_operation and not each.is_named]
@@ -267,7 +264,6 @@ def _waits_too(named: _Piece, behind: _Piece) -> bool:
 
 
 def _moves_bytes(piece: _Piece) -> bool:
-    """A copy between two ranks."""
     event = piece.first.event
     spaces = {touch.space.rpartition(":")[0] for touch in piece.first.touches}
     return isinstance(event, Submitted) and not event.name.startswith("wire.seal") and len(spaces) > 1
@@ -360,7 +356,7 @@ def _is_waited_for(source: _Piece, target: _Piece) -> bool:
 
 
 def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
-    """The edges that the finding says are not there."""
+    """The edges that the finding reports as missing."""
     finding = notes.finding
     if (pair := pair_of(finding)) is not None:
         places = {each.first.ordinal: at for at, each in enumerate(pieces) if each.is_named}
@@ -382,7 +378,7 @@ def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int
 
 
 def _is_unproven(notes: StoryNotes, piece: _Piece, status: _Piece) -> bool:
-    """Another rank's write into the rank that took its bytes as landed, and did not wait for it."""
+    """A write from another rank that the finding's rank took as landed without waiting for it."""
     mine = f"{notes.process}:"
     lands = any(touch.is_write and touch.space.startswith(mine) for touch in piece.first.touches)
     is_foreign = piece.is_operation and bool(notes.process) and piece.first.process != notes.process

@@ -1,8 +1,8 @@
-"""Words of a row beside the words that belong there, each with the request and the position that it carries.
+"""Words of a row beside the expected ones, each with its request and position.
 
 Invariants:
-- What a word says is decoded from the word and its place alone, by the content rule.
-- A wanted word is worked out by the same rule. Where nobody knows it, there is none.
+- A word is decoded from itself and its place alone, by the content rule. An expected word follows the same rule; if the
+  author is unknown, there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRIED = 64
 
 
 def row_text(found: Mismatch) -> str:
-    """Where the row lies, and who read it: "index_k_with_scale.key, layer 0, page 6, row 0, read for request 25"."""
+    """Place and reader of the row: "index_k_with_scale.key, layer 0, page 6, row 0, read for request 25"."""
     piece = f".{found.piece}" if found.piece and found.piece not in found.buffer else ""
     if found.space == "metadata":
         return f"{found.buffer}, slot {found.page}, read for request {found.request}"
@@ -29,7 +29,7 @@ def row_text(found: Mismatch) -> str:
 
 
 def words_of(found: Mismatch, requests: int) -> tuple[Word, ...]:
-    """The first words of a row that differs. requests: the highest number of a request in the run."""
+    """The first words of a differing row. requests: the highest number of a request in the run."""
     return tuple(_word(found, at, requests) for at in range(min(MOST_WORDS, len(found.words))))
 
 
@@ -49,7 +49,7 @@ def _word(found: Mismatch, at: int, requests: int) -> Word:
 
 
 def _wanted(found: Mismatch, at: int) -> int | None:
-    """The word that belongs there; None for metadata, whose fields are values, and where no author is known."""
+    """The expected word; None for metadata, whose fields are values, and for an unknown author."""
     if found.space == "metadata" or not found.author:
         return None
     if found.position < 0:
@@ -59,7 +59,7 @@ def _wanted(found: Mismatch, at: int) -> int | None:
 
 
 def says(found: Mismatch, at: int, requests: int) -> Tag | str:
-    """Whose word it is; or what it is, where it is nobody's."""
+    """The tag of a word, or a description if it has no owner."""
     site, seen = _site(found), found.words[at]
     if seen == (content.POISON_HALF if found.half else content.POISON_WORD):
         return "never written"
