@@ -95,7 +95,6 @@ class AccessLog:
                     layers[:, units, tokens] = touch.event
 
     def _places(self, layers: int, rows: IndexArray, spans: IndexArray | None) -> tuple[IndexArray, IndexArray | None]:
-        """Units and tokens of every place in the table, or whole units. The table grows if they do not fit."""
         self._reach(layers, int(rows.max()) + 1, 0 if spans is None else int(spans[:, 1].max()))
         if spans is None:
             return rows, None
@@ -118,5 +117,5 @@ class AccessLog:
 
 
 def _own(ids: IndexArray) -> IndexArray:
-    """Copy the ids if they are a view: its owner may change them later."""
+    """The owner of a view may change it later."""
     return ids if ids.base is None else ids.copy()

@@ -88,7 +88,6 @@ class AnswersStrategy:
         return is_no
 
     def _landing(self, goal: Goal, *, is_turn: bool) -> Pending | None:
-        """The next operation for a landing that is due, the oldest first; None if there is none."""
         for first in sorted(goal.firsts(UNASKED if is_turn else QUIET), key=lambda each: each.ordinal):
             head = goal.next(first.record)
             if head is not None and self._may_land(first):

@@ -160,8 +160,6 @@ AUDITED_EVERY = 8
 
 @dataclass(slots=True)
 class _Known:
-    """By address, the named memory, and other memory that an operation has written."""
-
     named: dict[int, tuple[Memory, int]] = field(default_factory=dict)
     """The memory, and the bytes of one of its places."""
 
@@ -271,7 +269,7 @@ class AuditBackend(PassingBackend):
 
 
 class _Declared:
-    """Footprints of one operation. number: of its submission, and one for all replays of a graph."""
+    """number: of its submission, one for all replays of a graph."""
 
     def __init__(self, number: int, name: str, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]) -> None:
         self.number = number
@@ -321,7 +319,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, tensor: torch.Tensor, verb: str, call: str, args: tuple[Any, ...]) -> None:
-        """Note an argument of a call. call: its name if this is the first argument, which an index may narrow."""
         address = tensor.untyped_storage().data_ptr()
         if address in self._made or not tensor.numel():
             return
@@ -335,8 +332,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A torch call. arguments: position, name and verb of the tensors whose bytes it uses. makes_memory: a result is no
-    view of one of them."""
+    """arguments: position, name and verb of tensors whose bytes it uses. makes_memory: a result is no view of them."""
 
     name: str
     arguments: tuple[tuple[int, str, str], ...]
@@ -385,7 +381,6 @@ def _places(tensor: torch.Tensor, address: int, place_bytes: int, index: tuple[A
 
 
 def _index(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The index that narrows the first argument of a gather or scatter."""
     if name in _ONE_DIMENSION:
         return (*(slice(None),) * int(args[1]), args[2].reshape(-1).numpy())
     if name in _MANY_DIMENSIONS:

@@ -73,7 +73,7 @@ def run_in_workers(
 
 
 class _Child:
-    """A process that runs cells. cells: its open tasks. left: the rest of its limit."""
+    """cells: its open tasks. left: the rest of its limit."""
 
     def __init__(self, process: subprocess.Popen[str], cells: dict[int, CellTask], limit: Limit) -> None:
         self.process = process
@@ -85,7 +85,6 @@ class _Child:
         self._now: tuple[int, str] | None = None
 
     def has_come_far(self) -> bool:
-        """One of its cells has run up to its floor, or has ended."""
         return self._has_ended_one or any(task.before.schedules >= task.floor for task in self.cells.values())
 
     def takes(self, line: str) -> Iterator[Report]:
@@ -115,7 +114,7 @@ class _Child:
         yield report
 
     def ends(self) -> Iterator[Report]:
-        """Its output has ended. After a lost device, its status says nothing of the cells that are left."""
+        """After a lost device, the exit status is no verdict on the cells that are left."""
         self.is_running = False
         code = self.process.wait()
         if self._has_failed:
@@ -131,7 +130,7 @@ class _Child:
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
     def _failed(self, report: Report) -> Iterator[Report]:
-        """End reports of a process that died or reported an error: for its running cell, else for all open ones.
+        """End reports of the running cell, else of all open ones.
 
         Raises UsageError or InternalError if the process has raised one.
         """

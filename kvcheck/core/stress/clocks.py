@@ -97,7 +97,7 @@ class Clocks:
         self._join_process(self._lanes)
 
     def _of(self, record: int) -> Clock:
-        """A record's clock; empty if every process has joined it, and it was dropped."""
+        """Empty for a record that every process has joined: it was dropped."""
         return self._records.get(record, ())
 
     def _join_process(self, clocks: Iterable[Clock]) -> None:

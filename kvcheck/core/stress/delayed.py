@@ -258,7 +258,7 @@ def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> 
 
 
 def _exact(pair: Pair, submitted: Sequence[Submitted]) -> Delay:
-    """The pair, numbered among operations of the same name: total numbers differ on a device."""
+    """Numbered among operations of the same name: total numbers differ on a device."""
     held, until = (
         Site(operation=name, nth=sum(each.name == name for each in submitted[:ordinal]))
         for ordinal, name in ((pair.held, pair.held_name), (pair.until, pair.until_name))

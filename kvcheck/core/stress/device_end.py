@@ -75,7 +75,6 @@ def is_of_user(error: BaseException) -> bool:
 
 
 def _place(error: BaseException) -> tuple[str | None, int | None, str | None]:
-    """The innermost call of the code under test, and the innermost request and operation among the arguments."""
     call, request, operation = None, None, None
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         name, code = str(frame.f_globals.get("__name__")), frame.f_code

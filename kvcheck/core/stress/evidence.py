@@ -87,7 +87,7 @@ class EvidenceCount:
         )
 
     def _tiers(self) -> dict[str, int]:
-        """Counts of the host tier; absent if nothing was ever backed up."""
+        """Absent if nothing was ever backed up."""
         if not any(self._moved.values()):
             return {}
         lookups = self._lookups.values()

@@ -102,7 +102,6 @@ def _one_a_pair(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _edge(finding: Finding) -> tuple[object, ...]:
-    """Fields that are equal for the same missing edge in another run of the plan."""
     pair = pair_of(finding)
     names = None if pair is None else (pair.held_name, pair.until_name)
     return finding.oracle, finding.code, finding.lane, finding.buffer, names

@@ -64,7 +64,6 @@ def exposure(plan: Plan) -> list[str]:
 
 
 def _why_not(max_time_s: float | None, least: int | None) -> str | None:
-    """Why a run leaves it out, and the remedy; None if it does not."""
     if max_time_s is not None and max_time_s < LEAST_TIME_S:
         return f"--max-time {max_time_s:g} is short for it; next: --max-time {LEAST_TIME_S:g} or more"
     if least is not None and least > SCHEDULES:

@@ -148,7 +148,6 @@ def judge(
 def _run(
     plan: Plan, schedules: int, target_of: TargetOf, workloads: Workloads
 ) -> tuple[tuple[Finding, ...], int, str | None]:
-    """Findings of the first failing schedule, schedules used, and the evidence gap."""
     from kvcheck.core.stress.runner import ScheduleRunner
     from kvcheck.core.stress.turns import run_cell
 
@@ -193,9 +192,8 @@ def _likely_first(
 ) -> Iterator[tuple[int, tuple[Plan, ...]]]:
     """Schedules used, and the plans of the last one.
 
-    First the plans that delay one operation until another, of HELD_MOST schedules that have any, those that may show
-    before others. Then every schedule, with all operations of one of these names delayed: a device may reach a
-    situation in another schedule than the CPU.
+    First come delays of one operation until another, of HELD_MOST schedules that have any. Then every schedule, with
+    all operations of one of these names delayed: a device may reach a situation in another schedule than the CPU.
     """
     from kvcheck.core.stress.delayed import device_plans, may_show, whole_names
 
@@ -218,7 +216,6 @@ def _likely_first(
 
 
 def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetOf) -> MutantResult:
-    """The row of a mutant that was shown, after the fixed build ran under the same delays."""
     from kvcheck.core.stress.delayed import run_both
     from kvcheck.core.stress.runner import ScheduleRunner
 

@@ -69,7 +69,7 @@ def pages_of(load: Load, shape: ModelShape) -> int:
 
 
 def _short(job: Job, most: int) -> Job:
-    """The job with at most so many tokens to write, its prompt first; the last token of an output is never written."""
+    """Cut the output first; its last token is never written."""
     prompt = min(job.prompt_tokens, most)
     return dataclasses.replace(
         job,

@@ -31,7 +31,6 @@ def check_decoder(plan: Plan) -> None:
 
 
 def _unable(plan: Plan) -> tuple[str, str, str]:
-    """The option that a decoder excludes, its value, and the expected one."""
     if plan.kind is Kind.PROBE:
         return "--target", plan.target, BUILTIN
     if plan.kind is Kind.RANKS:

@@ -23,7 +23,6 @@ def scenario_of(plan: Plan) -> Scenario:
 
 
 def _check_heads(plan: Plan, ranks: tuple[int, int]) -> None:
-    """Raise UsageError if the shape's heads cannot be split over these ranks."""
     for size in ranks:
         try:
             rank_shape(shape_named(plan.shape), 0, size)

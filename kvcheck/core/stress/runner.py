@@ -323,8 +323,6 @@ class ScheduleRunner:
 
 
 class _Moves:
-    """Counts progress of a running schedule: computed positions and read words."""
-
     def __init__(self) -> None:
         self.count = 0
 
@@ -367,7 +365,6 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
 
 
 def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
-    """How a trace was scaled, and the notes of oracles."""
     notes = [load.note] if plan.trace is not None else []
     said = [oracle.note for oracle in oracles if isinstance(oracle, Noting)]
     notes += [f"{plan.cell}, schedule {plan.schedule}: {each}" for each in said if each is not None]
@@ -392,15 +389,14 @@ def reference_run(plan: Plan, load: Load) -> ReferenceRun:
 
 
 def _is_of_target(error: BaseException, plan: Plan) -> bool:
-    """Whether the code under test raised it. The user's own code may raise anything."""
+    """The user's own code may raise anything."""
     if plan.own_target is None:
         return isinstance(error, CRASHES)
     return not isinstance(error, TimeUp | Interrupted)
 
 
 def _code_of(error: BaseException, plan: Plan) -> str:
-    """The finding code of an error of the code under test. Raises all other errors: kvcheck's own, the machine's, and
-    the user's."""
+    """The finding code of an error of the code under test. Raises all other errors."""
     is_own = plan.own_target is not None and is_of_user(error)
     if trouble := machine_trouble(error, is_of_user=is_own):
         raise UnknownVerdict(trouble) from error
@@ -411,7 +407,6 @@ def _code_of(error: BaseException, plan: Plan) -> str:
 
 
 def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
-    """The plan with its choices written out, if they are short enough to be printed."""
     if recorder is not None and isinstance(recorder.inner, AnswersStrategy):
         return dataclasses.replace(plan, strategy=ANSWERS, choices=answers_text(recorder.inner.refused))
     if recorder is None or not recorder.is_whole or plan.strategy in ("replay", "flip"):

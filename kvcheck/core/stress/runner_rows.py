@@ -113,7 +113,7 @@ def _check_delays(plan: Plan) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    """Refuse options without support in real processes. A missing library is UNKNOWN before any process starts."""
+    """A missing library is UNKNOWN before any process starts."""
     strategy = None if plan.trace is not None else plan.strategy
     for name, value, able in (
         ("--backend", plan.backend, "eager"),
@@ -156,8 +156,8 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
 
 
 def _for_scenario(plan: Plan) -> Plan:
-    """The plan of one cell. Raises UsageError if its scenario has no ranks, or cannot run them as processes, or if its
-    decoder cannot decode it."""
+    """Raises UsageError if the scenario has no ranks, or cannot run them as processes, or if its decoder cannot decode
+    it."""
     check_decoded(plan)
     if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
         plan = plan if plan.decoder == WORDS else dataclasses.replace(plan, ranks=ONE_RANK)
@@ -179,7 +179,6 @@ def _order(plan: Plan) -> str:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    """Orders that a plan's strategy or backend does not try."""
     own = {"eager": "eager", "lazy": "lazy", "random": "random", "delay": "delays", ANSWERS: ANSWERS}
     chosen = "eager" if plan.backend == "eager" else own.get(plan.strategy) if plan.backend == "simulated" else None
     return () if chosen is None else tuple(name for name in own.values() if name != chosen)

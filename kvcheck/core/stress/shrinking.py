@@ -86,7 +86,7 @@ def check_shrinkable(plan: Plan) -> None:
 
 
 def _on_cpu(plan: Plan) -> Plan:
-    """The plan of the same workload on a CPU, which may show a missing order as another code."""
+    """A missing order may show there as another code."""
     return dataclasses.replace(plan, backend="simulated", device="cpu", strategy="portfolio", choices=None, expect=None)
 
 
@@ -135,15 +135,13 @@ class _Shrinking:
         )
 
     def _run(self, plan: Plan) -> Outcome | None:
-        """The outcome; None if no run is left."""
         if not self._left:
             return None
         self._left -= 1
         return self._runner.run(plan)
 
     def _fails(self, plan: Plan) -> Outcome | None:
-        """The outcome of a run that fails alike with the answers of its plan, with these written out; None of any other
-        run."""
+        """The outcome of a run that fails alike with the answers of its plan, which are written out."""
         outcome = self._run(plan)
         if outcome is None or outcome.divergence is not None or outcome.unjudged is not None:
             return None
@@ -155,7 +153,6 @@ class _Shrinking:
         return dataclasses.replace(outcome, plan=written)
 
     def _smaller(self, plan: Plan) -> Outcome | None:
-        """The first candidate that fails alike: the fewest requests, and "yes" to everything before chance."""
         load = self._runner.workloads.of(plan)[0]
         most, held = len(load.jobs), pages_of(load, shape_named(plan.shape))
         for shape in dict.fromkeys((_micro(plan.shape), plan.shape)):
@@ -231,7 +228,7 @@ def _told(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _failure(outcome: Outcome, code: str | None) -> Finding | None:
-    """The first finding of that code (None: any), preferring one that names a buffer."""
+    """Of findings of one code, the first that names a buffer."""
     found = next((each for each in _told(outcome) if code in (None, each.code)), None)
     alike = (each for each in _told(outcome) if found is not None and each.code == found.code and each.buffer)
     return next(alike, found)
@@ -247,15 +244,13 @@ def _micro(shape: str) -> str:
 
 
 def _tries(plan: Plan, shape: str, others: int) -> list[tuple[int, str | None]]:
-    """Schedule numbers and answers to try: "yes" to everything, or chance."""
     alike, rest = _numbers(plan, shape, others)
     tries: list[tuple[int, str | None]] = [(number, choices) for choices in ("none", None) for number in alike]
     return [*tries, *((number, (None, "none")[at % 2]) for at, number in enumerate(rest))]
 
 
 def _numbers(plan: Plan, shape: str, most: int) -> tuple[list[int], list[int]]:
-    """Schedule numbers, each with its own workload: those of another shape with the plan's variant, and at most `most`
-    with others."""
+    """Schedule numbers of another shape with the plan's variant, and at most `most` with others."""
     count = scenario_of(plan).table.variants
     alike: list[int] = []
     others: list[int] = []

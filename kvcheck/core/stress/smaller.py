@@ -76,7 +76,6 @@ def with_smaller(findings: Sequence[Finding], found: Mapping[str, Facts]) -> lis
 
 
 def _first_causes(findings: Sequence[Finding]) -> list[tuple[Finding, Plan]]:
-    """Causes of schedules that can be shrunk, each code of a cell once."""
     first: dict[tuple[str, str], tuple[Finding, Plan]] = {}
     for bug in bugs(findings):
         cause = bug.cause

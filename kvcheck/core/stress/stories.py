@@ -63,7 +63,7 @@ def with_stories(findings: Sequence[Finding], told: Mapping[str, Story]) -> list
 
 
 def _followed(cause: Finding, findings: Sequence[Finding]) -> Finding:
-    """The subject of the story: the cause, or the first wrong bytes that it explains, if it names no place."""
+    """The cause, or the first wrong bytes that it explains, if it names no place."""
     if cause.page is not None:
         return cause
     symptoms = [each for each in findings if each.cause == cause.id and each.page is not None]
@@ -72,10 +72,7 @@ def _followed(cause: Finding, findings: Sequence[Finding]) -> Finding:
 
 
 def _plan(cause: Finding, followed: Finding) -> Plan:
-    """The schedule for the story: of a confirmed race, the flipped one.
-
-    That one runs operations in the order of an eager run, so its numbers fit only a finding of an eager run.
-    """
+    """Of a confirmed race, the flipped schedule. Its numbers fit only a finding of an eager run."""
     plan = dataclasses.replace(parse_line(followed.schedule), expect=None)
     line = (cause.minimal or {}).get("replay")
     if followed is not cause or pair_of(cause) is None or not isinstance(line, str):

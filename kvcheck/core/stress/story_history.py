@@ -105,7 +105,6 @@ def is_of_pages(note: Note) -> bool:
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[str]:
-    """One line for each of the last owners; and a last one with the finding."""
     finding, moment = notes.finding, notes.moment or 0
     assert finding.page is not None
     place = [note for note in notes.places[space] if note.at <= moment]
@@ -167,7 +166,7 @@ def _period(notes: StoryNotes, period: Sequence[Note], space: str) -> str:
 
 
 def _verb(notes: StoryNotes, note: Note, space: str, holder: int | None) -> str | None:
-    """The effect of an operation on the page. Reads of passes count only for the finding's request."""
+    """Reads of passes count only for the finding's request."""
     event, finding = note.event, notes.finding
     assert isinstance(event, Submitted)
     touches = [touch for touch in note.touches if touch.space == space and touch.unit == finding.page]

@@ -47,7 +47,7 @@ STATUS_BEFORE_DATA, FREED_IN_USE = "KV203", "KV202"
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Notes of one step. touch: of the place, for operations. is_named: the finding names it."""
+    """Notes of one step. is_named: the finding names it."""
 
     notes: list[Note]
     kind: str
@@ -93,7 +93,6 @@ def tell(notes: StoryNotes, cause: Finding, followed: Finding, *, is_flipped: bo
 
 
 def _space(notes: StoryNotes) -> str | None:
-    """The space of the finding's page, or None."""
     finding, event = notes.finding, notes.cause
     if finding.page is None:
         return None
@@ -121,7 +120,6 @@ def _space(notes: StoryNotes) -> str | None:
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
-    """Steps on the page, with the acts of the request beside it."""
     named = _named_ordinals(notes, space)
     pieces: list[_Piece] = []
     open_pieces: dict[tuple[object, ...], _Piece] = {}
@@ -148,7 +146,6 @@ def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
 
 
 def _acts(notes: StoryNotes) -> list[Note]:
-    """The host's acts for the request that belong beside a page: neither operations nor allocations."""
     return [
         note
         for note in notes.acts
@@ -158,7 +155,6 @@ def _acts(notes: StoryNotes) -> list[Note]:
 
 
 def _of_request(notes: StoryNotes) -> list[_Piece]:
-    """Steps for the request, by the finding's rank and by the other end."""
     pieces: list[_Piece] = []
     for note in notes.acts:
         if is_of_another(notes, note):
@@ -184,7 +180,7 @@ def _of_request(notes: StoryNotes) -> list[_Piece]:
 
 
 def _touch(notes: StoryNotes, note: Note, space: str) -> Touch | None:
-    """The operation's touch of the finding's page, buffer and layer. A write counts more than a read."""
+    """A write counts more than a read."""
     finding = notes.finding
     layer = _local_layer(notes)
     touches = [
@@ -204,7 +200,7 @@ def _has_buffer(notes: StoryNotes, space: str) -> bool:
 
 
 def _local_layer(notes: StoryNotes) -> int | None:
-    """The finding's layer as footprints number it. The content oracle names the model's layer."""
+    """Footprints number the layers of a space; the content oracle names the model's layer."""
     finding, event = notes.finding, notes.cause
     if finding.layer is None or finding.oracle == "ordering":
         return finding.layer
@@ -216,7 +212,6 @@ def _local_layer(notes: StoryNotes) -> int | None:
 
 
 def _named_ordinals(notes: StoryNotes, space: str) -> set[int | None]:
-    """Operations of the finding: those of a missing edge, the one that broke a rule, or the wrong read."""
     finding, event = notes.finding, notes.cause
     if (pair := pair_of(finding)) is not None:
         return {pair.held, pair.until}
@@ -259,7 +254,6 @@ def _picked(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[_Piece]:
 
 
 def _waits_too(named: _Piece, behind: _Piece) -> bool:
-    """A step behind the moment waits for one that the finding names, in another lane."""
     return named.first.lane != behind.first.lane and _is_waited_for(named, behind)
 
 
@@ -322,7 +316,6 @@ def _units(touch: Touch) -> str:
 
 
 def _edges(notes: StoryNotes, pieces: Sequence[_Piece]) -> tuple[Edge, ...]:
-    """Missing edges first, then the waits between steps of different lanes."""
     missing = _missing(notes, pieces)
     waits = {
         (source, target)
@@ -348,7 +341,6 @@ def _edges(notes: StoryNotes, pieces: Sequence[_Piece]) -> tuple[Edge, ...]:
 
 
 def _is_waited_for(source: _Piece, target: _Piece) -> bool:
-    """Whether the target's first event comes behind all of the source, by the backend's edges."""
     is_told = target.is_operation or target.is_named or isinstance(target.first.event, Freed)
     if not source.is_operation or not is_told:
         return False
@@ -356,7 +348,6 @@ def _is_waited_for(source: _Piece, target: _Piece) -> bool:
 
 
 def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
-    """The edges that the finding reports as missing."""
     finding = notes.finding
     if (pair := pair_of(finding)) is not None:
         places = {each.first.ordinal: at for at, each in enumerate(pieces) if each.is_named}
@@ -378,7 +369,7 @@ def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int
 
 
 def _is_unproven(notes: StoryNotes, piece: _Piece, status: _Piece) -> bool:
-    """A write from another rank that the finding's rank took as landed without waiting for it."""
+    """A write that the finding's rank took as landed without waiting for it."""
     mine = f"{notes.process}:"
     lands = any(touch.is_write and touch.space.startswith(mine) for touch in piece.first.touches)
     is_foreign = piece.is_operation and bool(notes.process) and piece.first.process != notes.process

@@ -49,7 +49,7 @@ def _word(found: Mismatch, at: int, requests: int) -> Word:
 
 
 def _wanted(found: Mismatch, at: int) -> int | None:
-    """The expected word; None for metadata, whose fields are values, and for an unknown author."""
+    """None for metadata, whose fields are values, and for an unknown author."""
     if found.space == "metadata" or not found.author:
         return None
     if found.position < 0:

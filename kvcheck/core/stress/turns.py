@@ -235,8 +235,7 @@ class Turns:
         yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
-        """Whether the findings end the cell. Wrong calls alone do so once it is above its floor: later schedules make
-        other calls."""
+        """Wrong calls alone end the cell once it is above its floor: later schedules make other calls."""
         if self._task.goes_on:
             return any(each.code in COSTLY for each in findings)
         ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]
@@ -258,7 +257,6 @@ class Turns:
 
     @property
     def _is_exhausted(self) -> bool:
-        """Its one workload has brought no new host trace for long."""
         return self._task.plan.trace is not None and self._barren >= BARREN and not self.is_below_floor
 
     def _next(self) -> Plan | None:
@@ -293,7 +291,6 @@ class Turns:
         return left or self._runner.gap(self._task.plan, self._total)
 
     def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:
-        """The findings of a schedule, confirmed if that is possible and there is time."""
         if not (self._task.confirms and any(reported_once(each) not in self._told for each in outcome.findings)):
             return outcome.findings
         try:
@@ -303,7 +300,6 @@ class Turns:
             return outcome.findings
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """The findings, without conditional ones and calls that were reported before."""
         fresh = [each for each in findings if reported_once(each) not in self._told]
         kept = fresh if self._task.goes_on else [e for e in fresh if e.condition is not None or e.code == CALL]
         self._told |= set(map(reported_once, kept))

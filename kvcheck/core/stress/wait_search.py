@@ -100,7 +100,7 @@ def search_waits(runner: ScheduleRunner, plan: Plan, finding: Finding, *, most: 
 
 
 def _cleared(runner: ScheduleRunner, plan: Plan, wait: Wait, is_clear: Callable[[Outcome], bool], most: int) -> int:
-    """Number of schedules that ran with the wait; 0 if one was not clear, or if none made it."""
+    """Schedules that ran with the wait; 0 if one was not clear, or if none made it."""
     made: list[WaitingBackend] = []
 
     def around(inner: Backend) -> Backend:
@@ -116,7 +116,6 @@ def _cleared(runner: ScheduleRunner, plan: Plan, wait: Wait, is_clear: Callable[
 
 
 def _explored(run: Callable[[Plan], Outcome], plan: Plan, most: int) -> Iterator[Outcome]:
-    """The schedule, those with one "no" less or more, then other workloads; at most `most`."""
     first = run(plan)
     yield first
     refused = parse_answers(plan.choices or "none")
@@ -134,13 +133,12 @@ def _failures(outcome: Outcome) -> set[_Failure]:
 
 
 def _failure(finding: Finding) -> _Failure:
-    """The key of a failure: of a missing wait, with the name of the operation to wait for."""
+    """Of a missing wait, with the name of the operation to wait for."""
     earlier = (finding.minimal or {}).get("earlier") if finding.oracle == "ordering" else None
     return likeness(finding), earlier["operation"] if isinstance(earlier, dict) else None
 
 
 def _pairs(findings: Iterable[Finding]) -> Iterator[Wait]:
-    """The pairs of operations in findings, as their weakest waits."""
     for finding in findings:
         earlier, later = ((finding.minimal or {}).get(which) for which in ("earlier", "later"))
         if finding.oracle == "ordering" and isinstance(earlier, dict) and isinstance(later, dict):
@@ -152,8 +150,7 @@ def _weakest(earlier: str, earlier_lane: str, later: str, later_lane: str) -> Wa
 
 
 class _Landing:
-    """Watches for a status before its data. pairs: each pending copy for the request, with each operation for it that
-    was queued since, the last ones first."""
+    """pairs: each pending copy for the request, with each operation for it queued since, the last ones first."""
 
     def __init__(self, finding: Finding) -> None:
         self.pairs: list[Wait] = []

@@ -51,8 +51,6 @@ SOON = 24
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """Pages whose backups became due at one use of the cache."""
-
     use: int
     round: int
     pages: dict[bytes, Page]
@@ -204,7 +202,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             )
 
     def _forward(self, event: Forward) -> None:
-        """The first pass of a request begins behind the prefix found."""
         found = self._served.pop(event.request, None)
         if found is not None:
             self.judged += 1
@@ -268,7 +265,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self._note_due(self._cache.change(event))
 
     def _judge_hashes(self, event: TierChanged) -> None:
-        """A page under any hash but a prompt's is lost, or found by a wrong prompt."""
+        """A page under another hash than a prompt's is lost, or found by a wrong prompt."""
         self.judged += 1
         for each, unit in zip(event.chain, event.ids, strict=True):
             if not self._cache.knows(each):
@@ -282,7 +279,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
                 return
 
     def _judge_loss(self, event: TierChanged) -> None:
-        """Pages leave a tier by an eviction, and under write-back only with a backup."""
         self.judged += 1
         lost = next((each for each in event.chain if not self._is_evicted(event, each)), None)
         if lost is not None:

@@ -37,7 +37,6 @@ class AnswerRules(CachingRules):
             self._without_room.update((event.space, each) for each in event.chain)
 
     def _note_companions(self, event: TierChanged) -> None:
-        """Note pages that came to the host, and companions of earlier pages."""
         if event.tier != "host" or not event.added:
             return
         if event.space != "full":
@@ -110,7 +109,6 @@ class AnswerRules(CachingRules):
         return self._cache.held[tier, "full"]
 
     def _could_go(self, event: Answered) -> bool:
-        """No page is locked; a single tier also keeps pages with continuations."""
         cache = self._cache
         if any(cache.is_locked(tier, each) for tier in ("device", "host") for each in event.chain):
             return False

@@ -31,8 +31,8 @@ HOST = "host."
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """One transfer. name: its number, or the request of a prefetch. running: operations that have not run. waited:
-    rounds since it and all older ones of its kind have run."""
+    """name: its number, or the request of a prefetch. waited: rounds since it and all older ones of its kind have
+    run."""
 
     kind: str
     name: int
@@ -63,12 +63,11 @@ class RoundRules(CachingRules):
 
     @property
     def _patience(self) -> int | None:
-        """Rounds for an acknowledgement or a due backup; None if the cache declares none."""
+        """Rounds for an acknowledgement or a due backup."""
         rounds = self._declared.ack_rounds if self._declared is not None else None
         return None if rounds is None else LOOKS * rounds + 1
 
     def _judge_lanes(self) -> None:
-        """Report engines that never had a load, though there were enough."""
         engines = self._declared.load_lanes if self._declared is not None else ()
         if self._loads < TURNS * len(engines):
             return

@@ -85,7 +85,6 @@ class StoreRules(CachingRules):
                 fetch.failed.update(event.chain)
 
     def _judge_unserved(self, event: Stored) -> None:
-        """An object that the store did not serve was never whole, or was deleted or damaged."""
         if not self._keeps:
             return
         self.judged += 1
@@ -105,7 +104,6 @@ class StoreRules(CachingRules):
             self._fetching[event.request].is_wanted = False
 
     def _asked(self, event: Asked) -> None:
-        """Judge that missing pages in the store are fetched, unless a fetch is in progress or room was refused."""
         if self._declared is None:
             return
         self._cache.learn(event.chain)
@@ -136,7 +134,7 @@ class StoreRules(CachingRules):
             )
 
     def _queued(self, event: Submitted) -> None:
-        """Note a write to the store: it reads pages of the host and writes none."""
+        """A write to the store reads pages of the host and writes none."""
         if event.writes:
             return
         units = {unit for each in event.reads if each.space == "host.full" for unit in each.rows.tolist()}
@@ -198,7 +196,7 @@ class StoreRules(CachingRules):
             )
 
     def _may_end_sooner(self, fetch: Fetch) -> bool:
-        """A companion did not come, or lies before the fetched pages and may have left."""
+        """A companion did not come, or may have left."""
         model = self._cache.model
         if not (model.has_state or model.window):
             return False

@@ -78,7 +78,6 @@ class ContractOracle:
         self._reached[key] = event.stop
 
     def _starts_again(self, key: tuple[str, int], at: int) -> bool:
-        """The request was sent again and starts where its first attempt did on this rank."""
         if at != self._first.get(key) or self._restarts[key] >= self._retries[key[1]]:
             return False
         self._restarts[key] += 1

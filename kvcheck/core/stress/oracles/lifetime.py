@@ -27,8 +27,6 @@ _NOBODY = 0
 
 
 class _Space:
-    """Owner (0: free) and pending operations of the ids of one space."""
-
     def __init__(self) -> None:
         self.is_allocated = False
         self.owner: IndexArray = np.zeros(64, dtype=np.int64)

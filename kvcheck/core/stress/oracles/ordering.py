@@ -89,7 +89,6 @@ class OrderingOracle:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop operations that every process has joined: they cannot race any more."""
         common = self._clocks.common()
         if common == self._over:
             return
@@ -188,7 +187,6 @@ class OrderingOracle:
 
 
 def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> int | None:
-    """The request that the operation works for at that unit."""
     for footprint in footprints:
         if footprint.owners is not None:
             for owner in footprint.owners[footprint.rows == unit]:

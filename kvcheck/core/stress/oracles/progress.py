@@ -26,8 +26,8 @@ LATE = 2
 
 @dataclass(slots=True)
 class _End:
-    """One end. waiting: in order. coming: admitted, and not joined. running: joined, and not retracted or ended. head:
-    the first of `waiting`; late: rounds in which it could have been admitted."""
+    """waiting: in order. coming: admitted, and not joined. running: joined, and not retracted or ended. head: the first
+    of `waiting`; late: rounds in which it could have been admitted."""
 
     waiting: dict[int, int] = field(default_factory=dict)  # request -> attempt
     coming: dict[int, None] = field(default_factory=dict)
@@ -82,7 +82,6 @@ class ProgressOracle:
             end.computed.add(event.request)
 
     def _aborted(self, event: Aborted) -> None:
-        """Its memory is freed at once, or later by the end that the abort has not reached."""
         for name, end in self._ends.items():
             end.waiting.pop(event.request, None)
             end.running.pop(event.request, None)
@@ -130,7 +129,6 @@ class ProgressOracle:
                 stage.pop(request, None)
 
     def _judge_running(self, name: str, end: _End, before: dict[int, None]) -> None:
-        """Some request that ran before and after the round was computed, if each could get a free page."""
         kept = [request for request in before if request in end.running]
         if not kept or name not in ("", DECODE):
             return
@@ -162,7 +160,6 @@ class ProgressOracle:
         return self._has_room(DECODE, dict.fromkeys(PAGED, pages))
 
     def _has_room(self, name: str, wanted: dict[str, int]) -> bool:
-        """So many units of each space are free on every rank, and one of each unnamed space."""
         return all(
             total - self._used[sizes.process, space] >= wanted.get(space, 1)
             for sizes in self._sizes.values()

@@ -123,7 +123,7 @@ class ProtocolOracle(KnownWords):
                     )
 
     def _gave_up(self, event: GaveUp) -> None:
-        """Peers know only that another rank failed, and their report may come first."""
+        """Peers know only that another rank failed."""
         self._says(event.request, event.reason)
 
     def _says(self, request: int, reason: str) -> None:
@@ -178,7 +178,6 @@ class ProtocolOracle(KnownWords):
         self._unfinished.discard(event.request)
 
     def _seal_never_fitted(self, event: Unsealed) -> None:
-        """Keep it for the failure that follows; no finding by itself."""
         self._unsealed.setdefault(event.request, []).append(event)
 
     def _failed(self, event: Failed) -> None:
@@ -194,7 +193,6 @@ class ProtocolOracle(KnownWords):
             self._add("KV603", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
 
     def _is_too_late(self, request: int, said: str) -> bool:
-        """A time limit may pass for the request, and the reasons name it."""
         late = self._overdue.get(request)
         names = late.names if late is not None else self._limits if request in self._unfinished else ()
         return any(name in said for name in names)
@@ -260,7 +258,7 @@ def code_of_unnoticed(fault: Faulted) -> str:
 
 
 def _told(decision: tuple[int, ...]) -> str:
-    """Format a decision: (count, *requests) of admitted, joined, retracted, resumed, finished and failed."""
+    """decision: (count, *requests) of admitted, joined, retracted, resumed, finished and failed."""
     names, at, told = ("admitted", "joined", "retracted", "resumed", "finished", "failed"), 0, []
     for name in names:
         count = decision[at]

@@ -36,7 +36,7 @@ GROUPS = ("admitted", "joined", "retracted", "resumed", "finished", "failed")
 
 @dataclass(slots=True)
 class _Life:
-    """One reading of a request at an end. stage: of its attempt. sent: later attempts that have not begun."""
+    """One reading of a request at an end. sent: later attempts that have not begun."""
 
     stage: str = UNSENT
     sent: int = 0
@@ -45,7 +45,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _End:
-    """One end. lives: by request, all readings. processes: its ranks. Other fields: since its last report."""
+    """lives: by request, all readings. processes: its ranks. Other fields: since its last report."""
 
     lives: dict[int, list[_Life]] = field(default_factory=dict)
     processes: dict[str, None] = field(default_factory=dict)
@@ -116,7 +116,6 @@ class ReportsOracle:
         life.stage, life.is_aborted = WAITING, False
 
     def _end(self, name: str) -> _End:
-        """Return an end; at first, all requests sent so far wait there."""
         if name not in self._ends:
             end = self._ends[name] = _End()
             for request, count in self._sent.items():
@@ -193,8 +192,8 @@ class ReportsOracle:
         self._add(request, f"{_name(name)}computed request {request}, which is {stage}; expected {want} to be reported")
 
     def _judge(self, name: str, end: _End, request: int, counts: Counter[str]) -> str | None:
-        """Return the fault of a round's report of a request, or None. Fitting readings are advanced and kept; if none
-        fits, the first is advanced as far as it is right."""
+        """Return the fault of a report of a request, or None. Fitting readings are kept; if none fits, the first goes
+        on."""
         if request in end.aborted and set(counts) == {"retracted"} and counts["retracted"] == 1:
             return None  # it was retracted before it was aborted, both between two rounds
         lives = end.lives.setdefault(request, [_Life()])
@@ -217,7 +216,7 @@ class ReportsOracle:
         return self._judge_joins(life, counts) or self._judge_end(name, life, counts)
 
     def _is_new(self, name: str, life: _Life) -> bool:
-        """An attempt waits here. A prefill end reports nothing of one that it handed over and that was taken."""
+        """A prefill end reports nothing of an attempt that it handed over and that was taken."""
         if life.sent and life.stage in (UNSENT, ENDED, *((JOINED,) if name == PREFILL else ())):
             self._next(life)
         return life.stage == WAITING
@@ -278,8 +277,7 @@ class ReportsOracle:
         self._chosen = event.tier, event.space
 
     def _has_changed(self, event: TierChanged) -> None:
-        """A companion that leaves with its pages counts as one eviction with them; one chosen beside them as its
-        own."""
+        """A companion that leaves with its pages is no eviction of its own."""
         if not event.added and (event.space == "full" or self._chosen == (event.tier, event.space)):
             self._evicted[event.tier] += 1
             self._chosen = None

@@ -70,7 +70,6 @@ class ResidencyOracle:
             self._miscount(event, "pages on the device", min(event.pages, on_device), event.device_pages)
 
     def _servable(self, event: LookedUp) -> int:
-        """Pages of the longest complete prefix, each piece on one tier or the other."""
         tiers = ("device",) if event.device_only else ("device", "host")
         held = (
             {space for tier in tiers for space in SPACES if each in self._held.get((tier, space), ())}

@@ -159,7 +159,6 @@ class TransfersOracle:
             self._said = {each for each in self._said if not each[1].startswith(DECODE)}
 
     def _judge_seals(self) -> None:
-        """A seal is reported in the round of its write."""
         for source, peer, request in self._sealed:
             self.judged += 1
             if ("Status", source, peer, request) not in self._said:
@@ -176,7 +175,6 @@ class TransfersOracle:
                 self._unanswered(asked)
 
     def _judge_refusals(self, event: Reported) -> None:
-        """Each rank that requests a failed request gets an answer."""
         self._failed.update(event.failed)
         for asked in list(self._heard):
             if asked.request not in self._failed or asked.request in self._again:
@@ -198,7 +196,6 @@ class TransfersOracle:
         self._add(asked.request, text)
 
     def _judge_wanted(self, request: int) -> None:
-        """An admitted request is requested by every rank."""
         asking = {each.rank for each in self._wants.get(request, ())}
         for rank in self._ranks:
             self.judged += 1
@@ -206,7 +203,6 @@ class TransfersOracle:
                 self._add(request, f"{rank} has admitted request {request}, and has asked nobody for its prompt")
 
     def _judge_over(self, request: int, what: str, kinds: tuple[str, ...]) -> None:
-        """The sources of a prompt that has arrived, or has failed, get a message, or have stopped by themselves."""
         for want in self._wants.get(request, ()):
             self.judged += 1
             here = [(kind, want.rank, want.source, request, want.generation) for kind in kinds]
@@ -223,7 +219,6 @@ class TransfersOracle:
 
 
 def _rows(event: Submitted) -> list[tuple[str, int]]:
-    """The rows of seals that an operation writes, with their space."""
     return [
         (each.space, int(row)) for each in event.writes if each.space.rpartition(":")[2] == "seals" for row in each.rows
     ]

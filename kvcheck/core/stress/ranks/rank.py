@@ -183,7 +183,6 @@ class RankRun:
     # Peers that were started again
 
     def _offer(self, link: Link) -> None:
-        """Replace the old link of a known peer, unless the new one is of an older process."""
         if link.peer in self._incarnations and _incarnation(link) > self._incarnations[link.peer]:
             self.wire.offer(link)
         else:
@@ -191,7 +190,7 @@ class RankRun:
             link.free()
 
     def _rejoin(self) -> None:
-        """Connect to decode ranks that listen again, and bootstrap again with every peer that has a new link."""
+        """Connect to restarted decode ranks, and bootstrap again with every peer that has a new link."""
         while not self._inbox.addresses.empty():
             for address in self._inbox.addresses.get().values():
                 with contextlib.suppress(TransferError):  # it has died again and stays gone
@@ -218,7 +217,6 @@ class RankRun:
                 self._scheduler.abort(request_id)  # the new process does not ask for it any more
 
     def _is_awaited(self, peer: str) -> bool:
-        """The peer is gone, will be started again and is not overdue."""
         return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S
 
     def _seconds(self) -> int:
@@ -260,7 +258,7 @@ class RankRun:
         return self._feed.due(is_idle=self._scheduler.is_idle)
 
     def _agree_on(self, known: list[int]) -> list[int]:
-        """Agree to admit more requests or none: a rank may notice late that a peer is gone."""
+        """Admit more requests on all ranks or none: a rank may notice late that a peer is gone."""
         first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
         if isinstance(self._scheduler, DecodeScheduler):
             self._scheduler.may_ask = bool(first)
@@ -300,8 +298,7 @@ class RankRun:
     def _abort(self, request_id: int) -> None:
         """Abort even requests at the prefill end, if they get to that stage, others at the decode end.
 
-        Every rank of an end sees the same reports, and so aborts the same requests in the same round. A request that
-        has failed here by then counts as failed.
+        Every rank of an end sees the same reports, and so aborts the same requests in the same round.
         """
         assert self._scheduler is not None
         if self._scheduler.states().get(request_id) == "draining":
@@ -385,6 +382,5 @@ def _layout(link: Link) -> EndLayout:
 
 
 def _incarnation(link: Link) -> int:
-    """The peer's reported number of starts, or 0."""
     said = link.hello.get("incarnation")
     return said if isinstance(said, int) else 0

@@ -215,7 +215,6 @@ class Supervisor:
                 raise UnknownVerdict(str(event["message"]))
 
     def _tell_addresses(self, name: str) -> None:
-        """Send prefill ranks all addresses once all decode ranks listen; later, those of restarted ranks."""
         is_again = self._children[name].spec.incarnation > 1
         decode = [child for child in self._children.values() if child.spec.end == "decode"]
         if len(self._addresses) == len(decode):
@@ -249,7 +248,6 @@ class Supervisor:
         self._close_when_idle()
 
     def _start_again(self, report: RankReport, child: Child, death: str) -> None:
-        """Start a new process for the rank, with the ended requests of the old one."""
         self._restarts.remove(report.name)
         child.close()
         report.lives.append(death)
@@ -268,7 +266,6 @@ class Supervisor:
             self._children[report.name].tell({"addresses": self._addresses})
 
     def _end(self) -> None:
-        """Close every rank's input, which ends it; kill those that stay."""
         for child in self._children.values():
             child.close_input()
         for child in self._children.values():

@@ -78,7 +78,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """Faults and aborts of the run. reasons: of all decode ranks for a failed request."""
+    """reasons: of all decode ranks for a failed request."""
 
     aborted: frozenset[int]
     faulted: Mapping[int, Faulted]
@@ -98,7 +98,6 @@ class _Done:
 
 
 def _outputs(report: RankReport, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
-    """Every request has ended, and every finished one has the right tokens."""
     found = []
     for job in load.jobs:
         request = job.request
@@ -113,7 +112,6 @@ def _outputs(report: RankReport, load: Load, reference: Mapping[int, tuple[int, 
 
 
 def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Finding]:
-    """A request with a fault fails with that reason; others finish unless they are aborted."""
     found = []
     for request, reason in report.failed.items():
         fault = done.faulted.get(request)
@@ -137,7 +135,6 @@ def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Find
 
 
 def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Sequence[Finding]:
-    """The ranks of an end have decided the same, except those that lost the others."""
     found = []
     for end in ("prefill", "decode"):
         told = [each for each in reports.values() if each.name.startswith(end) and each.summary and not each.lost]
@@ -161,8 +158,8 @@ def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Seque
 
 
 def _aborts_apart(one: RankReport, other: RankReport) -> set[int]:
-    """Requests aborted by one of them alone, except those that failed at both: the order of an abort and a failure is
-    up to each rank's machine, and the outcome was agreed on."""
+    """Except requests that failed at both: the order of an abort and a failure is up to each rank's machine, and the
+    outcome was agreed on."""
     return (one.aborted ^ other.aborted) - (one.failed.keys() & other.failed.keys())
 
 
@@ -197,7 +194,7 @@ def _expected(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) 
 
 
 def _judged(report: RankReport) -> set[int]:
-    """Requests whose bytes this process of the rank has verified. An earlier process that died has reported none."""
+    """An earlier process of the rank that died has reported no verified bytes."""
     return report.finished.keys() - report.before
 
 
@@ -207,7 +204,6 @@ def _sealed(report: RankReport) -> dict[int, int]:
 
 
 def _evidence(decode: Sequence[RankReport], load: Load, reports: Mapping[str, RankReport]) -> Evidence:
-    """Events of all processes, words and rooms of the decode ranks; shared work counts once."""
     total = Evidence(schedules=0)
     summaries = [report.summary.evidence for report in decode if report.summary is not None]
     for each in summaries:

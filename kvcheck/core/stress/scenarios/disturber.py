@@ -152,7 +152,6 @@ class Disturber:
         return None
 
     def _open(self) -> list[Situation]:
-        """Situations to aim at in this round, the least reached first."""
         is_due = self._round % PACE == 0
         found = [
             each
@@ -163,7 +162,7 @@ class Disturber:
         return sorted(found, key=lambda each: self._reached[each])
 
     def _most(self, situation: Situation) -> int:
-        """The most times a schedule aims at a situation. Rivals are few, so most are kept for passing states."""
+        """Rivals are few, so most are kept for passing states."""
         if situation.happening in RELEASED and situation.state not in PASSING:
             return 1
         return self._each.get(situation.happening, MOST)
@@ -198,7 +197,6 @@ class Disturber:
         found: Sequence[Standing],
         by_state: Mapping[tuple[str, str], Sequence[Standing]],
     ) -> int | None:
-        """A rival whose lookup now meets the situation. Its event follows at the lookup."""
         if situation.subject == "object":
             fetching = {each.name for each in by_state.get(("request", "fetching"), ())}
             fits = [each for each in self._held if each.shared and each.of in fetching]
@@ -217,7 +215,7 @@ class Disturber:
 
 
 def _meets(rival: Rival, name: str, ends: set[int | str], happening: str) -> bool:
-    """Whether a rival's lookup goes through the named prefix, or ends inside it. ends: the names of all prefixes."""
+    """Whether a rival's lookup goes through the named prefix, or ends inside it."""
     if name not in rival.chain:
         return False
     stop = rival.chain.index(name) + 1

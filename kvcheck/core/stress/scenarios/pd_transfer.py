@@ -273,7 +273,7 @@ class Faults:
         return self._copies
 
     def _is_unheard(self, sender: str, peer: str, request: int, message: Message) -> bool:
-        """Of requests without a fault, the first answer of each kind is lost if it can be repeated."""
+        """The first answer of each kind is lost if it can be repeated."""
         key = (sender, peer, request, type(message))
         is_first = isinstance(message, ANSWERS) and key not in self._unheard
         if not self._has_losses or not is_first or request % FAULT_EVERY != (self._number + 2) % FAULT_EVERY:

@@ -103,8 +103,8 @@ def _next_row(sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used
 def _row_from(
     start: int, sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used: list[list[int]]
 ) -> tuple[int, tuple[int, ...]]:
-    """Number of new pairs of a row, and the row: the value of one column with most pairs left, then of each further
-    column the value with most new pairs, the least used one of equals."""
+    """Number of new pairs of a row, and the row: each column has the value with most new pairs, the least used one of
+    equals."""
     first = [0] * sizes[start]
     for one, a, other, b in left:
         if start in (one, other):

@@ -162,7 +162,7 @@ class BuiltinEngine:
         )
 
     def _make_cache(self, parts: TargetParts, setup: Setup) -> HiCache | None:
-        """The prefix cache: two tiers with a host tier; else the device tier, for pools of one paged space."""
+        """Two tiers with a host tier; else the device tier, for pools of one paged space."""
         tier = setup.host
         if not setup.share_prefixes or (tier is None and (self.pool.has_window or self.pool.has_state)):
             return None

@@ -305,7 +305,7 @@ def sized(process: str, pool: KVPool, config: SchedulerConfig, *others: IdAlloca
 
 
 def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Name and words of each field of a packed metadata row, [row_bytes], that is not empty."""
+    """row: packed metadata, [row_bytes]."""
     if not bool(row.any()):
         return ()
     residue = []

@@ -142,7 +142,6 @@ def _is_target(value: object) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """Name of an error, first line of its text, and its innermost line of code."""
     first = next(iter(text_of(error).splitlines()), "")
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     inner = [each for each in places if each[0] != __file__ and not each[0].startswith("<")][-1:]

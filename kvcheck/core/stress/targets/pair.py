@@ -131,7 +131,7 @@ class PairEngine:
         return (*requests, *(Standing("room", state, request) for request, state in rooms))
 
     def _states(self) -> dict[int, str]:
-        """State by request. Work of the prefill end goes before a wait of the decode end."""
+        """Work of the prefill end goes before a wait of the decode end."""
         prefill, decode = self.prefill[0].states(), self.decode[0].states()
         states: dict[int, str] = {}
         for request in dict.fromkeys((*decode, *prefill, *self._over)):
@@ -145,7 +145,6 @@ class PairEngine:
         return states
 
     def _sending_state(self, request: int, there: str | None) -> str:
-        """State of a requested prompt, by the prefill end or by the legs in progress on the wire."""
         if there == "waiting":
             return "asked for"
         if there == "prefilling":
@@ -195,10 +194,7 @@ class PairEngine:
         return all(done)
 
     def _time_out(self, request_id: int) -> bool:
-        """Advance the clock of one end until all its ranks give the request up, as after a pause of its machine.
-
-        Requests that have waited as long or longer are given up too.
-        """
+        """Advance the clock of one end until all its ranks give the request up, and others that waited as long."""
         timed = [end for end in (PREFILL, DECODE) if self._deadlines(end, request_id)]
         if not timed:
             return False
@@ -216,7 +212,6 @@ class PairEngine:
         return self._fabric.repeat(self._pair.room_of(request_id), turn=self._turn)
 
     def _arrives(self, sender: str, peer: str, message: Message) -> int:
-        """How often a message arrives by the setup's faults; emits that it is sent."""
         copies = self._pair.copies(sender, peer, message)
         self._emit(
             Told(
@@ -234,7 +229,6 @@ class PairEngine:
         return self._round + self._ahead[end]
 
     def _deadlines(self, end: str, request_id: int) -> list[int]:
-        """Deadlines of a request at those ranks of an end that have one."""
         ranks = self.prefill if end == PREFILL else self.decode
         return [at for at in (each.deadline(request_id) for each in ranks) if at is not None]
 
@@ -255,7 +249,6 @@ class PairEngine:
         return report
 
     def _tell(self, request: int, happening: str, states: Mapping[int, str]) -> None:
-        """Count a spontaneous happening by the state of its request, if the pair is a situation."""
         situation = Situation("request", states.get(request, ""), happening)
         if situation.key in SITUATIONS:
             self._emit(Happened(situation.subject, situation.state, happening))
@@ -295,7 +288,7 @@ class PairEngine:
 
 
 def _reasons(reports: Sequence[StepReport]) -> list[tuple[int, str]]:
-    """Failed attempts, each with the reason of the rank that saw the failure; other ranks have none.
+    """Failed attempts, each with the reason of the rank that saw the failure.
 
     Two attempts of a request can fail in one round. Ranks that decided alike list failures in the same order.
     """

@@ -79,18 +79,15 @@ class Prefixes:
             return happening == "pressure" and self._press(standing.state)
 
     def _answered(self, tiers: tuple[str, ...], chain: tuple[bytes, ...], is_gone: bool) -> bool:
-        """Emit the cache's answer, and return it."""
         self._emit(Answered(tiers, chain, is_gone))
         return is_gone
 
     def _press(self, state: str) -> bool:
-        """Request one page from a tier that must keep a prefix in this state."""
         if state in PINNED["device"] and self._cache.evict("full", 1):
             return True
         return state in PINNED["host"] and self._cache.residency.evict_host("full", 1) > 0
 
     def _change_object(self, happening: str, key: str) -> bool:
-        """Act as another engine of the same model: delete an object, or write it once more."""
         if self._store is None or self._host is None:
             return False
         if happening == "remove":
@@ -105,7 +102,7 @@ class Prefixes:
         return True
 
     def _payload(self, key: str) -> bytes | None:
-        """The content of a key: the host has it until its write is over, then the store."""
+        """The host has it until its write is over, then the store."""
         assert self._store is not None and self._host is not None and self._cache.storage is not None
         for each in self._cache.storage.writing:
             if each.key == key:
@@ -173,7 +170,6 @@ def _state_of(node: Node, storing: frozenset[bytes]) -> str:
 
 
 def _whole(node: Node) -> tuple[bytes, ...]:
-    """The pages of a prefix and of all its continuations."""
     return (*node.chain, *(each for child in node.children.values() for each in _whole(child)))
 
 

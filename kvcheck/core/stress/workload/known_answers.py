@@ -37,10 +37,9 @@ from kvcheck.core.stress.workload.readers import INDEX_READERS, Readers
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """One pass. x: [T, width] residual of all chunks. turned: [T] positions for the rotary embedding. counts: tokens of
-    each chunk. written: flat entries of the request table; read: by space; slots: of the state table. index: rows of
-    index pages read in the current layer, by piece. states: of all chunks by buffer, once the layer has read its
-    own."""
+    """x: [T, width] residual of all chunks. turned: [T] positions for the rotary embedding. written: flat entries of
+    the request table. index: rows of index pages read in the current layer, by piece. states: by buffer, once the layer
+    has read its own."""
 
     chunks: tuple[Chunk, ...]
     x: torch.Tensor
@@ -157,8 +156,7 @@ class KnownAnswerDecoder:
                     self._emit(Verified(f"host:{buffer.name}", from_host * words))
 
     def _is_from_host(self, chunk: Chunk, space: str, layer: int) -> bool:
-        """Whether the chunk's sampled token depends on data loaded for its request. A loaded state counts as a whole,
-        if it contains the position read."""
+        """A loaded state counts as a whole, if it contains the position read."""
         loaded, size = self._loaded[chunk.request_id], self._pool.page_size
         position = chunk.stop - 1 - self._distances[chunk.request_id][layer]
         return bool(loaded) and position < loaded.stop * size if space == "state" else position // size in loaded
@@ -227,7 +225,7 @@ class KnownAnswerDecoder:
         waits: tuple[int, ...],
         piece: str = "",
     ) -> None:
-        """waits: layers that the guarded read waits for; a replayed graph makes none."""
+        """A replayed graph makes none of the waits."""
         owner, sources = self._pool.sets[touch.space], dict[str, torch.Tensor]()
         for buffer in buffers:
             view = owner.read_view(buffer.name, waits, self._pool.forward, piece=piece)[local]

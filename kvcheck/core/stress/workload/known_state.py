@@ -81,5 +81,4 @@ class DeltaNet:
 
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:
-    """Normalise vectors; those far shorter than 1 stay short."""
     return rows * torch.rsqrt(rows.pow(2).sum(-1, keepdim=True) + L2_EPS)

@@ -35,7 +35,7 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """The part of one buffer that one source, or all, write: the words [first, last) of each row."""
+    """The words [first, last) of each row, written by one source or by all."""
 
     source: str
     buffer: BufferLayout
@@ -132,7 +132,7 @@ class RoomInspector:
         first: int,
         tokens: int,
     ) -> Mismatch | None:
-        """The first differing row. bad: [units, r]; seen: [units, r, W]."""
+        """bad: [units, r]; seen: [units, r, W]."""
         if not bool(bad.any()):
             return None
         unit, row = (int(each) for each in torch.nonzero(bad)[0])

@@ -77,7 +77,6 @@ def _output_bounds(page: int) -> tuple[int, int]:
 
 
 def _kept(mix: Rng, tokens: int, page: int) -> int:
-    """Tokens of the last prompt that are repeated: mostly all, else cut to whole pages or anywhere."""
     if tokens <= page:
         return tokens
     draw = mix.below(4)

@@ -151,7 +151,7 @@ def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
     """A length that ends just before, at or after the end of a page; 1 if that leaves no token.
 
     Most outputs then continue for up to a sixteenth of the pool, so that ten requests use up the last pages. Large
-    pages are crossed once: each token costs a pass.
+    pages are crossed once.
     """
     to_end = -prompt % page
     choices = [1, to_end, to_end + 1, to_end + 2]

@@ -156,7 +156,7 @@ def _row(line: bytes, where: str) -> TraceRow:
 
 
 def _integer(value: object, key: str, where: str, *, least: int) -> int:
-    """Return `value` if it is an integer in range; true and 1.0 are refused."""
+    """true and 1.0 are refused."""
     if type(value) is not int or not least <= value <= _LONGEST:
         raise _bad(where, key, f"an integer from {least} to {_LONGEST}", value)
     return value
@@ -200,7 +200,6 @@ def _block_tokens(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64],
 def _prompts(
     inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64], *, block: int, capacity_tokens: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Scaled prompts, cut to whole blocks if prompt + output would pass half of the capacity; and which were cut."""
     full = (inputs - 1) // BLOCK_TOKENS
     tail = np.maximum(1, (inputs - full * BLOCK_TOKENS) * block // BLOCK_TOKENS)
     prompts = full * block + tail
@@ -254,11 +253,8 @@ def _jobs(
 
 
 class _BlockTree:
-    """The request that first brought each block, for each prefix before it.
-
-    A request with more of a block than any before is the author of the rest, so a later prompt can share a partial last
-    block with the same id.
-    """
+    """The request that first brought each block, for each prefix before it. One with more of a block than any before is
+    the author of the rest, so a later prompt can share a partial last block with the same id."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], int] = {}  # (parent node, hash id) -> node; the root is -1
@@ -290,7 +286,6 @@ class _BlockTree:
         return merge_runs(runs)
 
     def _reach_further(self, node: int, size: int, request: int) -> list[tuple[int, int]]:
-        """Runs of the first `size` tokens of a block, if its first author had fewer."""
         longer = self._longer.setdefault(node, [])
         known = longer[-1][1] if longer else self._ends[node]
         if known < size:
