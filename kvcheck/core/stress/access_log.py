@@ -1,10 +1,9 @@
 """AccessLog: the last touches of a lane in one buffer.
 
 Invariants:
-- A place is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also tokens that no
-  footprint has named yet.
-- Only the last touch of a lane is kept: a wait for it covers all earlier ones.
-- Touches that every process has joined are forgotten: no later operation can overlap them.
+- A footprint without spans touches the whole unit, also tokens that no footprint has named yet.
+- Only the last touch of a lane is kept: a wait for it covers all earlier ones. Touches that every process has joined
+  are forgotten.
 """
 
 from __future__ import annotations

@@ -3,15 +3,14 @@
     answer "yes"   the work behind the polled record runs now, and nothing else
     answer "no"    nothing runs; the process goes on without it
 
-In one process these answers determine the order of its reads and writes: other work is unordered, and the ordering
-oracle judges it in any order. Two events need no poll, but are answers too. A message lands at its receivers' next
-turn, or, with "no", one turn later. A write to the store lands at once, or, with "no", when the process polls or waits
-for it or is idle.
+In one process these answers determine the order of its reads and writes; other work is unordered, and judged by the
+ordering oracle in any order. Two events need no poll: a message lands at its receivers' next turn, or, with "no", one
+turn later; a write to the store at once, or, with "no", when the process polls or waits for it or is idle.
 
     choices=12.m345     question 12 and the message or write of operation 345 get "no", all others "yes"
 
 Invariants:
-- "yes" to everything is the eager order. A schedule is named by its "no" answers.
+- "yes" to everything is the eager order.
 - A question's number counts all questions before it, so equal answers so far mean equal numbers.
 - Only a question whose record is not reached can be answered with "no".
 """

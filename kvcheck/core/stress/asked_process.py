@@ -1,7 +1,6 @@
-"""AskedProcess: a worker process on a device that answers each question with one line, restarted after a lost context.
+"""AskedProcess: a worker process on a device that answers questions in lines of JSON, restarted after a lost context.
 
 Invariants:
-- Questions and answers are lines of JSON. Nothing is unpickled.
 - A question is never repeated, also if its process died.
 """
 

@@ -1,15 +1,13 @@
-"""Audit: compares an operation's accesses, as seen from its tensor calls, with its declared footprint.
+"""Audit: compares an operation's accesses with its declared footprint.
 
-A dispatch mode sees each torch call of a chunk. It maps each tensor argument to named memory and to places there: by
-the bytes of the view, and by the index tensors of a gather or scatter.
+A dispatch mode sees each torch call of a chunk and maps each tensor argument to places of named memory: by the bytes of
+the view, and by the index tensors of a gather or scatter.
 
 Invariants:
 - It works on the CPU backends only, and changes neither the operations nor their order.
 - A chunk may touch less than was declared, never more. Declared places lie inside their page, slot or table row.
-- All memory of a backend has a name. Other memory belongs to one operation: if a second one touches it, footprints
-  should have named it.
-- Accesses outside torch (numpy, lists, other threads) are not seen. Of a row that several ranks write in parts, the
-  part is not seen.
+- Memory without a name belongs to one operation: if a second one touches it, footprints should have named it.
+- Accesses outside torch (numpy, lists, other threads) are not seen, nor the part of a row that several ranks write.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Clocks: vector clocks of lanes and processes, from the backend's edges.
 
-The actors are the processes and the lanes. A lane counts its events (operations and records) from 1. A clock holds the
-last finished event of each lane. Edges:
+A lane counts its events (operations and records) from 1. A clock holds the last finished event of each lane. Edges:
 
     process -> operation     the process's clock at the submission
     lane -> operation        everything queued in the lane before, and the lane's waits
     record -> lane, process  everything the record covers, for its waiters
 
 Invariants:
-- A clock that holds an event holds everything that this event waits for.
 - A wait makes an edge for the waiter alone. Freeing, allocating and the order of completion are no edges.
 - Events that every process has joined are dropped, because all later operations come after them.
 - The process without a name is the harness. Other processes begin with its clock. When it acts again, it has joined

@@ -1,8 +1,4 @@
-"""Cost: the bytes and judgements of a schedule in words, printed if a run's time is too short.
-
-Invariants:
-- A cost is computed from shape and request numbers alone; nothing is built or run.
-"""
+"""Cost: the bytes and judgements of a schedule in words, from shape and request numbers alone."""
 
 from __future__ import annotations
 

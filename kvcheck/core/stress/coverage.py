@@ -1,11 +1,10 @@
-"""Coverage: how many of the wanted schedules a cell has run, their orders and settings, and whether a pass is possible.
+"""Coverage: a cell's schedules, orders and settings, and whether they suffice for a pass.
 
 Names are "eager", "lazy", "random", "answers", "audit of footprints", or "kind:value" such as "delay:d2h" or "rank
 layout:2x1".
 
 Invariants:
 - A cell below its floor is no pass, for whatever reason it ended.
-- All settings of the scenario, and all orders of a full round, are named if they were not tried.
 """
 
 from __future__ import annotations

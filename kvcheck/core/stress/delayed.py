@@ -3,7 +3,7 @@
 Invariants:
 - Every run with delays is paired with one without. Both find a missing wait, so only wrong bytes show a bug on the
   device.
-- A run whose delays held nothing shows nothing, and is reported so.
+- A run whose delays held nothing is reported so.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""DeviceEnd: the end of a schedule on a device. It waits, reports errors, and checks whether the device is lost.
+"""DeviceEnd: the end of a schedule on a device: waits, reports errors, and checks whether the device is lost.
 
     an error         a finding of the target, as on a CPU
     a lost device    CUDA raises the same old error at every call from now on; its first error is reported once, with
-                     the operations that can have caused it
+                     the unfinished operations, one of which caused it
     broken hardware  no finding: an uncorrected error of memory or a link, and the schedule is no evidence
 
 Invariants:
-- Only unfinished operations can have ended the device, so only they are named.
 - The objects of a schedule on a lost device stay alive: torch records an event when it frees pinned memory, and that
   would end the process before the report.
 """

@@ -1,12 +1,10 @@
 """Exploring: every schedule of a workload whose answers differ from the eager order's in at most so many places.
 
-The runs of one workload form a tree. Its root answers "yes" to everything. Each run has a child for every question
-after its last "no".
+The runs form a tree. Its root answers "yes" to everything. Each run has a child for every question after its last "no".
 
 Invariants:
 - The audit of footprints does not depend on the order: the root alone runs under it.
 - Each set of "no" answers is run once: questions keep their names as long as all answers before them are equal.
-- A workload counts as explored when no run is left. Runs beyond the time limit are counted, and not part of a scope.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """HostTrace: a number for the process's actions in one schedule: its submissions, records, waits and poll results.
 
-Schedules of one workload with equal host traces differ only in the order of concurrent operations, and are equal to the
-ordering oracle.
-
-Invariants:
-- It depends on the events of the process alone, never on when an operation ran.
+Schedules of one workload with equal host traces differ only in the order of concurrent operations.
 """
 
 from __future__ import annotations

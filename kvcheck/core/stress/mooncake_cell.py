@@ -3,8 +3,8 @@
 Invariants:
 - It joins a run only if all options but those that pick cells are at their defaults, so that no named option is
   ignored.
-- It is left out if Mooncake's engine does not load, or would listen outside a private network. A line has the reason
-  and the remedy; the verdict does not depend on it.
+- It is left out, with a line, if Mooncake's engine does not load or would listen outside a private network. The verdict
+  does not depend on it.
 """
 
 from __future__ import annotations

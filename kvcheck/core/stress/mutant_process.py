@@ -1,7 +1,7 @@
 """Mutants on a CUDA device are judged in a process of their own, and in a new one after a lost context.
 
 Invariants:
-- Each mutant is sent once. One whose process died is UNKNOWN, and the next ones get a new process.
+- A mutant whose process died is UNKNOWN, and is not sent again.
 """
 
 from __future__ import annotations

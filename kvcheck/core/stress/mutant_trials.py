@@ -1,11 +1,9 @@
 """Trials of mutants: each is run beside the fixed build, on the CPU or under delays on a device.
 
-On a device, operations that the CPU run finds unordered are delayed until wrong bytes are served or no plan is left.
-
 Invariants:
 - A mutant is judged only if the fixed build passes the same plan.
-- On the CPU a mutant is killed only by the oracle and the code of its card; any other end is no pass. Other findings
-  may come first: a race is seen in schedules in which the bytes still came in time.
+- On the CPU only the oracle and the code of its card kill a mutant. Other findings may come first: a race is seen in
+  schedules in which the bytes still came in time.
 - On a device only wrong bytes under delays count; a missing wait alone is not enough.
 - A mutant that does not reproduce, or that loses the device, is UNKNOWN with the reason.
 """

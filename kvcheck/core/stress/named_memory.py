@@ -1,7 +1,6 @@
 """Memory in the terms of footprints: the places of an allocation, and those that a footprint holds.
 
 Invariants:
-- Allocations outside the table of an engine's memory are named by themselves.
 - Places are counted in the order of the memory, so an address is a place by one division.
 """
 

@@ -6,7 +6,6 @@
 Each cell begins elsewhere in the first three.
 
 Invariants:
-- The order of a schedule follows from its plan alone.
 - A delay holds lanes that the variant of its schedule uses: those tried least in earlier schedules of the cell, and of
   several, those that fewest variants have.
 """

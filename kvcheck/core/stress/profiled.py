@@ -1,7 +1,6 @@
 """A schedule under torch's profiler: one file for Perfetto and chrome://tracing, with operations by their names.
 
 Invariants:
-- A profile adds time to the schedule, and no operation.
 - A file is written whole or not at all, also if the schedule fails.
 """
 

@@ -1,8 +1,8 @@
 """Runner: one plan in, one judged outcome out; and ScheduleRunner, which runs it in this process.
 
 Invariants:
-- An error of the code under test is a finding, and so is its sys.exit, in the reference run too. An oracle that breaks
-  makes the outcome UNKNOWN, never a pass.
+- An error of the code under test is a finding, also its sys.exit, and in the reference run too. A broken oracle makes
+  the outcome UNKNOWN.
 - The same plan gives the same findings and the same digest.
 """
 

@@ -1,8 +1,4 @@
-"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all differences between kinds.
-
-Invariants:
-- A runner keeps data shared by the schedules of its cells, such as the workload. It reads no clock.
-"""
+"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all differences between kinds."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@
 Invariants:
 - Two schedules fail alike if one oracle gives both the same code, under no condition, and both or neither name a
   buffer.
-- A smaller schedule counts once it has run and failed alike.
-- Each run is counted, and there are no more than were allowed. No decision reads a clock.
+- A smaller schedule counts once it has run and failed alike. No decision reads a clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants:
 - At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
-- A cause gets a line only if a smaller schedule has run and failed alike.
 - Findings, evidence and verdict are not changed.
 """
 

@@ -3,7 +3,6 @@
 Invariants:
 - At most MOST_STORIES causes get one, each from one run of its schedule; causes of one schedule share it.
 - Only a run that makes the finding again gives a story. Otherwise a sentence has the reason.
-- Findings, evidence and verdict are not changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The history of a page or of a request in words, from its notes: its owners, writes, saves and frees.
-
-Invariants:
-- Each line is one owner of a page, or one act for a request, in the order of time.
-- Lines that are left out are counted.
-"""
+"""The history of a page or of a request in words, from its notes: its owners, writes, saves and frees."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """StoryNotes: notes on the place or the request of one finding, taken while the schedule runs once more.
 
 Invariants:
-- It reads events alone, and keeps a bounded number of them.
 - The moment is the event at which the oracle of the finding reports it.
-- Orders come from the backend's edges, as for the ordering oracle, never from the actual order.
+- Orders come from the backend's edges, as for the ordering oracle.
 """
 
 from __future__ import annotations

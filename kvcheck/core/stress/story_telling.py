@@ -2,8 +2,7 @@
 
 Invariants:
 - A step that the finding names is always included, of the others the nearest to the moment, up to MOST_STEPS.
-- An edge between two steps is one that the backend made. An edge is missing only if the finding says so.
-- Edges that follow from two others are left out.
+- An edge is missing only if the finding says so. Edges that follow from two others are left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Words of a row beside the expected ones, each with its request and position.
-
-Invariants:
-- A word is decoded from itself and its place alone, by the content rule. An expected word follows the same rule; if the
-  author is unknown, there is none.
-"""
+"""Words of a row beside the expected ones, each with its request and position, decoded by the content rule."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- The first micro cell runs FLOOR schedules first, for an early verdict. Then cells take turns after each schedule until
-  all have run up to their floors: two rounds of the micro cells, then one of the others. Then the cell with the least
-  CPU time is next, with a second of other cells counted as three of a micro one, so that cheap schedules run more
-  often.
+- The first micro cell runs FLOOR schedules first, for an early verdict. Then cells take turns up to their floors: two
+  rounds of the micro cells, then one of the others. Then the cell with the least CPU time is next, with a second of
+  other cells counted as three of a micro one, so that cheap schedules run more often.
 - A cell always runs up to its floor. Only a given limit of wall time ends it earlier.
 - A cell with one workload, as of a trace, ends once many schedules in a row did nothing new; a note says so.
-- A finding stays a finding, also without time to confirm it.
 - A schedule that loses the device ends its cell, and no other schedule begins. Open cells are left.
 """
 

@@ -1,15 +1,13 @@
 """Wait search: looks for one wait that removes a failure in every schedule close to a small one.
 
-The schedules are the small one, those with one "no" more or less, and if these are few, workloads with other numbers
-and equal bounds. They first run as they are, which counts the failures and finds the operations without a wait. Then
-they run with one wait added, each candidate in turn.
+The schedules are the small one, those with one "no" more or less, and if these are few, other workloads with equal
+bounds. They first run as they are, then with one wait added, each candidate in turn.
 
 Candidates come from pairs of operations: those of the ordering oracle, and if a status came before its data (KV203), a
 pending copy and operations since. For each pair the waits of `Wait.stronger` are tried, all pairs with one strength
 before the next.
 
 Invariants:
-- Two missing waits for one operation are one failure; for operations of two names they are two.
 - A wait is named if it was made, and with it no explored schedule had the failure, nor a new hang or error.
 - It is a suggestion with its evidence, for the schedules that ran.
 """

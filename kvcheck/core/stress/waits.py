@@ -4,10 +4,6 @@
     lane       every operation on forward waits for hicache.load on h2d
     process    the process waits for hicache.load on h2d before it submits decode.read on forward
     process    the process waits for hicache.load on h2d before it submits anything on forward
-
-Invariants:
-- A wait names operations and lanes as the code does, never by number.
-- It only adds order: submissions and footprints are the code's own.
 """
 
 from __future__ import annotations

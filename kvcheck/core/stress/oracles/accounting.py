@@ -2,7 +2,7 @@
 
 Invariants:
 - free + cached = total for each space when idle; after close free = total, and no memory is allocated.
-- A map from page to page is empty when idle: an entry left in it names a freed page.
+- A map from page to page is empty when idle.
 """
 
 from __future__ import annotations

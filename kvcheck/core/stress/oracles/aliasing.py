@@ -1,8 +1,4 @@
-"""The aliasing oracle: owned values share no storage with a pool, and index values are not changed in place.
-
-Invariants:
-- It finds shared storage in any schedule.
-"""
+"""The aliasing oracle: owned values share no storage with a pool, and index values are not changed in place."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """CacheModel: uses, priorities, locks and room of a cache on two tiers, by hashes of pages.
 
 Invariants:
-- It is made from events alone. It has hashes and their parents, but no tree and no nodes.
+- It is made from events alone, without the product's tree.
 - If readings of the declared order count a use differently, `least` and `most` are the ends of the range.
-- A lock on a prefix locks all pages of it.
 """
 
 from __future__ import annotations

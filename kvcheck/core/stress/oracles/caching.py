@@ -10,9 +10,9 @@
     KV605 answers    answers to requests to evict or remove a prefix are true
 
 Invariants:
-- A cache is judged by the rules that it declares. Without a declaration nothing is judged.
+- A cache is judged by the rules that it declares; without a declaration, not at all.
 - A finding is reported only if it holds for every tie-break and every way to count uses.
-- After the counts at the end the cache may give everything back.
+- After the counts at the end the cache may free everything.
 """
 
 from __future__ import annotations

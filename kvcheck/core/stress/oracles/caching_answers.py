@@ -5,7 +5,7 @@
                it stays      it is locked, or has continuations
 
 Invariants:
-- A companion whose backup was refused for lack of room is not expected. KV702 judges that refusal.
+- KV702 judges a companion whose backup was refused for lack of room.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@
 
 Invariants:
 - A copy has run once all operations on its host units have. It may wait for older copies of its kind.
-- Operations are told apart by their reads and writes, not by their names.
 """
 
 from __future__ import annotations

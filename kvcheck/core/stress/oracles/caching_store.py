@@ -1,7 +1,6 @@
 """Rules of the caching oracle on a page store: its whole objects are fetched, served and kept.
 
 Invariants:
-- Objects that another process deleted, or the scenario damaged, are expected no more.
 - A store may lose objects, unless the scenario emits StoreKeeps.
 - A prefix with companions is judged only if the whole fetch came, and its companions lie within it.
 """

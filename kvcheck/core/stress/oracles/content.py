@@ -1,9 +1,8 @@
 """The content oracle: every word that a request reads is its own, at its position; a finding names the real owner.
 
 Invariants:
-- Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106) and bit difference (KV105)
-  are told apart by decoding the words, not by their place.
-- Without SitesKnown in the history, KV106 is not judged.
+- Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106; only with SitesKnown in the
+  history) and bit difference (KV105) are told apart by decoding the words, not by their place.
 - A failed room may be half written. Only another request's bytes in it are a finding: its memory was freed during a
   transfer.
 - Page and slot 0 have no owner: words found there were written without owning them (KV403).

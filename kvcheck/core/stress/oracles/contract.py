@@ -2,8 +2,7 @@
 
 Invariants:
 - Every buffer of the pool's table is in every offloaded value and in every restore.
-- A request computes position after position, without gap or repeat, across retractions. Each attempt begins where the
-  first one did.
+- A request computes position after position across retractions, and each attempt begins at the same position.
 """
 
 from __future__ import annotations

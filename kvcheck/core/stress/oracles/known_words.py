@@ -1,9 +1,4 @@
-"""KnownWords: base of the oracles that decode words, with the words known from a history.
-
-Invariants:
-- Places (SitesKnown), requests, positions and marks of rooms (RoomMarked) come from the history alone.
-- A mark is no content: it fills memory that nobody has written.
-"""
+"""KnownWords: base of the oracles that decode words, by the places, requests and room marks of a history."""
 
 from __future__ import annotations
 

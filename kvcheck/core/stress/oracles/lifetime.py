@@ -2,10 +2,10 @@
 
 Invariants:
 - An operation names ids that are allocated when it is submitted.
-- An operation for requests (a pass, a backup, a load, a put, a get) writes only ids of its request, and its ids are
-  freed only after it has completed.
-- An operation for no request (a state copy, a clear) may be pending when its ids are freed: the next owner comes behind
-  it in the lane's order, which the ordering oracle judges.
+- An operation for requests (a pass, a backup, a load, a put, a get) writes only ids of its request, which are freed
+  only after it has completed.
+- An operation for no request (a state copy, a clear) may be pending when its ids are freed: the ordering oracle judges
+  the next owner.
 - A space has lifetimes from its first allocation on. So the first clear of a pool is exempt, and so are tables and
   seals, whose rows no allocator hands out.
 """

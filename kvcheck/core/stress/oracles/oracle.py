@@ -1,7 +1,7 @@
 """Oracle: judges one contract over a history of events.
 
 Invariants:
-- An oracle keeps its own state, reads events only, and never stops a run.
+- An oracle reads events only, and never stops a run.
 - `judged` counts its judgements. An oracle with none has passed nothing.
 """
 

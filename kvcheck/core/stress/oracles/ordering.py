@@ -4,7 +4,6 @@ Invariants:
 - Only edges order operations, not the actual order. So a missing wait is found in any run, also in an eager one.
 - A read behind no edge from an earlier write is KV201; a write behind no edge from an earlier read or write is KV202.
 - Freeing and allocating are neither edges nor writes: stream-ordered reuse is legal, reuse without an edge is not.
-- The chunks of one operation, and the operations of one lane, never race with each other.
 - A read that checks its data may race: torn bytes do not pass its check.
 """
 

@@ -1,8 +1,4 @@
-"""The output oracle: tokens equal those of the reference run, or the known answers.
-
-Invariants:
-- The reference run is the fixed implementation with room for all requests: it retracts nothing and reuses no page.
-"""
+"""The output oracle: tokens equal the known answers, or those of a reference run that retracts and reuses nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""PlainCache: an LRU cache of pages without locks, the baseline for hits.
-
-Invariants:
-- It holds at most as many pages as the larger tier, and serves whole prefixes.
-"""
+"""PlainCache: an LRU cache without locks, as large as the larger tier, for a comparison of hits."""
 
 from __future__ import annotations
 

@@ -5,10 +5,8 @@ Invariants:
 - A rank that reports Success has every leg of the room in its memory (KV203).
 - The seals of a room cover the size of its prompt (KV304), and something (KV203).
 - Ranks of one end decide the same in the same round (KV601).
-- A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
-- If a clock jumped ahead, or the time limit passed with writes in progress (as behind a delayed lane), a room may fail;
-  the reason names the missing leg.
-- A reason of any rank of either end counts.
+- A request with a fault fails, and the reason of some rank names the fault (KV603). One without a fault does not fail
+  (KV604), except by a jump of the clock, or a time limit with writes in progress; the reason names the missing leg.
 """
 
 from __future__ import annotations

@@ -2,14 +2,12 @@
 
     waiting -> admitted -> joined -> resting (retracted, not resumed) -> joined -> ended (finished or failed)
 
-A prefill end reports an attempt as joined after its handover, and one that failed, perhaps later, as failed. It may
-refuse a later attempt while an earlier one is in progress, so a failure may be of either. All readings are followed,
-and a report is wrong if it fits none of them.
+A prefill end reports an attempt as joined after its handover, and as failed if it fails, perhaps later. It may refuse a
+later attempt while an earlier one is in progress, so a failure may be of either. All readings are followed.
 
 Invariants:
-- An attempt is admitted once, joins once and ends once. It is not reported before it was sent or after its end.
-- A request is resumed only after it was retracted, and then joins again. Each retraction saved it, and each resume
-  restored it, on every rank of the end.
+- An attempt is admitted, joins and ends once, after it was sent.
+- Each retraction saved the request, and each resume restored it, on every rank of the end.
 - Only admitted requests are computed, and no retracted one.
 - An aborted request does not finish. With two ends it is reported as failed.
 - Counters of evictions equal the pages that left the tiers, and the victims chosen beside them.

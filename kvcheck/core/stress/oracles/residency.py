@@ -5,7 +5,6 @@
                 it needs each of its pages, and a state at its end or the pages that its next position sees
 
 Invariants:
-- It has hashes, sets and the window of the model, but no tree, no nodes and no order of eviction.
 - A hash leaves a tier with the id that it came with. An id stands for one hash at a time.
 """
 

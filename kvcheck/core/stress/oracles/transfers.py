@@ -3,14 +3,14 @@
     decode -> prefill   Want when it admits a request, Done when the request joins, Abort when it fails
     prefill -> decode   Status when its seal has been sent, Drained after an Abort
 
-Both ends repeat unanswered messages, since messages get lost. So a missing message only costs a wait, like a lost one.
-Here each message is judged when it is due.
+Unanswered messages are repeated, so a missing one only costs a wait, like a lost one. Here each is judged when it is
+due.
 
 Invariants:
 - A message that is due in a round is sent by the end of that round. A lost one counts as sent.
 - An answer is due ANSWERED_IN rounds of its end after the message has arrived.
-- A source that has failed a request answers each rank that requests it, also late. This is judged of requests sent
-  once: for others a failure may be of another attempt.
+- A source that has failed a request answers each rank that requests it. This is judged of requests sent once: for
+  others a failure may be of another attempt.
 - After Drained a source does not report that attempt in a later round.
 - A row of seals is cleared between two seals that are written to it.
 """

@@ -3,7 +3,7 @@
     Want sent --> may be written --> Done sent (all bytes are verified), Drained received, or peer gone --> may be freed
 
 Invariants:
-- It judges by messages and frees alone, and uses no code of the receiver under test.
+- It uses no code of the receiver under test.
 - A message of an older generation ends nothing.
 """
 

@@ -1,7 +1,6 @@
 """RankRunner: runs one plan with every rank in a process of its own and judges the outcome.
 
 Invariants:
-- This process makes the reference run, counts the bytes and judges. It moves no bytes itself.
 - The same plan makes the same work. The order of events depends on the machine and is not recorded.
 """
 

@@ -6,7 +6,6 @@
                      idle, closed, error
 
 Invariants:
-- Lines are plain values; nothing in them is executed or unpickled.
 - The plan's line alone decides the work: every rank makes the same jobs from it.
 """
 

@@ -1,8 +1,7 @@
-"""Stalls: holds of legs of some requests.
+"""Stalls: holds of legs of some requests, by the numbers of schedule and request alone.
 
 Invariants:
-- The numbers of the schedule and of the request alone decide the holds.
-- If a run has enough requests, one is held for longer than a room may take. It has to fail, with that reason. All other
+- If a run has enough requests, one is held for longer than a room may take and has to fail, with that reason. All other
   held ones have to arrive.
 - On an asynchronous path a leg is late instead: it is reported, and a part of it lands later.
 """

@@ -1,8 +1,7 @@
 """StressedWire: a rank's wire with the faults and stalls of the plan; the quarantine sees its messages.
 
 Invariants:
-- A held leg also holds later writes of the same room and peer. Other rooms go on.
-- Held writes are dropped once this rank has sent its peer the end of the room.
+- A held leg also holds later writes of the same room and peer, until the end of the room drops them.
 - A held write that fails ends its room, like one that fails at once.
 """
 

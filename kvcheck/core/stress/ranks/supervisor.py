@@ -1,9 +1,8 @@
 """Supervisor: starts a process for every rank, listens to all of them, and ends all of them.
 
 Invariants:
-- No child outlives `run`, however `run` ends. A child whose supervisor was killed ends by itself.
+- No child outlives `run`. A child whose supervisor was killed ends by itself.
 - If no rank reports for silence_s seconds, the run ends and names the silent ranks.
-- A rank that dies is reported as dead, never as done.
 """
 
 from __future__ import annotations

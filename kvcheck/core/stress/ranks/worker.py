@@ -5,7 +5,6 @@
 Invariants:
 - The product code is that of a run in one process, except the wire and the group of ranks.
 - A lost peer ends its own rooms. A lost rank of this end ends every request, because the ranks cannot agree.
-- The process ends with its supervisor: it ends when its input ends.
 """
 
 from __future__ import annotations

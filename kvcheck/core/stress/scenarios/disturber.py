@@ -2,9 +2,7 @@
 
 Invariants:
 - It aims at the situation that this schedule has reached least often, beginning at one chosen by the schedule's number.
-- Every disturbance is a row of SITUATIONS, counted when it has happened.
-- At most one request in ABORTED_SHARE is aborted, or one more than a scenario aims at, each situation is made to happen
-  MOST times, and a clock jumps once, so that most requests are judged to their end.
+- Aborts, repeats of a situation and jumps of the clock are bounded, so that most requests are judged to their end.
 """
 
 from __future__ import annotations

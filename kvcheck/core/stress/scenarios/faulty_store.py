@@ -1,8 +1,7 @@
 """Faulty stores: page stores that lose, truncate or corrupt an object every so many reads, in memory and in files.
 
 Invariants:
-- An object is damaged before it is read, so that the store itself has to notice.
-- The count of reads alone decides the read, the byte and the kind of damage.
+- An object is damaged before it is read, so that the store itself has to notice. The count of reads decides the damage.
 - A machine that cannot keep the files stops the schedule: UNKNOWN if the disk is full, a usage error without the
   folder.
 """

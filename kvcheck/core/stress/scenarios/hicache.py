@@ -1,8 +1,7 @@
 """hicache: prefixes move to the host and come back, layer by layer, while other requests decode.
 
 Invariants:
-- Running requests outgrow the device pool. A cell counts only if some were retracted and resumed beside the tree.
-- Device and host pool are both smaller than the working set.
+- Both pools are smaller than the working set, and a cell counts only if requests were retracted and resumed.
 - Rivals meet prefixes in transfer between tiers. Neighbours keep pages of the same prompts in the same store.
 """
 

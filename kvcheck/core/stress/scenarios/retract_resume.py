@@ -2,7 +2,6 @@
 
 Invariants:
 - A run counts only if other requests got pages of a retracted one before it was resumed.
-- Prompts come from a prefill end of one rank, as in the original bug, over a wire without faults.
 """
 
 from __future__ import annotations

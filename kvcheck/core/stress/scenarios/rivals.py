@@ -1,7 +1,6 @@
 """Rivals: requests that share a prefix with another and part from it inside a page, at its end, or one token beside it.
 
 Invariants:
-- The rivals depend on the arguments alone, and their ids follow those of the jobs.
 - prompt + output of a rival is never more than half of the pool.
 """
 

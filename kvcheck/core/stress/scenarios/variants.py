@@ -1,10 +1,9 @@
 """Variants: the settings of a scenario as a covering array, and the values for a schedule.
 
-Rows are made one by one: each takes the values with the most new pairs. So most pairs of values are tried after a few
-schedules, and all of them after one pass.
+Each row takes the values with the most new pairs. So most pairs of values are tried after a few schedules, and all of
+them after one pass.
 
 Invariants:
-- For each two settings, every pair of their values is in a row of the array.
 - The array follows from the table alone, and a row of it from the number of the variant alone.
 - Numbers that are STRIDE apart go through all rows.
 """

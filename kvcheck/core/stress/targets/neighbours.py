@@ -1,8 +1,7 @@
 """Neighbours: engines of another model, dtype, layout or rank that keep pages of the same prompts in the same store.
 
 Invariants:
-- A neighbour's namespace differs in one field from the engine's, and its objects are as long, so only the key keeps
-  them apart. No request has computed their bytes.
+- A neighbour's objects are as long as the engine's, so only the key keeps them apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prefixes: states of cached prefixes and stored objects, what happened to them, and how to make it happen.
+"""Prefixes: states of cached prefixes and stored objects, and their disturbances.
 
     Prefixes.standings    candidates for a disturbance
     Prefixes.make_happen  evict, remove, overwrite, as an engine's operator or another engine can

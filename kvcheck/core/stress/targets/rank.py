@@ -1,7 +1,6 @@
 """One rank of a pair: its memory, its end of a wire and its scheduler, in this process or in one of its own.
 
 Invariants:
-- A rank is built the same way whether its peers are in this process or in others.
 - Its name is "<end>-<number>", on the wire and in every name that its backend makes.
 """
 

@@ -1,8 +1,4 @@
-"""Target: the Protocol of an implementation under test, with its declared capabilities.
-
-Invariants:
-- A target builds engines from a Setup and emits events. It judges nothing.
-"""
+"""Target: the Protocol of an implementation under test, with its declared capabilities. It judges nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """ContentDecoder: a model whose KV is content words and whose attention checks every word it reads.
 
 Invariants:
-- A token is the code of its position if all words read are as expected; otherwise the deviating words change it. So all
-  runs that read only their own data give the same tokens.
+- A token is the code of its position if all words read are as expected; otherwise the deviating words change it.
 - Kernels resolve rows through the pool's tables when they run. No comparison blocks the process inside a pass.
 """
 

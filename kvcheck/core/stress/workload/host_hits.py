@@ -1,7 +1,6 @@
 """HostHits: the leading pages of a request's prompt that were loaded from the host, from the run's own events.
 
 Invariants:
-- All events are passed on unchanged.
 - Only the last lookup of a request counts, and only if the request began behind the pages found.
 """
 

@@ -1,12 +1,10 @@
 """KnownAnswerDecoder: a model with written weights, whose attention and states read the pool in float32.
 
 Every token of a right run is known beforehand. So the decoder finds errors that content words cannot show: right rows
-that are scaled, masked, rotated, ranked or counted wrongly.
+that are scaled, masked, rotated, ranked or counted wrongly. It runs in host memory, on one rank.
 
 Invariants:
-- A row counts as verified if an answer depends on it: one row of each buffer and layer for each token. It counts for
-  the host too if it was loaded from there for this request.
-- The decoder runs in host memory, on one rank, and reads nothing beside its passes.
+- A row counts as verified if an answer depends on it: one row of each buffer and layer for each token.
 """
 
 from __future__ import annotations

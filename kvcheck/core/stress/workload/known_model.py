@@ -1,9 +1,9 @@
 """KnownModel: the written weights of a known-answer model for a shape, its prompts, and its answers.
 
-Every job is a position test. A token is a mark whose value follows from its author and position, so requests that share
-a prefix share marks. A request reads from a position of the shared prefix. Without one, requests of odd numbers read
-their own last token, and the others FAR positions back. Layers with a window read its oldest token at the most, and
-those with a state three positions back.
+A token is a mark whose value follows from its author and position, so requests that share a prefix share marks. A
+request reads from a position of the shared prefix. Without one, requests of odd numbers read their own last token, and
+the others FAR positions back. Layers with a window read its oldest token at the most, and those with a state three
+positions back.
 
 Invariants:
 - Answers are computed from tokens alone, without weights or the pool.

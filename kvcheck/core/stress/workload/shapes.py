@@ -3,8 +3,7 @@
 A tiny shape keeps page kinds, packed rows and layer patterns of its family and shrinks the rest, but not an NSA index
 page: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. Pages have 64 tokens in the latent
 families, whose kernels require it, else 16. A micro shape has pages of two tokens, one or two words in each row, and
-two layers, so that requests cross many pages at a fraction of the cost. An answering shape keeps the width of rows and
-states, which its model needs, and has pages of 4 or 8 tokens.
+two layers. An answering shape keeps the width of rows and states, and has pages of 4 or 8 tokens.
 
 Invariants:
 - Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the micro and tiny shapes. The one

@@ -1,8 +1,4 @@
-"""Sites of a run: the rows and buffers that hold content words of a shape.
-
-Invariants:
-- The rows are those of the whole model. Each rank keeps a part of them.
-"""
+"""Sites of a run: the rows and buffers of the whole model that hold content words."""
 
 from __future__ import annotations
 

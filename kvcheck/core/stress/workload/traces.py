@@ -5,8 +5,7 @@ of 512 prompt tokens; the last block may be partial. Equal ids after an equal pr
 ignored.
 
 Invariants:
-- Scaling keeps the sharing: two jobs share exactly the blocks that their rows share, as far as both kept them.
-- The workload's note counts the prompts and outputs that were cut.
+- Two jobs share exactly the blocks that their rows share, as far as both kept them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation."""
+"""Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation.
+
+Invariants:
+- A subclass removes one line of the fix and restates nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Mutants of the attention itself: right bytes with wrong scales, positions, windows, lengths, picks or states.
-
-Invariants:
-- Each subclass removes one line of the fix.
-"""
+"""Mutants of the attention itself: right bytes with wrong scales, positions, windows, lengths, picks or states."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Bugs b and d put back, others of their class, and caches that lose hits.
-
-Invariants:
-- Each subclass removes one line of the fix.
-"""
+"""Bugs b and d put back, others of their class, and caches that lose hits."""
 
 from __future__ import annotations
 

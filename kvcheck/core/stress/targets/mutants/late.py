@@ -1,8 +1,7 @@
 """Mutants that show only if a completion poll returns "no" or a message is late.
 
-Each class changes the reaction to such an answer. In the eager order every answer is "yes", and nothing is changed. The
-row has the number of "no" answers or late messages before the bug can show. A message lost by a scenario counts as a
-late one.
+In the eager order every answer is "yes", and nothing is changed. The row has the number of "no" answers or late
+messages, lost ones included, before the bug can show.
 
 Invariants:
 - A row's two parts have one fault each, and either alone does no harm within the bound of the row.

@@ -1,8 +1,4 @@
-"""Bug e put back, piece by piece: success before the bytes, memory freed too early, ranks that do not agree.
-
-Invariants:
-- Each subclass removes one line of the fix.
-"""
+"""Bug e put back, piece by piece: success before the bytes, memory freed too early, ranks that do not agree."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Bug a put back, piece by piece: data that a retracted request loses, keeps too long, or shares.
-
-Invariants:
-- Each subclass removes one line of the fix.
-"""
+"""Bug a put back, piece by piece: data that a retracted request loses, keeps too long, or shares."""
 
 from __future__ import annotations
 

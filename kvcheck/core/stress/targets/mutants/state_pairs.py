@@ -1,8 +1,4 @@
-"""Bug c put back, piece by piece: state lists of different lengths are trimmed, broadcast, or not checked.
-
-Invariants:
-- Each subclass removes one line of the fix.
-"""
+"""Bug c put back, piece by piece: state lists of different lengths are trimmed, broadcast, or not checked."""
 
 from __future__ import annotations
 
