@@ -23,8 +23,8 @@ LOG_MAX = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A place touched by an event without an edge from another one. event: number of the other one in its lane. token:
-    None if no footprint named it. count: number of such places."""
+    """event: number of the other one in its lane. token: None if no footprint named it. count: number of such
+    places."""
 
     layer: int
     unit: int
@@ -42,7 +42,7 @@ class _Touch:
 
 
 class AccessLog:
-    """The touches of one kind (reads or writes) of one lane in one buffer."""
+    """The reads or the writes of one lane in one buffer."""
 
     def __init__(self) -> None:
         self.latest = 0
@@ -51,7 +51,7 @@ class AccessLog:
         self._last: npt.NDArray[np.int64] = np.zeros((1, 1, 1), dtype=np.int64)
 
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
-        """Add a footprint of the lane's event. over: the last event of the lane that every process has joined."""
+        """over: the last event of the lane that every process has joined."""
         while self._log and self._log[0].event <= over:
             self._log.popleft()
         self.latest = event
@@ -61,7 +61,6 @@ class AccessLog:
             self._enter()
 
     def after(self, bound: int, footprint: Footprint) -> Overlap | None:
-        """The first place of the footprint touched by an event after `bound`."""
         if self.latest <= bound or not len(footprint.rows):
             return None
         self._enter()

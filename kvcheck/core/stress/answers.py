@@ -40,10 +40,8 @@ _ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
 
 
 class AnswersStrategy:
-    """says_no: whether the named question or landing gets "no". wanted: those that must.
-
-    asked: names that could be answered with "no", in order. refused: those of them that were.
-    """
+    """says_no: whether the named question or landing gets "no". wanted: those that must. asked: names that could get
+    "no", in order. refused: those that did."""
 
     def __init__(self, says_no: Callable[[str], bool], wanted: Collection[str] = ()) -> None:
         self._says_no = says_no
@@ -58,7 +56,6 @@ class AnswersStrategy:
         self.refused: list[str] = []
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """Return the next chunk of the awaited work, or None for a pause."""
         if goal is None:
             return None if may_pause else self._eager.choose(enabled, may_pause=False)
         is_new, self._goal = goal is not self._goal, goal
@@ -73,7 +70,6 @@ class AnswersStrategy:
         return None if self._is_no else _first(enabled, goal.next())
 
     def divergence(self) -> str | None:
-        """Describe how the finished run differs from the one of its choices, or None."""
         left = [name for name in self._wanted if name not in self.refused]
         if not left:
             return None
@@ -112,7 +108,7 @@ def _first(enabled: Sequence[Choice], head: Pending | None) -> int | None:
 
 
 def answers(draw: Draw) -> AnswersStrategy:
-    """Strategy of the recorded choices, or by chance without any. Raises UsageError for damaged choices."""
+    """Strategy of the recorded choices, or by chance. Raises UsageError for damaged choices."""
     if draw.choices is not None:
         refused = parse_answers(draw.choices)
         return AnswersStrategy(frozenset(refused).__contains__, refused)
@@ -120,10 +116,8 @@ def answers(draw: Draw) -> AnswersStrategy:
 
 
 def by_chance(rng: Rng) -> Callable[[str], bool]:
-    """Answer "no" to a random share, and to one early question in any case.
-
-    Without that one, three of five short schedules with a small share repeat the eager order.
-    """
+    """Answer "no" to a random share, and to one early question, without which three of five short schedules with a
+    small share repeat the eager order."""
     share = SHARES[rng.below(len(SHARES))]
     left = [rng.below(1 << rng.below(EARLY_BITS))]
 

@@ -19,7 +19,7 @@ from kvcheck.core.stress.cell_workers import BEGUN, ENDING_S, LATE_S
 
 
 class Unanswered(Exception):
-    """The process has ended, or timed out. died: its status in words; None for a timeout."""
+    """died: the status in words; None for a timeout."""
 
     def __init__(self, died: str | None) -> None:
         super().__init__(died or "its time was over")
@@ -27,7 +27,7 @@ class Unanswered(Exception):
 
 
 class AskedProcess:
-    """A process that runs a worker with this argument. A question starts it, again after `close`."""
+    """A question starts the worker, again after `close`."""
 
     def __init__(self, program: str, kind: str) -> None:
         self._program, self._kind = program, kind
@@ -39,8 +39,7 @@ class AskedProcess:
         self, question: object, *, until: float | None = None, told: Callable[[object], None] = lambda row: None
     ) -> object:
         """Send a question and return the answer. until: the process's time.monotonic() limit. told: called with each
-        row before the answer. Raises Unanswered; the error that the process reports; and UnknownVerdict if it never
-        began."""
+        row before the answer. Raises Unanswered; the error of the process; and UnknownVerdict if it never began."""
         process = self._process = self._process or self._start()
         tell(process, json.dumps(to_plain(question)))
         while True:

@@ -89,7 +89,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory without a name that two operations use. writer: the one that wrote it first."""
+    """Memory without a name that two operations use. writer: the first one to write it."""
 
     operation: str
     verb: str
@@ -135,10 +135,7 @@ class Beyond:
 
 
 def is_audited(plan: Plan) -> bool:
-    """Whether the schedule runs under the audit. It follows from the plan alone, so a replay is audited as well.
-
-    The first such schedule lies within the floor of a cell.
-    """
+    """Whether the schedule, or its replay, runs under the audit. The first one lies within the floor of a cell."""
     is_ours = plan.kind is Kind.SCHEDULE and plan.target == "builtin" and plan.backend == "simulated"
     return is_ours and plan.extras is None and plan.strategy != "flip" and plan.schedule % AUDIT_ROUND == AUDITED
 
@@ -170,11 +167,8 @@ class _Known:
 
 
 class AuditBackend(PassingBackend):
-    """A CPU backend whose operations are watched. `found`: the first excess of each call, and the first span beyond its
-    unit of each footprint.
-
-    every: of each name of an operation, the first WATCHED_FIRST are watched and then one in so many.
-    """
+    """`found`: the first excess of each call, and the first span beyond its unit of each footprint. every: of each name
+    of an operation, the first WATCHED_FIRST are watched and then one in so many."""
 
     def __init__(self, inner: Backend, name_memory: Naming, *, every: int = 1) -> None:
         super().__init__(inner)

@@ -19,7 +19,7 @@ class CellTask:
     before: evidence of an interrupted run, which this one continues. confirms: also run unordered operations of the
     first failing schedule in the other order. fails_on_conditional: a conditional finding ends the cell. within: run
     all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: only a hang or a crash
-    ends the cell, and no finding is reported twice. is_exercised: an earlier process had found all that a pass needs.
+    ends the cell. is_exercised: an earlier process had found all that a pass needs.
     """
 
     plan: Plan
@@ -35,11 +35,8 @@ class CellTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The limits of a run. None: no limit.
-
-    cpu_s: CPU seconds of each process; after them only cells below their floors continue. until: the time.monotonic()
-    at which everything ends; all processes of a machine share that clock.
-    """
+    """cpu_s: CPU seconds of each process; after them only cells below their floors continue. until: the
+    time.monotonic() at which everything ends; all processes of a machine share that clock."""
 
     cpu_s: float | None = None
     until: float | None = None
@@ -47,13 +44,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The outcome of one schedule, or the end of a cell (`evidence` is None). reason: why it cannot count as a pass.
+    """The outcome of one schedule, or the end of a cell (`evidence` is None).
 
-    gap: evidence that the cell still lacks. divergence: how a replay differed from its recorded choices. cut: the
-    schedule ended by the wall time limit. scope: the schedules explored completely. is_note_told: the terminal shows
-    the note too. is_device_lost: its process can run no more schedules. left_cpu_s: the rest of its limit. is_left: the
-    cell goes on in another process; `reason` is then its gap. error: why its process stopped; ran: the line of the
-    running schedule.
+    reason: why it cannot count as a pass. gap: evidence that the cell still lacks. divergence: of a replay from its
+    recorded choices. cut: the schedule ended by the wall time limit. scope: the schedules explored completely.
+    is_note_told: the terminal shows the note too. is_left: the cell goes on in another process; `reason` is then its
+    gap. error: why its process stopped; ran: the line of the running schedule.
     """
 
     cell: int = 0

@@ -36,7 +36,7 @@ BEGINS = {"cell", "begins"}
 def run_in_workers(
     tasks: Sequence[CellTask], shares: Iterable[Iterable[int]], limit: Limit, worker: str, beside: Sequence[int] = ()
 ) -> Iterator[Report]:
-    """Run all cells, each share of them in a process.
+    """Run each share of the cells in a process.
 
     shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
     process, which begins once another cell has run up to its floor, so as not to delay the first verdict.

@@ -37,7 +37,6 @@ class Clocks:
         self._kept: list[deque[tuple[int, int]]] = []
 
     def act(self, process: str) -> None:
-        """Switch the acting process."""
         self._least = None
         self._others[self._acting] = self.process
         if process in self._others:
@@ -56,7 +55,6 @@ class Clocks:
         )
 
     def common(self) -> Clock:
-        """The last event of each lane that every process has joined."""
         return tuple(map(min, self.process, self._least_of_others())) if self._others else self.process
 
     def _least_of_others(self) -> Clock:

@@ -10,7 +10,6 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def schedule_cost(plan: Plan) -> str:
-    """The cost of a schedule of the plan, and cheaper alternatives, in words."""
     shape = shape_named(plan.shape)
     requests = "the requests of the trace" if plan.trace is not None else "its requests"
     if plan.requests is not None:

@@ -30,11 +30,8 @@ ROUND = 24
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
-    """Number of schedules that a pass needs. least: the user's own number; it can only raise the floor.
-
-    One is enough for a trace, which is one workload, and for processes, whose order the machine decides. All schedules
-    of a mutant have to run.
-    """
+    """Number of schedules that a pass needs: one of a trace, which is one workload, and of processes, whose order the
+    machine decides; all of a mutant. least: the user's own number, which can only raise the floor."""
     usual = 1 if plan.trace is not None else row_of(plan).floor
     if plan.mutant is not None:
         usual = wanted
@@ -42,7 +39,7 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
-    """Order, settings and audit of one schedule, by name; none for a probe of an engine."""
+    """Order, settings and audit of one schedule, by name."""
     order = row_of(plan).order(plan)
     if order is None:
         return ()
@@ -68,10 +65,7 @@ def _has_effect(plan: Plan, setting: str) -> bool:
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
-    """The coverage of the cell that begins with `plan`.
-
-    ran: numbers of the schedules that have run to their end. earlier: names tried before those.
-    """
+    """ran: numbers of the schedules that have run to their end. earlier: names tried before those."""
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
     left = [name for name in (*_names(plan, planned), *_all_settings(plan)) if name not in tried]

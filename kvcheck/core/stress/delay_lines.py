@@ -21,7 +21,7 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
-    """Delays named by a plan, or picked by its schedule's number. Only strategy delay on a device has any."""
+    """Delays named by a plan, or picked by its schedule's number."""
     if plan.kind is not Kind.DELAYED:
         return ()
     if plan.choices is not None:
@@ -38,7 +38,6 @@ def parse_delays(text: str) -> tuple[Delay, ...]:
 
 
 def delays_text(delays: Sequence[Delay]) -> str:
-    """Inverse of parse_delays."""
     return "/".join("~".join(_site_text(site) for site in (each.held, each.until) if site) for each in delays)
 
 

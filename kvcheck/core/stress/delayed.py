@@ -52,8 +52,8 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
     """Device plans for a schedule that fails on a CPU, the narrowest delay first; none if no pair is known.
 
     First come the two unordered operations; then all operations of the earlier one's name, since a device may number
-    them differently; then its group of lanes; then the next pairs. If the eager run on the CPU finds no pair that may
-    show, the plan's own order is run too: some waits are missing only if the process saw something late.
+    them differently; then its group of lanes; then the next pairs. If the eager run finds no pair that may show, the
+    plan's own order is run too: some waits are missing only if the process saw something late.
     """
     outcome, submitted = _on_cpu(runner, plan)
     found = _candidates(outcome.findings, submitted)
@@ -91,8 +91,6 @@ def _may_show(delay: Delay) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Runs with wrong bytes, without delays and with them, and the outcome of the delays."""
-
     free_runs: int = 0
     free_wrong: int = 0
     held_runs: int = 0
@@ -100,7 +98,7 @@ class Rates:
     report: DelayReport | None = None
 
     def plus(self, free: Outcome, held: Outcome | None) -> Rates:
-        """Add one run without delays and one with them. held: None if the first has lost the device."""
+        """held: None if the first run has lost the device."""
         report = None if held is None else held.delays
         if self.report is not None and report is not None:
             report = self.report.plus(report)
@@ -117,7 +115,6 @@ class Rates:
         return "not exercised: nothing was delayed" if self.report is None else self.report.gap
 
     def text(self) -> str:
-        """Both rates and the holds without effect, in words."""
         parts = [
             f"wrong bytes in {self.free_wrong} of {counted(self.free_runs, 'run')} without delays, "
             f"{self.held_wrong} of {self.held_runs} with"
@@ -129,11 +126,7 @@ class Rates:
 
 def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
     """Run a plan without its delays, then with them. The first run also loads kernels, which cannot be loaded during a
-    hold.
-
-    After a hold ended by a watchdog, the second is repeated: then its own kernels are loaded too. It is skipped if the
-    first has lost the device.
-    """
+    hold. After a hold ended by a watchdog, the second is repeated. It is skipped if the first has lost the device."""
     free = runner.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
     if free.is_device_lost:
         return free, None
@@ -144,10 +137,8 @@ def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
 
 
 class DelayRunner:
-    """Runs and judges the schedules of a cell, each without its delays and with them.
-
-    Raises UsageError if the plan names operations that its schedule does not submit.
-    """
+    """Runs the schedules of a cell, each without its delays and with them. Raises UsageError if the plan names
+    operations that its schedule does not submit."""
 
     cpu_s = 0.0
 
@@ -173,7 +164,7 @@ class DelayRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """A plan on a device, with the rates of its runs. wrong: the first run with wrong bytes under delays, if any."""
+    """wrong: the first run with wrong bytes under delays."""
 
     plan: Plan
     rates: Rates
@@ -186,7 +177,6 @@ class Try:
 
     @property
     def message(self) -> str:
-        """The wrong read, or why the try shows nothing."""
         found = None if self.wrong is None else wrong_bytes(self.wrong)
         if found is None and self.lost is not None:
             return next(each.message for each in self.lost.findings)

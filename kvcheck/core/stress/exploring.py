@@ -18,9 +18,8 @@ from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan
 
 
 class Exploration:
-    """The runs of some workloads, one after another. first: plan of the first; each further one has the next schedule
-    number, and so the next variant. within: most answers that differ from the eager order's. explored: number of
-    completed workloads."""
+    """first: plan of the first workload; each further one has the next schedule number, and so the next variant.
+    within: most answers that differ from the eager order's. explored: number of completed workloads."""
 
     def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
         self._first, self._workloads, self._within = first, workloads, within

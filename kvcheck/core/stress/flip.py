@@ -25,10 +25,8 @@ WRONG_BYTES = ("content", "output")
 
 
 def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:
-    """Run the plan with the pair of an ordering finding, of an eager run, in the other order.
-
-    Return the outcome if it ran that pair and read wrong bytes.
-    """
+    """Run the plan with the pair of an ordering finding, of an eager run, in the other order. Return the outcome if it
+    ran that pair and read wrong bytes."""
     pair = pair_of(finding)
     if pair is None or plan.on_device:
         return None
@@ -60,8 +58,8 @@ def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None
 def confirmed(runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True) -> tuple[Finding, ...]:
     """The findings of an outcome. The first ordering finding that can be confirmed carries its confirmation.
 
-    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already or no finding
-    is about ordering. may_go_on: called before each run.
+    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already. may_go_on:
+    called before each run.
     """
     plan, findings = outcome.plan, outcome.findings
     if plan.on_device or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):

@@ -39,7 +39,7 @@ class MooncakeCell:
 def mooncake_cell(
     plans: Sequence[Plan], *, transport: str | None, max_time_s: float | None, least: int | None
 ) -> MooncakeCell:
-    """The cell for a run of these plans. transport: the named one. least: schedules that each cell needs."""
+    """transport: the named one. least: schedules that each cell needs."""
     beside = next((plan for plan in plans if replace(plan, seed=SIMULATED.seed) == SIMULATED), None)
     if beside is None or transport is not None:
         return MooncakeCell()

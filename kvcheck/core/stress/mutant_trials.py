@@ -38,10 +38,8 @@ JUDGE = "ordering"
 
 
 def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) -> list[Mutant]:
-    """The mutants that a delay can show. Raises UsageError for others that were named.
-
-    Those that need an answer of "no" are excluded: a delay holds a lane, and gives no answers.
-    """
+    """The mutants that a delay can show. Raises UsageError for others that were named: those that need an answer of
+    "no" are excluded, as a delay gives no answers."""
     timed = [each for each in mutants if each.killed_by == JUDGE and not each.within]
     others = [each.name for each in mutants if each not in timed]
     if are_named and others:
@@ -54,8 +52,8 @@ def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantTask:
-    """A mutant to judge. line: the plan of the fixed build, on the CPU. until: the time.monotonic() of --max-time;
-    max_time_s: its value."""
+    """line: the plan of the fixed build, on the CPU. until: the time.monotonic() of --max-time; max_time_s: its
+    value."""
 
     mutant: str = ""
     line: str = ""
@@ -66,7 +64,6 @@ class MutantTask:
 
 
 def judge_in_time(task: MutantTask, target_of: TargetOf, *, workloads: Workloads) -> MutantResult:
-    """The row of a mutant, also if the time is too short for it."""
     try:
         with time_limit(task.until):
             return judge(
@@ -82,7 +79,6 @@ def judge_in_time(task: MutantTask, target_of: TargetOf, *, workloads: Workloads
 
 
 def not_begun(task: MutantTask) -> MutantResult:
-    """The row of a mutant without enough time, also if it had begun."""
     mutant = _named(task)
     row = _row(mutant, mutant.killed_by if task.device == "cpu" else BY_DELAYS)
     return dataclasses.replace(
@@ -104,10 +100,8 @@ def _named(task: MutantTask) -> Mutant:
 def judge(
     plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str, workloads: Workloads
 ) -> MutantResult:
-    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU.
-
-    workloads: shared by all runs on the CPU, so that each workload and its reference run are made once.
-    """
+    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU. workloads:
+    shared by all runs on the CPU, so that each is made once."""
     if device != "cpu":
         return _judge_on_device(plan, mutant, schedules, target_of, device=device)
     broken, used = dataclasses.replace(plan, mutant=mutant.name), 0

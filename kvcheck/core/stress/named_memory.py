@@ -53,7 +53,7 @@ LAST_MASKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """An allocation in the terms of footprints: places [layers, units, tokens], all of one size.
+    """An allocation: places [layers, units, tokens], all of one size.
 
     buffer: None if the space has this memory alone. first: id of the first unit. outermost: the dimension, counted from
     the outermost, of layers, units and tokens.
@@ -72,7 +72,6 @@ class Memory:
         return self.layers, self.units, self.tokens
 
     def named(self, footprints: Sequence[Footprint], masks: Masks) -> Places:
-        """The places that the footprints hold, flat, in the order of the memory."""
         places = np.zeros(self.lengths, dtype=np.bool_)
         for footprint in footprints:
             if self.is_named(footprint):
@@ -90,7 +89,7 @@ class Memory:
         return self.buffer is None or any(name.partition("/")[0] == self.buffer for name in footprint.buffers)
 
     def beyond(self, footprint: Footprint) -> tuple[int, int, int] | None:
-        """The first span of a footprint that leaves its unit, as unit, start and stop, or None."""
+        """The first span of a footprint that leaves its unit, as unit, start and stop."""
         if footprint.spans is None or self.tokens == 1:
             return None
         starts, stops = footprint.spans[:, 0], footprint.spans[:, 1]

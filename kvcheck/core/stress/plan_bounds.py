@@ -50,7 +50,6 @@ def faults_text(kinds: frozenset[str]) -> str:
 
 
 def bounded(load: Load, plan: Plan, shape: ModelShape) -> Load:
-    """The workload with no request of more pages than the plan's bound, and a pool of one page more than that."""
     if plan.pages is None:
         return load
     most = plan.pages * shape.page_size

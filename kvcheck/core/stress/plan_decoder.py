@@ -47,7 +47,7 @@ def check_decoded(plan: Plan) -> None:
 
 
 def usual_shapes(plan: Plan) -> tuple[str, ...]:
-    """The default shapes: both sizes for schedules; the smaller one for answers, which are fewer then."""
+    """Both sizes for schedules; the smaller one for answers, which are fewer then."""
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
     if plan.kind is not Kind.SCHEDULE or plan.backend != "simulated" or plan.trace is not None:
@@ -56,7 +56,6 @@ def usual_shapes(plan: Plan) -> tuple[str, ...]:
 
 
 def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:
-    """The workload for the plan's decoder: with prompts that are long enough for a question."""
     if plan.decoder != KNOWN_ANSWER:
         return load
     return dataclasses.replace(load, jobs=tuple(asked(job, shape) for job in load.jobs), decoder=plan.decoder)

@@ -32,10 +32,7 @@ UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requ
 
 
 def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
-    """The plans of the target's probes for the base's kind of device.
-
-    scenarios, and names as "PROBE.SUBJECT" or PROBE, limit them; without names all probes have a plan.
-    """
+    """scenarios, and names as "PROBE.SUBJECT" or PROBE, limit the target's probes; without names all have a plan."""
     kind = kind_of(base.device)
     rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
     for row in rows:
@@ -115,7 +112,6 @@ def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> 
 
 
 def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
     every = list(probe_plans(base, [], []))
     tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
     lacking = [name for name in SCENARIOS.names() if name not in tried]
@@ -128,7 +124,7 @@ def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """Runs plans of one target, all in one child while that lives. patience: None: by the device."""
+    """All plans of one target run in one child while that lives."""
 
     target: str
     patience: Patience | None = None

@@ -22,8 +22,6 @@ from kvcheck.core.stress.schedule import Plan
 
 
 class MarkedBackend(PassingBackend):
-    """A backend whose chunks have their operation's name in the profile."""
-
     def submit(self, operation: Operation, **given: object) -> Signal:
         stage = operation.stage
         named = dataclasses.replace(

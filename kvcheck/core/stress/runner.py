@@ -89,9 +89,8 @@ class Outcome:
     findings.
 
     asked: names that strategy "answers" could have answered with "no", in order. refused: those that were; under
-    another strategy, the answers to questions alone. trace: number of its host trace; 0: none. delays: report on a
-    device's delays. unknown: why it is no evidence, or None. is_lost: its process did not answer. is_device_lost:
-    nothing runs on the device any more in this process.
+    another strategy, the answers to questions alone. trace: of its host; 0: none. unknown: why it is no evidence, or
+    None. is_lost: its process did not answer. is_device_lost: nothing runs on the device any more in this process.
     """
 
     plan: Plan
@@ -112,7 +111,7 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL with findings; UNKNOWN with a broken oracle, off the recorded path, or if no delay held; else PASS."""
+        """UNKNOWN also off the recorded path, or if no delay held."""
         if self.findings:
             return Verdict.FAIL
         is_held = self.delays is None or self.delays.gap is None
@@ -120,12 +119,11 @@ class Outcome:
 
     @property
     def unjudged(self) -> str | None:
-        """Why it cannot count as a pass, or None."""
         return f"an oracle broke: {self.broken_oracles[0]}" if self.broken_oracles else self.unknown
 
 
 class Runner(Protocol):
-    """Runs the schedules of a cell, or of all cells of a run. cpu_s: CPU seconds of a child of its own."""
+    """cpu_s: CPU seconds of a child of its own."""
 
     @property
     def cpu_s(self) -> float: ...
@@ -149,10 +147,8 @@ class ReferenceRun:
 
 
 class Workloads:
-    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last KEPT_WORKLOADS.
-
-    known: reference outputs of an earlier run; None for a plan: computed here.
-    """
+    """Workloads with their reference outputs, which depend on the plan alone. known: outputs of an earlier run; None
+    for a plan: computed here."""
 
     def __init__(self, known: Callable[[Plan], Mapping[int, tuple[int, ...]] | None] = lambda plan: None) -> None:
         self._known = known
@@ -194,8 +190,7 @@ class ScheduleRunner:
     """Runs plans against one target.
 
     audit: on a CPU backend, audit every operation's footprints; slow. Else some, in the schedules of `is_audited`.
-    workloads: may be shared with runners of other targets. stuck_cpu_s: CPU seconds without progress that count as a
-    hang.
+    workloads: may be shared with other targets. stuck_cpu_s: CPU seconds without progress that count as a hang.
     """
 
     cpu_s = 0.0
@@ -222,8 +217,7 @@ class ScheduleRunner:
         handlers: Iterable[tuple[type, Handler]] = (),
         around: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> Outcome:
-        """Run and judge one schedule. handlers: further listeners to events. around: wraps the backend for the
-        target."""
+        """handlers: further listeners to events. around: wraps the backend for the target."""
         scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:

@@ -42,10 +42,10 @@ TargetOf = Callable[[Plan], Target]
 class RunnerRow:
     """How plans of one kind are checked, run and counted.
 
-    make: the runner of one cell. check_names: checks that scenario and shape, or the probe, exist. check: refuses
-    options that the runner ignores, and an incomplete plan. cells: the plans of a run, from one without scenario and
-    shape. floor: schedules that a pass needs. order: the order of a plan. left_out: orders that a plan does not try.
-    cost: of a schedule, in words. shows: the subject of a cell. untried: lines on all that no cell of a run exercises.
+    check_names: checks that scenario and shape, or the probe, exist. check: refuses options that the runner ignores,
+    and an incomplete plan. cells: the plans of a run, from one without scenario and shape. floor: schedules that a pass
+    needs. left_out: orders that a plan does not try. cost: of a schedule, in words. shows: the subject of a cell.
+    untried: lines on all that no cell of a run exercises.
 
     confirms: unordered operations can be run in the other order too. is_once: a run is one schedule. is_alone: cells
     never run at the same time. is_shared: one runner, started before, runs all cells. tells_notes: the terminal shows

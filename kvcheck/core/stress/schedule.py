@@ -46,8 +46,6 @@ BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class Kind(Enum):
-    """The kinds of plans: each is a row of RUNNERS."""
-
     SCHEDULE = "schedule"
     """In this process."""
     DELAYED = "delayed"
@@ -65,10 +63,10 @@ class Plan:
     probe: "NAME.SUBJECT"; the shape is then "". None: `target` is kvcheck's or the user's own. decoder: row of
     DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None: the scenario
     chooses. requests: None: the scenario's own number, or the whole trace. trace: None: a synthetic workload. pages:
-    most pages of a request; the pool is then smaller too. faults: kinds of faults left in, such as "aborts.store", or
-    "none"; None: all of FAULTS. choices: recorded choices, for strategy "replay"; the pair of operations, for "flip";
-    delays of a device, for "delay". extras: "no" leaves out the audit of footprints. engine_env: variables of an
-    installed engine, one "NAME=VALUE" a line. expect: the finding code that the line was printed for.
+    most pages of a request; the pool is then smaller too. faults: kinds left in, such as "aborts.store", or "none";
+    None: all of FAULTS. choices: recorded, for strategy "replay"; the pair of operations, for "flip"; delays of a
+    device, for "delay". extras: "no" leaves out the audit of footprints. engine_env: one "NAME=VALUE" a line. expect:
+    the finding code that the line was printed for.
     """
 
     scenario: str
@@ -102,10 +100,7 @@ class Plan:
 
     @property
     def variant(self) -> int:
-        """The number of its variant: consecutive over cells and seeds.
-
-        The first schedules of all cells have the first variants, which bring the most pairs of settings.
-        """
+        """Consecutive over cells and seeds. The first variants bring the most pairs of settings."""
         return (self.schedule + FLOOR * (self.seed - 1)) * STRIDE + self.place
 
     @property
@@ -164,7 +159,7 @@ def workload_seed(plan: Plan) -> int:
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
-    """The plan and those behind it, so many; none for a trace, which is one workload."""
+    """The plan and those behind it; none for a trace."""
     for number in range(count if plan.trace is None else 0):
         yield dataclasses.replace(plan, schedule=plan.schedule + number)
 

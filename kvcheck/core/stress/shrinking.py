@@ -47,8 +47,8 @@ Likeness = tuple[str, str, bool]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """The result. first: the run of the given line. last: the smallest run that fails alike. finding: the last's.
-    requests: before and after. pages: the most of one request, before and after. runs: number of schedules run."""
+    """first: the run of the given line. last: the smallest run that fails alike. finding: the last's. requests: before
+    and after. pages: the most of one request, before and after. runs: number of schedules run."""
 
     first: Outcome
     last: Outcome
@@ -94,7 +94,7 @@ def shrink(runner: ScheduleRunner, plan: Plan, *, runs: int, tell: Callable[[Pla
     expects.
 
     runs: most schedules to run, from 1 on. tell: called with each smaller plan when found, so that an interrupted
-    search keeps the last. Raises UsageError for a plan that `check_shrinkable` refuses.
+    search keeps the last. Raises UsageError if `check_shrinkable` does.
     """
     check_shrinkable(plan)
     return _Shrinking(runner, runs, tell).of(plan)

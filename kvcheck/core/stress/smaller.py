@@ -38,11 +38,8 @@ def smaller(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[tuple[str, Facts]]:
-    """The facts of the first causes, by id; a cause may come a second time, with its wait.
-
-    until: the time.monotonic() after which no schedule is run. told: called before each cause, with how many are done
-    and of how many.
-    """
+    """The facts of the first causes, by id; a cause may come a second time, with its wait. until: the time.monotonic()
+    after which no schedule is run. told: called before each cause, with how many are done and of how many."""
     causes = _first_causes(findings)
     for done, (cause, plan) in enumerate(causes):
         told(done, len(causes))

@@ -55,7 +55,6 @@ def is_computing(note: Note) -> bool:
 
 
 def history(notes: StoryNotes, space: str | None) -> tuple[str, ...]:
-    """The lines of the place, or of the request if there is no place."""
     lines = _of_request(notes) if space is None else _of_place(notes, space)
     if len(lines) > MOST_LINES:
         cut = len(lines) - MOST_LINES + 1
@@ -74,7 +73,6 @@ def row_seen(notes: StoryNotes) -> Mismatch | None:
 
 
 def is_of_another(notes: StoryNotes, note: Note) -> bool:
-    """Of another request, or of another rank of the finding's end."""
     event = note.event
     owner = event.owner if isinstance(event, Allocated) else getattr(event, "request", None)
     if not isinstance(event, Submitted) and owner not in (None, notes.finding.request):
@@ -92,7 +90,7 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
 
 
 def is_of_pages(note: Note) -> bool:
-    """Whether the allocated ids are pages, not table rows or slots of metadata."""
+    """Not of table rows or slots of metadata."""
     return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
 
 

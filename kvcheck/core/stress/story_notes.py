@@ -59,10 +59,7 @@ ACTS = (Retracted, Resumed, Saved, Restored, Aborted, Failed, Faulted, Finished,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touch:
-    """A footprint of an operation, with the noted unit and its owner.
-
-    span: rows of the unit, half-open; None: all of it. units: the first ids that it names.
-    """
+    """span: rows of the unit, half-open; None: all of it. units: the first ids that it names."""
 
     is_write: bool
     space: str
@@ -79,10 +76,7 @@ class Touch:
 
 @dataclass(slots=True, kw_only=True)
 class Note:
-    """One event that concerns the finding. Operations have touches, a number within their lane and a clock.
-
-    ended: when it had run. clock: of the host's acts, the events of each lane that the process had joined.
-    """
+    """ended: when it had run. clock: of the host's acts, the events of each lane that the process had joined."""
 
     at: int
     event: Event
@@ -101,11 +95,8 @@ class Note:
 
 @dataclass(slots=True)
 class StoryNotes:
-    """Notes for one finding. oracle: a fresh one, which makes the finding again.
-
-    moment: number of the event at which it was made. cause: that event. process: the acting one then. saw: mismatches
-    of reads, the finding's first.
-    """
+    """oracle: a fresh one, which makes the finding again. moment: number of the event at which it was made. cause: that
+    event. process: the acting one then. saw: mismatches of reads, the finding's first."""
 
     finding: Finding
     oracle: Oracle
@@ -129,7 +120,6 @@ class StoryNotes:
         return self._now
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that it reads: its own, then its oracle's."""
         own: dict[type, Handler] = {
             Submitted: self._submitted,
             Completed: self._completed,

@@ -68,10 +68,8 @@ class _Piece:
 
 
 def tell(notes: StoryNotes, cause: Finding, followed: Finding, *, is_flipped: bool = False) -> Story:
-    """The story of a cause. followed: the finding that the notes are about, the cause or its effect.
-
-    is_flipped: the schedule runs the two operations of a race in the other order.
-    """
+    """followed: the finding that the notes are about, the cause or its effect. is_flipped: the schedule runs the two
+    operations of a race in the other order."""
     space = _space(notes)
     pieces = _of_place(notes, space) if space is not None else _of_request(notes)
     picked = _picked(notes, pieces)

@@ -23,8 +23,7 @@ from kvcheck.core.stress.pair import Pair, parse_pair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """order: the portfolio's order that is due. choices: recorded choices as text, for a replay; the pair, for a
-    flip."""
+    """order: the portfolio's order that is due. choices: for a replay, the recorded ones; for a flip, the pair."""
 
     seed: int
     schedule: int
@@ -95,10 +94,8 @@ class LazyStrategy:
 
 
 class DelayStrategy:
-    """Some groups of lanes run only when nothing else can and the process waits; others run as soon as they can.
-
-    groups: rows of LANE_GROUPS.
-    """
+    """Some groups of lanes, rows of LANE_GROUPS, run only when nothing else can and the process waits; others at
+    once."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         self.groups = tuple(groups)
@@ -149,7 +146,6 @@ class ReplayStrategy:
         return min(recorded, len(enabled) - 1)
 
     def divergence(self) -> str | None:
-        """Describe how the finished run left the recorded path, or None."""
         recorded = len(self._choices)
         parts = [f"{self._bent} of them did not fit what was offered"] if self._bent else []
         if self._asked > recorded:
@@ -162,8 +158,7 @@ class ReplayStrategy:
 class FlipStrategy:
     """Eager, but one operation is held until a later one has run, or until the process waits and nothing else can run.
 
-    The later operation is not ordered behind the held one, so up to it the run is the eager one, and the pair's numbers
-    of an eager run still fit.
+    Up to the later operation the run is the eager one, so the pair's numbers of an eager run still fit.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -173,7 +168,6 @@ class FlipStrategy:
         self._eager = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The oldest part that is not held; else a pause, or the held part if the process cannot pause."""
         free = [at for at, (head, _) in enumerate(enabled) if not self._holds(head)]
         if not free and may_pause:
             return None
@@ -184,7 +178,7 @@ class FlipStrategy:
         return chosen
 
     def divergence(self) -> str | None:
-        """Describe how the finished run differs from the pair's; a pair that stayed in order is no divergence."""
+        """A pair that stayed in order is no divergence."""
         wanted = ((self._pair.held, self._pair.held_name), (self._pair.until, self._pair.until_name))
         parts = [
             f"#{ordinal} was {self._names[ordinal]}, not {name}" if ordinal in self._names else f"#{ordinal} never ran"
@@ -205,8 +199,6 @@ class FlipStrategy:
 
 @runtime_checkable
 class Following(Protocol):
-    """A strategy that follows the choices of a line."""
-
     def divergence(self) -> str | None:
         ...
 
@@ -258,7 +250,6 @@ def delay_name(groups: tuple[str, ...]) -> str:
 
 
 def portfolio(draw: Draw) -> Chooser:
-    """The order that is due; see orders.py."""
     delays = {delay_name(groups): groups for groups in DELAYS}
     if draw.order in delays:
         return DelayStrategy(delays[draw.order])
@@ -278,10 +269,8 @@ def lazy(draw: Draw) -> Chooser:
 
 
 def delay(draw: Draw) -> Chooser:
-    """One delay a schedule, in turn; each round of DELAYS begins one place further.
-
-    A scenario takes its settings from the schedule number too. Without the shift a group would meet only some of them.
-    """
+    """One delay a schedule, in turn; each round of DELAYS begins one place further. A scenario takes its settings from
+    the schedule number too. Without the shift a group would meet only some of them."""
     return DelayStrategy(delayed_groups(draw.schedule))
 
 

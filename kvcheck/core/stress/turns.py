@@ -45,7 +45,6 @@ MORE_WORKLOADS = 6
 
 
 def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | None = None) -> Iterator[Report]:
-    """Run the schedules of one cell until one fails or all have run."""
     yield from take_turns([(number, task)], Limit(), target_of, shared)
 
 
@@ -56,11 +55,10 @@ def take_turns(
     shared: Runner | None = None,
     begins: Callable[[int, Plan], None] = lambda number, plan: None,
 ) -> Iterator[Report]:
-    """Run cells, one schedule of each in turn, until all have ended or the device is lost. The last report of a cell
-    marks its end, or that it is left.
+    """The last report of a cell marks its end, or that it is left because the device is lost.
 
-    shared: the runner of all cells; None: each cell gets its own runner, by its plan's kind. begins: called before each
-    schedule, with the number of its cell.
+    shared: the runner of all cells; None: each cell gets its own runner. begins: called before each schedule, with the
+    number of its cell.
     """
 
     def spent() -> float:
@@ -83,11 +81,8 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """The open cells that run next.
-
-    Above all floors, the one with the least CPU time. Until then the earliest round, of the cells below their floors
-    and of all micro cells: one above its floor waits for cells of its own size alone.
-    """
+    """Above all floors, the cell with the least CPU time. Until then the earliest round, of the cells below their
+    floors and of all micro cells: one above its floor waits for cells of its own size alone."""
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
     in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_micro]
@@ -96,7 +91,7 @@ def due(cells: Sequence[Turns]) -> Sequence[Turns]:
 
 
 class Budget:
-    """The rest of a limit. spent: CPU seconds that the runners have used so far."""
+    """spent: CPU seconds that the runners have used so far."""
 
     def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
         self.until = limit.until
@@ -118,16 +113,12 @@ class Budget:
 
 
 def reported_once(finding: Finding) -> tuple[str, str | None, str | None]:
-    """The key by which a cell reports a finding once."""
     return finding.code, finding.message if finding.code == CALL else finding.buffer, finding.condition
 
 
 class Turns:
-    """A cell that is being run.
-
-    If the budget ends its schedules before there is evidence, up to MORE_WORKLOADS further ones follow: each has a
-    workload of its own, which may exercise the rest.
-    """
+    """A cell that is being run. If the budget ends its schedules before there is evidence, up to MORE_WORKLOADS further
+    ones follow, with workloads of their own."""
 
     def __init__(
         self,
@@ -159,7 +150,6 @@ class Turns:
 
     @property
     def round(self) -> int:
-        """The round of its next schedule."""
         return self._ran if self.is_micro else (self._ran + 1) * ROUNDS_OF_MICRO
 
     @property
@@ -176,7 +166,6 @@ class Turns:
         return self._ran < self._task.floor
 
     def turn(self) -> Iterator[Report]:
-        """Run the next schedule. The cell ends if there is none or if this one fails."""
         plan = self._next()
         if plan is None:
             yield self._end(self._gap())

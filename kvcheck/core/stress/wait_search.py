@@ -45,8 +45,8 @@ _Failure = tuple[Likeness, str | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """The result. wait: the first that removes the failure, or None. tried: number of candidates. failed, explored:
-    schedules without a wait. cleared: schedules that ran with it, of which none failed."""
+    """wait: the first that removes the failure. tried: number of candidates. failed, explored: schedules without a
+    wait. cleared: schedules that ran with it, of which none failed."""
 
     wait: Wait | None
     tried: int
@@ -66,7 +66,7 @@ class Waits:
 
 
 def search_waits(runner: ScheduleRunner, plan: Plan, finding: Finding, *, most: int = MOST_EXPLORED) -> Waits:
-    """Look for the wait that removes the finding. plan: the small schedule, of strategy answers, that makes it."""
+    """plan: the small schedule, of strategy answers, that makes the finding."""
     wanted = _failure(finding)
     landings: list[_Landing] = []
 

@@ -26,8 +26,8 @@ class Waiter(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """`later` waits for the latest `earlier` in each lane. earlier_lane, later_lane: kinds of lanes, see `kind_of`.
-    later: None: every operation on that lane."""
+    """`later` waits for the latest `earlier` in each lane. earlier_lane, later_lane: see `kind_of`. later: None: every
+    operation on that lane."""
 
     earlier: str
     earlier_lane: str
@@ -60,7 +60,7 @@ def kind_of(lane: str) -> str:
 
 
 class WaitingBackend(PassingBackend):
-    """A backend that adds the wait at each place. made: how often it made it."""
+    """made: how often it made the wait."""
 
     def __init__(self, inner: Backend, wait: Wait) -> None:
         super().__init__(inner)
@@ -77,7 +77,7 @@ class WaitingBackend(PassingBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Submit the operation, behind the wait if it is the later one; a captured one waits at its replay."""
+        """A captured operation waits at its replay."""
         if self._is_later(operation, lane):
             self._make(lane)
         signal = self.inner.submit(operation, lane=lane, reads=reads, writes=writes, after=after)

@@ -30,10 +30,8 @@ ROOT = b""
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """A cached page. least, most: a number for each of RANKS, by the readings that count the fewest and the most uses.
-
-    backed_at, refused_at: the use at which its last backup was made, or refused.
-    """
+    """least, most: a number for each of RANKS, by the readings that count the fewest and the most uses. backed_at,
+    refused_at: the use at which its last backup was made, or refused."""
 
     least: list[int]
     most: list[int] = field(default_factory=list)
@@ -42,11 +40,8 @@ class Page:
 
 
 class CacheModel:
-    """Both tiers of one cache.
-
-    clock: counts uses of the cache: lookups and computed prefixes. locks_host: some page was locked on the host, so
-    locks keep pages there.
-    """
+    """clock: counts uses of the cache: lookups and computed prefixes. locks_host: some page was locked on the host, so
+    locks keep pages there."""
 
     def __init__(self) -> None:
         self.model = Modelled(page_size=1, window=0, has_state=False)
@@ -98,7 +93,7 @@ class CacheModel:
                 ends[PRIORITY] = max(ends[PRIORITY], event.priority)
 
     def compute(self, event: Computed) -> None:
-        """Offer a prefix. Whether that uses its cached pages is left open."""
+        """Whether that uses the prefix's cached pages is left open."""
         self.clock += 1
         self.learn(event.chain)
         self._priority = event.priority
@@ -178,7 +173,6 @@ class CacheModel:
                 yield each
 
     def stays(self, tier: str, space: str, each: bytes) -> str | None:
-        """The reason why a page cannot be evicted next, or None."""
         on_device = self.held["device", "full"]
         if each not in self.held[tier, space]:
             return "is not held there"
@@ -241,8 +235,8 @@ class CacheModel:
         return pages, lacking
 
     def fetchable(self, chain: tuple[bytes, ...], whole: dict[str, set[bytes]]) -> tuple[int, int]:
-        """Return [start, stop): pages of a prompt that both tiers lack and the store holds whole, with companions. It
-        is empty if the host lacks the page before them. whole: by space, the store's content."""
+        """Return [start, stop): pages of a prompt that both tiers lack and the store holds whole, with companions;
+        empty if the host lacks the page before them. whole: by space, the store's content."""
         on_device = self.held["device", "full"]
         start = next(
             (at for at, each in enumerate(chain) if each not in on_device and not self.is_whole_on_host(each)),

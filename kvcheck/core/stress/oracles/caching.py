@@ -98,7 +98,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         )
 
     def finish(self) -> None:
-        """Report a run with long due backups and none started or refused; the pages may have left before."""
+        """Report long due backups if none was started or refused."""
         self._judge_lanes()
         if self._is_over and not self.findings:  # pages that were lost were never stored either
             self.judge_unstored()
@@ -111,10 +111,8 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
 
     @property
     def note(self) -> str | None:
-        """A warning if the run has served far less than a plain cache; no rule is broken by that alone.
-
-        Prefixes with companions, or backed up at a later use, are kept less often by design.
-        """
+        """A warning if the run has served far less than a plain cache. Prefixes with companions, or backed up at a
+        later use, are kept less often by design."""
         served, plain = (sum(each) for each in zip(*self._hits.values(), strict=True)) if self._hits else (0, 0)
         model, uses = self._cache.model, self._declared.uses if self._declared is not None else None
         if model.has_state or model.window or uses not in (1, None) or served >= plain * FEW:

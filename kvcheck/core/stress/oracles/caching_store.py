@@ -24,8 +24,7 @@ has to compute the pages in the end (vLLM #49328 never did)."""
 
 @dataclass(slots=True)
 class Fetch:
-    """A fetch in progress of pages [start, stop) that the store holds whole. failed: of them, those that did not
-    come."""
+    """failed: pages of [start, stop) that did not come."""
 
     chain: tuple[bytes, ...]
     start: int

@@ -58,10 +58,8 @@ class KnownWords:
         )
 
     def whose(self, words: tuple[int, ...], site: Site, nobody: str) -> tuple[Tag | None, str]:
-        """Return the tag of the first word with one, and a description of the words; `nobody` if none has.
-
-        Words without a tag here are tried at the other places of the run.
-        """
+        """Return the first tag in the words, and a description of them; `nobody` if there is none. Words without a tag
+        here are tried at the other places of the run."""
         tags = (content.decode(word, site, at, requests=self._most()) for at, word in enumerate(words))
         if (tag := next((tag for tag in tags if tag is not None), None)) is not None:
             where = "" if site.space == "metadata" else f" (its position {tag.position})"

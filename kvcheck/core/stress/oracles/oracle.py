@@ -39,7 +39,7 @@ class Oracle(Protocol):
     findings: list[Finding]
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that it reads, each with its handler."""
+        ...
 
     def finish(self) -> None:
         """Judge at the end of the history."""

@@ -11,7 +11,6 @@ class PlainCache:
         self._held: dict[bytes, None] = {}
 
     def look_up(self, chain: tuple[bytes, ...]) -> int:
-        """Use and count the leading pages of a prompt that it holds."""
         found = next((at for at, each in enumerate(chain) if each not in self._held), len(chain))
         self._use(chain[:found])
         return found

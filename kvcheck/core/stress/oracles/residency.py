@@ -116,7 +116,7 @@ class ResidencyOracle:
 
 
 def first_seen(model: Modelled, pages: int) -> int:
-    """The first page with a token visible through the window to the position after so many pages, itself included."""
+    """The first page that the position after so many pages sees through the window."""
     return max(0, pages * model.page_size + 1 - model.window) // model.page_size
 
 

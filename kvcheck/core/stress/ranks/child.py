@@ -35,8 +35,6 @@ class Ending:
 
 
 class Child:
-    """A rank's process. put: receives its lines."""
-
     def __init__(self, spec: RankSpec, program: str, put: Put) -> None:
         self.spec = spec
         self._put = put
@@ -65,7 +63,7 @@ class Child:
             self._said.close()
 
     def close_input(self) -> None:
-        """Close its input, which ends a rank."""
+        """It ends a rank."""
         close_input(self.process)
 
     def _take(self, line: str | None) -> None:

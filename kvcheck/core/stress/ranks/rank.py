@@ -71,7 +71,7 @@ Say = Callable[[str, dict[str, object]], None]
 
 
 class RankRun:
-    """One rank. say: reports to the supervisor. inbox: lines of the supervisor."""
+    """say: reports to the supervisor. inbox: lines of the supervisor."""
 
     def __init__(self, spec: RankSpec, wire: type[ProcessWire], say: Say, inbox: Inbox, *, parts: TargetParts) -> None:
         self._spec = spec
@@ -146,7 +146,6 @@ class RankRun:
     # The peers
 
     def meet(self) -> None:
-        """Connect to all peers, build the scheduler on their layouts, start the wire."""
         self._hello = {
             "name": self.rank.name,
             "layout": layout_to_json(self.rank.layout),
@@ -345,7 +344,6 @@ class RankRun:
             time.sleep(QUIET_S * 4)
 
     def close(self) -> None:
-        """Count held units, check the padding, free everything, and send the summary."""
         assert self._scheduler is not None
         counts = rank_counts(self.rank)
         for count in counts:

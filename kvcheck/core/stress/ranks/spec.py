@@ -20,12 +20,10 @@ from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """One rank. key: of the run; links without it are refused. meeting: rendezvous of the ranks of the end.
-
-    patience_s: seconds a room may take. lease_s: seconds a peer may be silent. incarnation: 1, or more after a restart;
-    over: requests that ended before it. returns: peers that are started again when they die. network: where its
-    engine's process is; None: with all others. extra: for test programs, such as ending half-way.
-    """
+    """key: of the run; links without it are refused. meeting: rendezvous of the ranks of the end. patience_s: seconds a
+    room may take. lease_s: seconds a peer may be silent. incarnation: 1, or more after a restart; over: requests that
+    ended before it. returns: peers that are started again when they die. network: where its engine's process is; None:
+    with all others. extra: for test programs, such as ending half-way."""
 
     line: str
     end: str
@@ -63,11 +61,9 @@ def read_spec(line: str) -> RankSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """The last report of a rank. counts: space -> (free, total), when idle. returned: the same after it has closed.
-
-    decisions: a checksum of its rounds' decisions; equal on all ranks of an end. sealed: verified bytes by request.
-    quarantined: pages and slots freed after a Want.
-    """
+    """counts: space -> (free, total), when idle. returned: the same after close. decisions: a checksum of its rounds'
+    decisions; equal on all ranks of an end. sealed: verified bytes by request. quarantined: pages and slots freed after
+    a Want."""
 
     counts: dict[str, tuple[int, ...]]
     returned: dict[str, tuple[int, ...]]

@@ -32,8 +32,6 @@ class _Held:
 
 
 class StressedWire:
-    """A Wire over a ProcessWire. inner: the wire that carries the bytes."""
-
     def __init__(self, inner: ProcessWire, faults: Faults, stalls: Stalls, quarantine: Quarantine) -> None:
         self.name = inner.name
         self.inner = inner

@@ -36,13 +36,10 @@ ENDING_S = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class RankReport:
-    """The collected reports of a rank. death: how its process ended too early, or "".
-
-    faulted: by request, the fault that its reason has to name. stalled: requests with a held leg. fenced: peers cut
-    off. refused: peers refused at a rejoin, and why. rejoined: peer.incarnation. is_refusal: it ended with an error of
-    the code under test, such as a peer's memory that does not fit its own. lives: how earlier processes of the rank
-    ended; before: requests that had ended by then.
-    """
+    """death: how its process ended too early, or "". faulted: by request, the fault that its reason has to name.
+    stalled: requests with a held leg. fenced: peers cut off. refused: peers refused at a rejoin, and why. rejoined:
+    peer.incarnation. is_refusal: it ended with an error of the code under test. lives: how earlier processes of the
+    rank ended; before: requests that had ended by then."""
 
     name: str
     finished: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -73,11 +70,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Runs the ranks of one plan. extra: of each rank, RankSpec.extra.
-
-    restarts: ranks that are started again, once, when they die. They must be alone at their end: the other ranks of a
-    larger end have agreed on state that a new rank lacks.
-    """
+    """restarts: ranks that are started again, once, when they die. They must be alone at their end: the other ranks of
+    a larger end have agreed on state that a new rank lacks."""
 
     program: ClassVar[str] = worker.__name__
 

@@ -43,7 +43,7 @@ def judge(
     silence: str = "",
     troubled: Collection[str] = (),
 ) -> Judgement:
-    """Judge a run. silence: why the supervisor gave up. troubled: ranks that were killed or frozen on purpose."""
+    """silence: why the supervisor gave up. troubled: ranks that were killed or frozen on purpose."""
     decode = [report for name, report in reports.items() if name.startswith("decode")]
     found = [_finding("KV901", "liveness", silence)] if silence else []
     found += [

@@ -43,8 +43,8 @@ def ways_of(scenario: PDTransfer, variant: Variant, *, takes_paths: bool) -> tup
 
 
 def rank_backend(plan: Plan, end: str) -> RegionBackend:
-    """The memory of a rank of that end. On "cuda", the ends have a device each if there are two; "cuda:N" names one.
-    Raises UnknownVerdict if there is none."""
+    """On "cuda", the ends have a device each if there are two; "cuda:N" names one. Raises UnknownVerdict if there is
+    none."""
     kind, _, number = plan.device.partition(":")
     if kind != "cuda":
         return RegionBackend()

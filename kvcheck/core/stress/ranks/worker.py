@@ -40,7 +40,6 @@ def wire_of(spec: RankSpec) -> type[ProcessWire]:
 
 
 def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lambda spec: FIXED) -> int:
-    """Run one rank, which reports on standard output. make: its parts."""
     torch.set_num_threads(1)
     first = sys.stdin.readline()
     inbox = Inbox()

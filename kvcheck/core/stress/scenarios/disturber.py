@@ -65,11 +65,8 @@ def disturber(
     spared: Callable[[int], bool] = lambda request: False,
     focus: Collection[str] = (),
 ) -> Disturber | None:
-    """The disturber of a schedule, or None.
-
-    shape: of the cell, so that cells begin with different situations. spared: requests to leave alone. focus: keys of
-    situations that every schedule aims at.
-    """
+    """shape: of the cell, so that cells begin with different situations. spared: requests to leave alone. focus: keys
+    of situations that every schedule aims at."""
     if load.from_trace or variant % CALM_EVERY == 0 or ACTS not in load.faults:
         return None
     start = variant + crc32(f"{scenario} {shape}".encode()) + sum(job.total_tokens for job in load.jobs)
@@ -124,8 +121,6 @@ class Disturber:
         return frozenset(each.job.request for each in self._held)
 
     def noting(self, emit: Emit) -> Emit:
-        """An Emit that also counts spontaneous happenings as reached."""
-
         def note(event: Event) -> None:
             if isinstance(event, Happened):
                 self._reached[Situation(event.subject, event.state, event.happening)] += 1
@@ -134,7 +129,7 @@ class Disturber:
         return note
 
     def __call__(self, engine: Engine) -> int | None:
-        """Do at most one thing. Return the rival to send now, if any."""
+        """Do at most one thing. Return the rival to send now."""
         self._round += 1
         wanted = self._open()
         by_state = self._met(engine) if wanted else {}

@@ -31,7 +31,7 @@ DAMAGE_EVERY = 11
 
 
 class FaultyMemoryStore(MemoryStore):
-    """Objects in a dict; one of `every` reads finds its object damaged, none for None."""
+    """One of `every` reads finds its object damaged, none for None."""
 
     def __init__(self, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__()
@@ -53,15 +53,13 @@ class FaultyMemoryStore(MemoryStore):
 
 
 class FaultyFileStore(FileStore):
-    """Objects in a folder; otherwise like FaultyMemoryStore."""
-
     def __init__(self, folder: Path, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__(folder)
         self._tell, self._every = tell, every
         self._reads = 0
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep it. This store has no limit, so a failure is the machine's fault."""
+        """This store has no limit, so a failure is the machine's fault."""
         try:
             super().put(key, payload)
         except StorageError as error:
@@ -95,10 +93,8 @@ class FaultyFileStore(FileStore):
 def faulty_store(
     kind: str | None, tell: Callable[[str], None] = lambda key: None, *, is_faulty: bool = True
 ) -> Iterator[PageStore | None]:
-    """A new, empty store for one schedule, removed afterwards. kind: "memory", "files", or None for no store.
-
-    tell: receives the key of each damaged object. is_faulty: some are damaged.
-    """
+    """kind: "memory", "files", or None for no store. tell: receives the key of each damaged object. is_faulty: some are
+    damaged."""
     every = DAMAGE_EVERY if is_faulty else None
     if kind is None:
         yield None

@@ -186,8 +186,7 @@ class HybridScenario(HiCacheScenario):
 
 
 class FirstRetracted:
-    """Requests retracted before the first resume, which the disturber spares if it aims at retractions: a pass takes a
-    resume, and an aborted request brings none."""
+    """Requests that the disturber spares, as a pass takes a resume, and an aborted request brings none."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -205,7 +204,6 @@ class FirstRetracted:
 
 
 def host_tier(shape: ModelShape, load: Load, row: Variant, store: PageStore | None) -> HostTier:
-    """The host tier of a schedule with these settings. A trace has sizes of its own."""
     ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[row["host ratio"]]
     pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio) | 1
     share = row.values.get("host window share", "all")

@@ -207,7 +207,7 @@ class NVLinkAux(PDTransfer):
 
 
 class Faults:
-    """The faults of a schedule: every fifth request has one, of several kinds in turn.
+    """Faults of every fifth request, of several kinds in turn.
 
         shorter, longer    a decode rank sends a page list of another length
         refused            the engine refuses a write
@@ -216,7 +216,7 @@ class Faults:
 
     A rank notices the last two only by a timeout, so they have schedules for themselves. There some answers (Done,
     Abort, Drained) are lost as well, which only costs time. If the message count is 2, a late copy of each arrives as
-    well, which is no fault. is_kept: some of this happens; else every write is made, and each message arrives once.
+    well, which is no fault. is_kept: some of this happens; else nothing.
     """
 
     def __init__(
@@ -247,14 +247,13 @@ class Faults:
         self._kinds.pop(request, None)
 
     def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """The engine refuses this write: one leg of the request, to all decode ranks or to the first alone."""
+        """One leg of the request, to all decode ranks or to the first alone."""
         if not self._is_hit(peer, leg, ticket, "refused"):
             return False
         self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
         return True
 
     def vanishes(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """The engine reports this write and never makes it."""
         if not self._is_hit(peer, leg, ticket, "vanished"):
             return False
         self._tell(ticket.request, f"a write of its {leg} never landed", (TOO_LATE, writer))
@@ -305,8 +304,6 @@ class Faults:
 
 
 class Aborts:
-    """Chooses requests to abort after a round, by stage."""
-
     def __init__(self, stage: str, faults: Faults) -> None:
         self.stage = stage
         self._faults = faults
@@ -331,10 +328,10 @@ class Aborts:
 
 
 class Retries:
-    """Sends failed requests again, once each, in the room they failed in.
+    """Sends failed requests again, once each, in the room they failed in, and counts the state it finds.
 
     delay: 0: at once, while the ends still hold memory of the first attempt; else some rounds later, for odd requests
-    not before both ends have freed everything. None: never. Each is counted by the state in which it was found.
+    not before both ends have freed everything. None: never.
     """
 
     def __init__(self, faults: Faults, aborts: Aborts, delay: int | None, *, engine: Engine, emit: Emit) -> None:
@@ -381,10 +378,7 @@ def room_of(request: int) -> int:
 
 
 def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape, *, is_tight: bool = False) -> PoolSizes:
-    """Room for a few prompts, in another number of pages and rows than the decode end has.
-
-    is_tight: the longest prompt takes every page.
-    """
+    """Other numbers of pages and rows than at the decode end. is_tight: the longest prompt takes every page."""
     longest = max(job.prompt_tokens for job in jobs)
     pages = max(sizes.pages + 2, 2 * (longest // shape.page_size + 1)) | 1
     if is_tight:

@@ -67,11 +67,8 @@ class RetractResume:
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """Synthetic jobs, or a trace scaled to the pool.
-
-        With window layers, outputs are one window longer, and the pool two, so that windows move by all their pages
-        before a retraction and after the resume.
-        """
+        """With window layers, outputs are one window longer, and the pool two, so that windows move by all their pages
+        before a retraction and after the resume."""
         if trace is None:
             window = pages_for(shape.window, shape.page_size) if shape.window_layers else 0
             return synthetic_load(

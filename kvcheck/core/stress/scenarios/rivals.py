@@ -20,11 +20,8 @@ CUTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A job held back until its shared prefix is in a certain state. of: the request that it begins like.
-
-    chain: the name of each whole page of that request's prompt, as in standings. shared: how many of those a lookup of
-    the rival can find.
-    """
+    """A job held back until its shared prefix is in a certain state. of: the request that it begins like. chain: the
+    name of each whole page of that request's prompt. shared: how many of those a lookup of the rival can find."""
 
     job: Job
     of: int

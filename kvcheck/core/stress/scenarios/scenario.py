@@ -26,12 +26,9 @@ and stored objects that are damaged."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Jobs, and the tokens that the pool is sized for.
-
-    max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
-    was scaled. rivals: the last of the jobs, which a disturber may hold back until their shared prefix is in a certain
-    state. decoder: row of DECODERS. faults: the kinds of faults that happen.
-    """
+    """capacity_tokens: the pool is sized for these. max_running: requests that decode together. chunk_tokens: prefill
+    tokens of a round and request. note: how a trace was scaled. rivals: the last of the jobs, which a disturber may
+    hold back. decoder: row of DECODERS. faults: the kinds of faults that happen."""
 
     jobs: tuple[Job, ...]
     capacity_tokens: int
@@ -82,4 +79,4 @@ class Scenario(Protocol):
         """Drive the target to the end; return device evictions. variant: its number picks the settings."""
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Return the missing evidence as text, or None if it is enough."""
+        """Return the missing evidence, or None if it is enough."""

@@ -84,7 +84,6 @@ PRIORITIES = 3
 
 
 def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None, max_running: int) -> Load:
-    """A trace scaled to a pool of TRACE_PAGES pages."""
     capacity = max(TRACE_PAGES * shape.page_size, 512)
     rows = trace_rows(trace, requests)
     workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
@@ -129,10 +128,8 @@ class LoadingAborts:
 
 
 class Feed:
-    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine.
-
-    held: requests for `release`, or for after all others.
-    """
+    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine. held:
+    requests for `release`, or for after all others."""
 
     def __init__(self, jobs: tuple[Job, ...], *, hurry: int, held: Collection[int] = ()) -> None:
         self._jobs = tuple(job for job in jobs if job.request not in held)
@@ -176,7 +173,7 @@ def request_of(job: Job) -> Request:
 def synthetic_load(
     shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, chunk: str, longer_pages: int = 0
 ) -> Load:
-    """Synthetic jobs for a pool of so many pages. chunk: row of CHUNKS. longer_pages: added to every output."""
+    """chunk: row of CHUNKS. longer_pages: added to every output."""
     capacity = pages * grain_of(shape)
     chunk_tokens = CHUNKS[chunk](shape.page_size)
     jobs = synthetic_jobs(
@@ -228,8 +225,8 @@ def serve(
 
 
 def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
-    """The expected outputs. Decoder words: of an eager run with pages for all requests and no shared prefix;
-    known-answer: computed from the prompts. Raises Stuck for an endless loop."""
+    """Decoder words: of an eager run with pages for all requests and no shared prefix; known-answer: computed from the
+    prompts. Raises Stuck for an endless loop."""
     if load.decoder == KNOWN_ANSWER:
         return {job.request: known_model(shape).answers(job) for job in load.jobs}
     outputs: dict[int, tuple[int, ...]] = {}
@@ -312,10 +309,8 @@ def make_setup(
     pair: PairSetup | None = None,
     max_running: int | None = None,
 ) -> Setup:
-    """The Setup for a workload. host: its host tier; prefixes then take state slots of their own.
-
-    max_running: of a batch smaller than the pool; None: the workload's own.
-    """
+    """host: its host tier; prefixes then take state slots of their own. max_running: of a batch smaller than the
+    pool."""
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
     knows_answers = load.decoder == KNOWN_ANSWER

@@ -24,8 +24,6 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The settings of one schedule. values: by kind of setting."""
-
     number: int
     values: Mapping[str, str]
 
@@ -39,8 +37,6 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of a scenario. kinds: by kind, its possible values."""
-
     kinds: Kinds
 
     def variant(self, number: int) -> Variant:
@@ -72,10 +68,8 @@ def pairs_tried(variants: Iterable[tuple[str, ...]]) -> frozenset[Pair]:
 
 @cache
 def covering_array(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return rows in which each two columns have every pair of values. sizes: number of values of each column.
-
-    Rows are repeated until their number has no factor in common with STRIDE.
-    """
+    """Return rows in which each two columns have every pair of values. sizes: number of values of each column. Rows are
+    repeated until their number has no factor in common with STRIDE."""
     left = {
         (one, a, other, b)
         for one, other in combinations(range(len(sizes)), 2)

@@ -39,8 +39,6 @@ class BuiltinTarget:
 
 
 class BuiltinEngine:
-    """A scheduler that prefills for itself, with its parts and their observer."""
-
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
         self._observer = Observer(emit)
@@ -81,7 +79,7 @@ class BuiltinEngine:
         return self.scheduler.is_idle
 
     def submit(self, request: Request) -> None:
-        """Queue a request whose prompt a neighbour, if there are any, has served before."""
+        """The request's prompt counts as served by a neighbour before, if there are any."""
         if self._neighbours is not None and self.cache is not None:
             self._neighbours.serve(self.cache.tree.chain(request.prompt), request.request_id)
         self.scheduler.submit(request)
@@ -138,7 +136,6 @@ class BuiltinEngine:
         return self.cache.residency.device_evictions if self.cache is not None else 0
 
     def close(self) -> None:
-        """Report the counters, check the padding, then free everything."""
         if self._prefixes is not None:
             self._prefixes.close()
         if self.cache is not None:

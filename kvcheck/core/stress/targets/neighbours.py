@@ -17,10 +17,8 @@ KeyOf = Callable[[Namespace, str, bytes], str]
 
 
 def others_of(mine: Namespace) -> tuple[Namespace, ...]:
-    """Namespaces that differ from `mine` in one field each.
-
-    None has another page size: those cover other tokens, so their hashes differ already.
-    """
+    """Namespaces that differ from `mine` in one field each, but not in the page size, by which hashes differ
+    already."""
     others = [replace(mine, model=f"{mine.model}-other"), replace(mine, dtype=f"{mine.dtype}-other")]
     others += [replace(mine, layout=f"{mine.layout}-other")]
     others += [replace(mine, rank=(mine.rank + 1) % mine.ranks)] if mine.ranks > 1 else []
@@ -28,7 +26,7 @@ def others_of(mine: Namespace) -> tuple[Namespace, ...]:
 
 
 class Neighbours:
-    """Each prompt is served by one of them, in turn. unit_bytes: length of an object, by space."""
+    """They serve prompts in turn. unit_bytes: length of an object, by space."""
 
     def __init__(self, store: PageStore, mine: Namespace, key_of: KeyOf, unit_bytes: Mapping[str, int]) -> None:
         self._store = store

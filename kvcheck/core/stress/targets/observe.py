@@ -140,10 +140,7 @@ class Observer:
 
 
 class RoomObserver:
-    """A RoomListener and a SenderListener that make events.
-
-    look: inspects a room whose seal never fitted. look_back: inspects a failed room once its writers have stopped.
-    """
+    """look: inspects a room whose seal never fitted. look_back: a failed room once its writers have stopped."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -173,15 +170,13 @@ class RoomObserver:
 
 
 class PaddingCheck:
-    """Checks that padding units are unchanged, and that maps are empty when idle."""
-
     def __init__(self, pool: KVPool, emit: Emit) -> None:
         self._pool = pool
         self._emit = emit
         self._made = {(space, buffer.name): self._padding(space, buffer) for space, buffer in pool.buffers()}
 
     def look(self) -> None:
-        """Report; to be called when idle, before the memory is freed."""
+        """To be called when idle, before the memory is freed."""
         for space, buffer in self._pool.buffers():
             self._report_padding(space, buffer)
         if self._pool.has_window:
@@ -261,8 +256,6 @@ class WatchedOffload(Offload):
 
 
 class WatchedDecoder:
-    """A Decoder that compares the storages of metadata rows when requests join."""
-
     def __init__(self, inner: Decoder, end: MetadataBuffers, emit: Emit) -> None:
         self._inner = inner
         self._end = end

@@ -39,8 +39,6 @@ class NoEngine(UsageError):
 
 
 class OwnTarget:
-    """A target of the user's own, under its MODULE:NAME."""
-
     def __init__(self, name: str, target: Target) -> None:
         self.name = name
         self.capabilities = target.capabilities

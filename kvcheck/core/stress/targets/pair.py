@@ -124,8 +124,7 @@ class PairEngine:
         return found
 
     def standings(self) -> tuple[Standing, ...]:
-        """Requests, by their state at the end that works on them, and rooms. Ranks of an end decide alike, so one rank
-        suffices for requests; room states differ by decode rank."""
+        """Ranks of an end decide alike, so one suffices for requests; room states differ by decode rank."""
         rooms = dict.fromkeys(pair for decode in self.decode for pair in decode.room_states().items())
         requests = [Standing("request", state, request) for request, state in self._states().items()]
         return (*requests, *(Standing("room", state, request) for request, state in rooms))

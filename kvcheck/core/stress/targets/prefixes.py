@@ -129,7 +129,6 @@ class Prefixes:
             self._tell("being read", "match", subject="object")  # for another request: its own has arrived
 
     def leaving(self, chain: tuple[bytes, ...]) -> None:
-        """A tier is about to evict all pages of the prefix that ends this chain."""
         node = next((each for each in self._cache.tree.nodes() if each.chain[-1] == chain[-1]), None)
         if node is not None:
             self._tell(_state_of(node, self._storing()), "evict")

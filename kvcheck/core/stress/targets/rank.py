@@ -40,8 +40,6 @@ TURNS = {"prefill": 5, "decode": 1}
 
 @dataclass(slots=True, kw_only=True)
 class Rank:
-    """One rank, before and after its peers are known."""
-
     name: str
     backend: ScopedBackend
     emit: Emit
@@ -73,7 +71,6 @@ def pair_of(setup: Setup) -> PairSetup:
 def make_rank(
     parts: TargetParts, setup: Setup, end: str, number: int, *, backend: Backend, wire: Callable[[ScopedBackend], Wire]
 ) -> Rank:
-    """A rank without peers. backend: of its process."""
     pair = pair_of(setup)
     ranks, sizes = (pair.prefill_ranks, pair.prefill_sizes) if end == "prefill" else (pair.decode_ranks, setup.sizes)
     name = f"{end}-{number}"
@@ -130,7 +127,7 @@ def split_rows(rank: Rank, sources: int) -> None:
 def prefill_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> PrefillScheduler:
-    """The scheduler of a prefill rank. peers: all decode ranks. clock: unit of the setup's patience."""
+    """peers: all decode ranks. clock: unit of the setup's patience."""
     setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     sender = parts.sender(
@@ -154,7 +151,7 @@ def prefill_end(
 def decode_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> DecodeScheduler:
-    """The scheduler of a decode rank. peers: all prefill ranks. clock: unit of the setup's patience."""
+    """peers: all prefill ranks. clock: unit of the setup's patience."""
     setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     rooms = RoomObserver(rank.emit)
@@ -205,7 +202,7 @@ def first_words(layout: EndLayout) -> FirstWords:
 
 
 def decision(report: StepReport) -> tuple[int, ...]:
-    """A round's decision as numbers. Requests must be equal on all ranks; reasons may differ."""
+    """Requests must be equal on all ranks; reasons may differ."""
     finished = [value for request, tokens in report.finished for value in (request, *tokens)]
     groups = (report.admitted, report.joined, report.retracted, report.resumed, finished)
     failed = [request for request, _ in report.failed]

@@ -59,12 +59,9 @@ class TierInspector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTier:
-    """The host tier of an engine. units: usable host pages or slots of each space.
-
-    layout, method: rows of HOST_LAYOUTS and COPY_METHODS. write_policy, order, ack_period, ring: see CacheConfig.
-    store: of the storage tier, or None. rank, ranks: of this engine among those of its model that share the store.
-    has_neighbours: engines of other models and ranks keep pages of the same prompts there.
-    """
+    """units: usable host pages or slots of each space. layout, method: rows of HOST_LAYOUTS and COPY_METHODS.
+    write_policy, order, ack_period, ring: see CacheConfig. rank, ranks: of this engine among those of its model that
+    share the store. has_neighbours: engines of other models and ranks keep pages of the same prompts there."""
 
     units: Mapping[str, int]
     layout: str = "layer-first"
@@ -85,13 +82,10 @@ FirstWords = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
-    """Prefill and decode ends over a wire.
-
-    paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as messages. refuses, vanishes: writes that the
-    engine refuses, and those it reports and loses. tamper: changes messages, as a peer with other lengths would.
+    """paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as messages. refuses, vanishes: writes that
+    the engine refuses, and those it reports and loses. tamper: changes messages, as a peer with other lengths would.
     copies: loses or repeats messages. patience: rounds that a room may take. slot_align: alignment of the decode end's
-    metadata slots, in bytes. attempts: of earlier processes of the decode rank.
-    """
+    metadata slots, in bytes. attempts: of earlier processes of the decode rank."""
 
     prefill_ranks: int
     decode_ranks: int
@@ -110,8 +104,7 @@ class PairSetup:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A subject and its current state: a request, or a subject in STATES. name: the request's id, or a unique number or
-    text."""
+    """name: the request's id, or a unique number or text."""
 
     subject: str
     state: str
@@ -142,7 +135,7 @@ class Engine(Protocol):
         """Accounting of every space; valid after close too."""
 
     def evictions(self) -> int:
-        """Total of prefix tree nodes evicted from the device."""
+        ...
 
     def close(self) -> None:
         """Free everything."""
@@ -150,11 +143,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Input of Target.build. decoder: makes the model for the engine's pool and metadata fields.
-
-    host: None for the device tier alone. inspector, room_inspector: called after the decoder was made. pair: a prefill
-    and a decode end with pools of their own, and metadata_slots at each; None: one engine does both, without slots.
-    """
+    """decoder: makes the model for the engine's pool and metadata fields. host: None for the device tier alone.
+    inspector, room_inspector: called after the decoder was made. pair: a prefill and a decode end with pools of their
+    own, and metadata_slots at each; None: one engine does both, without slots."""
 
     shape: ModelShape
     sizes: PoolSizes
@@ -179,10 +170,8 @@ class Target(Protocol):
 
 
 def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
-    """Make equally built pools allocate different ids, so that an id of another pool is a wrong one.
-
-    by: of the pool. Each of its spaces is turned two further than the one before it.
-    """
+    """Make equally built pools allocate different ids, so that an id of another pool is a wrong one. by: of the pool;
+    each of its spaces is turned two further than the one before it."""
     for place, each in enumerate(allocators):
         each.turn(by + 2 * place)
 

@@ -152,7 +152,6 @@ class ContentDecoder:
         return self._codes[request]
 
     def author_of(self, request: int, position: int) -> int:
-        """The request that computed this position of a request's prefix."""
         self._learn(request)
         return int(self._authors[request][position])
 

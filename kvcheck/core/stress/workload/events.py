@@ -20,8 +20,6 @@ from kvcheck.core.stress.workload.tier_events import TierEvent, UseEvent
 
 @dataclass(slots=True, unsafe_hash=True)
 class Submitted:
-    """An operation was queued. record: its signal, reached when it has run."""
-
     ordinal: int
     name: str
     lane: str
@@ -38,7 +36,7 @@ class Completed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Recorded:
-    """The signal now covers everything queued in the lane so far."""
+    """The signal covers everything queued in the lane so far."""
 
     record: int
     lane: str
@@ -195,7 +193,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Something happened to a subject in a state: a row of SITUATIONS."""
+    """A row of SITUATIONS happened."""
 
     subject: str
     state: str
@@ -204,8 +202,6 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counts of a space when idle. free + cached must be total."""
-
     space: str
     free: int
     cached: int
@@ -278,8 +274,8 @@ class RoomMarked:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """A rank gave a room up though all its sources had reported it. sources: those with a wrong seal. words: how many
-    of their words were compared. rows: the first differing row of each buffer, layer and source, by source."""
+    """A rank gave a room up though all its sources had reported it. sources: those with a wrong seal. words: of them,
+    as compared. rows: the first differing row of each buffer, layer and source, by source."""
 
     rank: str
     request: int
@@ -290,8 +286,8 @@ class Unsealed:
 
 @dataclass(frozen=True, slots=True)
 class RoomDrained:
-    """All writers of a failed room have stopped. words: how many of its words were compared. rows: of each buffer and
-    layer the first row that holds neither the sources' words nor the mark of unwritten memory."""
+    """All writers of a failed room have stopped. words: as compared. rows: of each buffer and layer the first row that
+    holds neither the sources' words nor the mark of unwritten memory."""
 
     rank: str
     request: int
@@ -321,8 +317,8 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The clock of an end jumped ahead by so many rounds. requests: those that it may give up for that; the reason
-    contains one of the names."""
+    """The clock of an end jumped ahead. requests: those it may give up for that; the reason contains one of the
+    names."""
 
     end: str
     rounds: int
@@ -349,8 +345,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The padding unit of a buffer when idle. words: those of the first changed row, empty if none has. Others: as in
-    Mismatch."""
+    """The padding unit of a buffer when idle. words: of the first changed row. Others: as in Mismatch."""
 
     space: str
     buffer: str

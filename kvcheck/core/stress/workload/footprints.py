@@ -40,11 +40,10 @@ class SpaceTouch:
     written_tables: tuple[Footprint, ...]
 
     def reads(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """The footprint of an operation that reads these buffers in one layer."""
         return (self._footprint(self.read, buffers, layer), *self.read_tables)
 
     def writes(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """The footprint of an operation that writes these buffers in one layer. It also reads `written_tables`."""
+        """It also reads `written_tables`."""
         return (self._footprint(self.written, buffers, layer),)
 
     def _footprint(self, units: Units, buffers: Sequence[BufferSpec], layer: int) -> Footprint:
@@ -53,7 +52,6 @@ class SpaceTouch:
 
 
 def pass_touches(chunks: Sequence[Chunk], pool: KVPool) -> Mapping[str, SpaceTouch]:
-    """The footprint of a pass over these chunks, by space."""
     return {
         spec.name: _state(chunks, pool) if spec.name == "state" else _paged(chunks, pool, spec.name)
         for spec in pool.specs

@@ -21,11 +21,8 @@ LARGE_PAGE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request.
-
-    request: 1-based id, dense, in order of arrival. arrival: virtual scheduling round. blocks: (author, tokens) runs of
-    the prompt. wants_hidden implies speculative: hidden states are handed over for speculative decoding only.
-    """
+    """request: 1-based id, dense, in order of arrival. arrival: virtual scheduling round. blocks: (author, tokens) runs
+    of the prompt. wants_hidden implies speculative: hidden states are handed over for speculative decoding only."""
 
     request: int
     arrival: int
@@ -60,8 +57,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """input_scale, output_scale: trace tokens per job token. clamped: jobs that were cut to fit the pool. note: the
-    same in words, for the report."""
+    """input_scale, output_scale: trace tokens per job token. clamped: jobs that were cut to fit the pool."""
 
     jobs: tuple[Job, ...]
     input_scale: float

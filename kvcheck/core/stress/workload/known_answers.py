@@ -127,7 +127,6 @@ class KnownAnswerDecoder:
         return self._handed_over[request_id]
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """Compare the packed row with the handover of the prompt's prefill, and continue from its token."""
         self._handed_over.pop(request_id, None)
         job = self._jobs[request_id]
         expected = handover.expected_row(job, self._first_tokens[request_id], self._fields)

@@ -147,7 +147,7 @@ def least_prompt(shape: ModelShape) -> int:
 
 
 def asked(job: Job, shape: ModelShape) -> Job:
-    """Return the job with a prompt that is long enough. Its output is as much shorter, but at least a token."""
+    """The output is shortened by the tokens that the prompt gains, but to no less than one."""
     missing = least_prompt(shape) - job.prompt_tokens
     if missing <= 0:
         return job

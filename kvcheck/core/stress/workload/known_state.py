@@ -34,10 +34,7 @@ class DeltaNet:
         self, layer: int, x: torch.Tensor, state: Mapping[str, torch.Tensor], *, times: int
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the layer's addition to the residual, [T, width], and the state after the tokens, [W] words by buffer.
-
-        x: [T, width] of one request, after its norm. state: before the tokens. times: how often the first token updates
-        it.
-        """
+        x: [T, width] of one request, after its norm. times: how often the first token updates the state."""
         conv, ssm = (
             state[name].view(torch.float32).view(size) for name, size in (("conv", self._conv), ("ssm", self._ssm))
         )

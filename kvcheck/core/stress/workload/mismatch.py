@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """words: those seen, signed. half: True if words have 32 bits. layer: global layer id. page: physical page or slot.
-    row: token within the page. position: logical token. author: the request of the expected word. count: deviating rows
-    of this read, this one included. tier: "device", or "host" or "storage" for a row read after it arrived there.
-    first_word: as in Site."""
+    """words: those seen, signed. half: True if words have 32 bits. layer: global id. page: physical page or slot. row:
+    token within the page. position: logical token. author: the request of the expected word. count: deviating rows of
+    this read. tier: "device", or "host" or "storage" for a row read after it arrived there. first_word: as in Site."""
 
     request: int
     space: str

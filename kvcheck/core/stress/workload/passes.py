@@ -37,11 +37,9 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
-    """write, read, window: token positions. pages: page starts, with codes [pages, P] and valid [pages, P].
-
-    rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet,
-    so that the slot must be zero. numbers: [B] indices of these chunks in the pass. tokens: valid ones, in all pages.
-    """
+    """pages: page starts, with codes [pages, P] and valid [pages, P]. rows: [B] request rows. state_read, state_write:
+    [B] codes of the state before and after; fresh: [B] no state yet, so that the slot must be zero. numbers: [B]
+    indices of these chunks in the pass. tokens: valid ones, in all pages."""
 
     chunks: tuple[Chunk, ...]
     write: Rows
@@ -68,11 +66,8 @@ def plan_pass(
     *,
     numbers: Sequence[int] | None = None,
 ) -> PassPlan:
-    """Build the plan in host memory and upload it. It is complete on the device on return.
-
-    codes: request to [padded tokens] int64 in host memory, padded to whole pages. numbers: indices of the chunks in the
-    pass; all by default.
-    """
+    """The plan is complete on the device on return. codes: request to [padded tokens] int64 in host memory, padded to
+    whole pages. numbers: indices of the chunks in the pass; all by default."""
     size = pool.page_size
     mine = [codes[chunk.request_id] for chunk in chunks]
     lengths = [pool.attention.length(chunk.start, chunk.stop) for chunk in chunks]
@@ -122,7 +117,7 @@ def places_of(chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[in
 
 
 def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Tensor:
-    """Rows of a space's token buffers at these places of the request table, by the tables' values now."""
+    """Rows of a space's token buffers, by the tables' values now."""
     locs = pool.tables["req_to_token"].read_view().view(-1).index_select(0, entries)
     if space != "window":
         return locs
@@ -132,8 +127,7 @@ def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Ten
 
 
 def piece_of_tokens(words: torch.Tensor, piece: Piece, page_size: int) -> torch.Tensor:
-    """Return a piece of the tokens of packed pages: a view [pages, P, w] of words [pages, W], in words of 32 bits if a
-    token's bytes are no multiple of 8."""
+    """A view [pages, P, w] of words [pages, W], in words of 32 bits if a token's bytes are no multiple of 8."""
     block = words[:, piece.offset // 8 : (piece.offset + page_size * piece.size_bytes) // 8]
     if piece.size_bytes % 8:
         block = block.view(torch.int32)

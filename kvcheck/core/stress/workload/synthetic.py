@@ -37,8 +37,8 @@ def synthetic_jobs(
 
         sum of (total tokens * output tokens) / (1.3 * capacity)
 
-    rounds: the demand in tokens times rounds divided by 1.3 times the supply, so the pool stays overloaded. 64 requests
-    exhaust a pool of up to 64 pages while they decode; a pool of a thousand pages needs a few hundred requests.
+    rounds, so that demand is 1.3 times the supply. 64 requests exhaust a pool of up to 64 pages while they decode; a
+    pool of a thousand pages needs a few hundred requests.
     """
     page, half = shape_page_size, capacity_tokens // 2
     if page < 1 or chunk_tokens < 1 or requests < 1:

@@ -16,8 +16,8 @@ class Modelled:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A request looked its prompt up. chain: one hash for each whole page. pages, device_pages: pages found, and those
-    of them on the device. device_only: pages of the host could not be loaded and were left out."""
+    """chain: one hash for each whole page. pages, device_pages: pages found, and those of them on the device.
+    device_only: pages of the host could not be loaded and were left out."""
 
     request: int
     chain: tuple[bytes, ...]
@@ -60,8 +60,6 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """A lock on the prefix that ends at this hash was taken or released on a tier."""
-
     tier: str
     end: bytes
     added: bool
@@ -96,8 +94,8 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to a request to remove these pages from these tiers. is_gone: they have left. With both tiers the
-    pages are a prefix and all its continuations."""
+    """The answer to a request to remove these pages from these tiers. With both tiers the pages are a prefix and all
+    its continuations."""
 
     tiers: tuple[str, ...]
     chain: tuple[bytes, ...]
@@ -131,15 +129,15 @@ class StoreKeeps:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The scenario damaged or lost the object under this key. The result of an earlier read may still be pending."""
+    """The scenario damaged or lost the object under this key. An earlier read may still be pending."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Another process deleted these from the store. A write without acknowledgement may have come before or after that,
-    so whether the store has them is unknown from now on."""
+    """Another process deleted these from the store. A write without acknowledgement may have come before or after, so
+    whether the store has them is unknown from now on."""
 
     space: str
     chain: tuple[bytes, ...]
@@ -177,8 +175,6 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A node lost its copy in a space of a tier. during_load: while a load was in flight."""
-
     tier: str
     space: str
     during_load: bool

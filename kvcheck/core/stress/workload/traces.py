@@ -43,10 +43,8 @@ class TraceRow:
 
 
 def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
-    """The rows of `path`, or the first `limit` of them. Later lines are not read.
-
-    Raises UsageError with path and line for bad lines and decreasing timestamps.
-    """
+    """Raises UsageError with path and line for bad lines and decreasing timestamps. Lines after `limit` are not
+    read."""
     if limit is not None and limit < 1:
         raise UsageError(f"trace {path}: expected a limit of at least 1 request, got {limit}")
     rows: list[TraceRow] = []
@@ -77,7 +75,7 @@ def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
 def scale_trace(
     rows: tuple[TraceRow, ...], capacity_tokens: int, *, seed: int, mean_output: int | None = None
 ) -> Workload:
-    """Jobs for a pool of `capacity_tokens`, made from `rows`. `seed` decides which metadata fields each job uses.
+    """Jobs for a pool of `capacity_tokens`. `seed` decides which metadata fields each job uses.
 
     Prompts: a full block becomes b tokens, a partial one max(1, floor(length * b / 512)). b is the largest number for
     which no prompt is cut and the mean prompt is at most a tenth of the capacity. If the mean is then under a
@@ -87,12 +85,11 @@ def scale_trace(
     Outputs: all are scaled by one factor to a mean of `mean_output` (20 if the pool has at least 320 tokens, else a
     sixteenth of the pool), rounded, at least 1, and cut at a quarter of the capacity.
 
-    Arrivals: capacity / mean total tokens requests run at once, each with one token a round. Timestamps are mapped
-    linearly onto
+    Arrivals: timestamps are mapped linearly onto
 
         n * mean output * mean total / (1.3 * capacity)
 
-    rounds, so the trace offers 1.3 times the pool's throughput. Shared prefixes count in full.
+    rounds, 1.3 times as fast as the pool makes a token a round for each request. Shared prefixes count in full.
     """
     if capacity_tokens < MIN_CAPACITY_TOKENS:
         raise UsageError(

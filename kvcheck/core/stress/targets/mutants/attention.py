@@ -61,8 +61,6 @@ class IndexWithoutOpenPage(AttentionInputs):
 
 
 class OthersPicks(AttentionInputs):
-    """A request reads the picks of the request before it in the batch."""
-
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._before: torch.Tensor | None = None

@@ -34,7 +34,6 @@ class LateBackupUnpinned(Movement):
     """By number of the transfer, how many polls were told so."""
 
     def poll(self) -> bool:
-        """The oldest one left after the poll was polled and is not done."""
         is_some = super().poll()
         told = self._told = self._told or {}
         for transfer in self._oldest():

@@ -14,12 +14,9 @@ from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A bug, and the oracle that must find it.
-
-    name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: its finding. within:
-    fewest "no" answers and late messages before it shows; 0 if the eager order can show it. shows, matters, example:
-    the card of `kvcheck explain`, with `breaks`.
-    """
+    """bug: row of the bug table (a to e). shape: preset that shows it. code: its finding. within: fewest "no" answers
+    and late messages before it shows; 0 if the eager order can show it. shows, matters, example: the card of `kvcheck
+    explain`, with `breaks`."""
 
     name: str
     bug: str
@@ -43,12 +40,11 @@ class Mutant:
 
     @property
     def bound(self) -> str | None:
-        """The answers that it needs, in words; None if the eager order can show it."""
+        """None if the eager order can show it."""
         return f"{self.strategy} within {self.within}" if self.within else None
 
     @property
     def faults(self) -> tuple[TargetParts, ...]:
-        """Each part that differs from FIXED, by itself."""
         names = [
             row.name for row in fields(TargetParts) if getattr(self.parts, row.name) is not getattr(FIXED, row.name)
         ]
@@ -56,7 +52,7 @@ class Mutant:
 
 
 def overridden(fixed: type, part: type) -> list[str]:
-    """Functions of a fixed class that a subclass overrides, at their place in the fixed code."""
+    """Functions that a subclass overrides, at their place in the fixed code."""
     own = part.__mro__[: part.__mro__.index(fixed)]
     places = []
     for name in dict.fromkeys(name for each in own for name in vars(each)):
