@@ -18,7 +18,7 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint
 
 LOG_MAX = 512
-"""Touches kept as they came; more are entered into the table, whose size does not depend on their number."""
+"""Touches kept as they came; more are merged into the table, whose size is bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ turn later; a write to the store at once, or, with "no", when the process polls 
     choices=12.m345     question 12 and the message or write of operation 345 get "no", all others "yes"
 
 Invariants:
-- "yes" to everything is the eager order.
 - A question's number counts all questions before it, so equal answers so far mean equal numbers.
 - Only a question whose record is not reached can be answered with "no".
 """
@@ -29,11 +28,11 @@ from kvcheck.core.stress.strategies import Draw, EagerStrategy
 MESSAGES = (":message", ":copies")
 WRITES = tuple(f":async.{leg}" for leg in LEGS)
 STORES = ("storage",)
-"""Ends of the names of lanes whose operations the process notices without asking for them."""
+"""Ends of names of lanes whose operations the process notices without a poll."""
 QUIET = (*WRITES, *STORES)
 UNASKED = (*MESSAGES, *QUIET)
 SHARES = ((1, 8), (1, 4), (1, 2), (3, 4))
-"""Shares of "no", of which chance picks one for a schedule: few bugs need many of them, and some do."""
+"""Shares of "no", of which chance picks one for a schedule: few bugs need many of them."""
 EARLY_BITS = 4
 MOST_ANSWERS = 100_000
 _ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")

@@ -1,7 +1,7 @@
 """Audit: compares an operation's accesses with its declared footprint.
 
-A dispatch mode sees each torch call of a chunk and maps each tensor argument to places of named memory: by the bytes of
-the view, and by the index tensors of a gather or scatter.
+A dispatch mode maps each tensor argument of a torch call to places of named memory: by the bytes of the view, and by
+the index tensors of a gather or scatter.
 
 Invariants:
 - It works on the CPU backends only, and changes neither the operations nor their order.
@@ -56,7 +56,7 @@ _SHAPES_ONLY = frozenset(
         "empty_like",
     )
 )
-"""Calls that look at a tensor's shape and not at its bytes."""
+"""Calls that read a tensor's shape and not its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +141,16 @@ def is_audited(plan: Plan) -> bool:
 
 
 AUDIT_ROUND, AUDITED = 7, 2
-"""One schedule in seven. Seven shares no factor with the numbers of settings, so each of them has its turn."""
+"""One schedule in seven: it shares no factor with the numbers of settings, so each of them is audited."""
 
 AUDIT = "audit of footprints"
-"""What coverage calls it."""
+"""Its name in coverage."""
 
 WATCHED_FIRST = 24
-"""Of each name: operations of one name come from one place in the code, and a mistake there shows soon."""
+"""Of each name: operations of one name come from one place in the code, so a mistake shows early."""
 
 AUDITED_EVERY = 8
-"""In a stress run: of operations of one name, one in eight behind the first ones, which costs half as much CPU."""
+"""In a stress run: of operations of one name, one in eight after the first ones, which halves the CPU time."""
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class _Known:
     """The memory, and the bytes of one of its places."""
 
     written: dict[int, tuple[StorageWeakRef, int, str]] = field(default_factory=dict)
-    """The memory, which may be gone and its address used again, and the number and name of who wrote it."""
+    """The memory, which may be gone and its address reused, and number and name of its writer."""
 
     def writer(self, address: int) -> tuple[int, str] | None:
         memory, number, name = self.written.get(address, (None, 0, ""))

@@ -9,7 +9,7 @@ from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.stress.schedule import Plan
 
 DIED = "died"
-"""In what a finding adds: its schedule ended the process that ran it, so nothing runs it again by itself."""
+"""Fact of a finding whose schedule ended its process: such a schedule is not repeated automatically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

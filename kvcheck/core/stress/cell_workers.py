@@ -24,13 +24,13 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import take_turns
 
 LATE_S = 2.0
-"""A child keeps the limit of wall time itself; so long after it, it is ended."""
+"""A child keeps the limit of wall time itself; it is ended this long after it."""
 ENDING_S = 0.3
-"""What a child has for taking its temporary folders away, before it is killed."""
+"""Time for a child to remove its temporary folders, before it is killed."""
 BEGUN = '{"begun": true}'
-"""What a worker says when all is loaded: from now on its death is that of what is under test."""
+"""First line of a worker, after loading: from now on its death counts against the code under test."""
 BEGINS = {"cell", "begins"}
-"""What a worker says before each schedule: its cell and its line."""
+"""Keys of a worker's line before each schedule: its cell and its line."""
 
 
 def run_in_workers(

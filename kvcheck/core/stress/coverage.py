@@ -22,11 +22,11 @@ from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.strategies import DELAYS, delay_name
 
 NOT_FOR_PROCESSES = ("retry delay",)
-"""Kinds of settings that ranks in processes do not go through."""
+"""Kinds of settings without effect on ranks in processes."""
 PATHS = ("metadata path",)
-"""Those that only processes which share memory go through."""
+"""Those that need processes with shared memory."""
 ROUND = 24
-"""So many schedules try every order at least once, and every setting."""
+"""So many schedules try every order and every setting at least once."""
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:

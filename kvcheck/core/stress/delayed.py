@@ -28,9 +28,9 @@ from kvcheck.core.stress.strategies import LANE_GROUPS
 from kvcheck.core.stress.workload.events import Submitted
 
 TRIES_MOST = 5
-"""Plans of delays that are tried before a finding is said not to reproduce on a device."""
+"""Plans of delays that are tried before a finding counts as not reproduced on a device."""
 UNREAD = ("receive.mark", "seal.clear")
-"""Operations that write what nobody reads as content. A delay until one of them is tried last."""
+"""Operations whose writes are not read as content. A delay until one of them is tried last."""
 
 
 def check_operations(runner: ScheduleRunner, plan: Plan) -> None:

@@ -1,8 +1,8 @@
 """DeviceEnd: the end of a schedule on a device: waits, reports errors, and checks whether the device is lost.
 
     an error         a finding of the target, as on a CPU
-    a lost device    CUDA raises the same old error at every call from now on; its first error is reported once, with
-                     the unfinished operations, one of which caused it
+    a lost device    CUDA repeats its error at every call from now on; the first is reported once, with the unfinished
+                     operations, one of which caused it
     broken hardware  no finding: an uncorrected error of memory or a link, and the schedule is no evidence
 
 Invariants:
@@ -40,14 +40,14 @@ WAYS = {
     "hardware stack error": "the hardware reported an error in the call stack of an operation",
     "or a hardware error": "an operation misused memory of another device, or the hardware reported an error",
 }
-"""How CUDA and Triton say what has ended a context, and what that means. A kernel of torch asserts its ids."""
+"""Messages of CUDA and Triton for a lost context, and their meaning. A kernel of torch asserts its ids."""
 OTHER = "an operation has ended it"
 HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
-"""How CUDA says what no operation causes: errors 214 and 220."""
+"""Messages of CUDA that no operation causes: errors 214 and 220."""
 
 
 UNDER_TEST = ("kvcheck.core.cache.", "kvcheck.core.stress.targets.mutants.", "kvcheck.kernels.")
-"""Modules of kvcheck whose calls are named where one of them raises."""
+"""Modules of kvcheck whose calls are named if one of them raises."""
 OTHERS = sys.stdlib_module_names | {"kvcheck", "numpy", "torch"}
 """Packages whose calls are not named. All further ones are the user's own."""
 

@@ -1,7 +1,6 @@
-"""EvidenceCount: counts what a schedule exercised and verified.
+"""EvidenceCount: counts the exercised events and verified words of a schedule.
 
-Invariants:
-- A foreign reuse is a resume into at least one page that another request was given after the retraction.
+A foreign reuse is a resume into at least one page that another request was given after the retraction.
 """
 
 from __future__ import annotations

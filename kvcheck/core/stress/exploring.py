@@ -1,10 +1,7 @@
 """Exploring: every schedule of a workload whose answers differ from the eager order's in at most so many places.
 
-The runs form a tree. Its root answers "yes" to everything. Each run has a child for every question after its last "no".
-
-Invariants:
-- The audit of footprints does not depend on the order: the root alone runs under it.
-- Each set of "no" answers is run once: questions keep their names as long as all answers before them are equal.
+The runs form a tree. Its root answers "yes" to everything, and alone runs under the audit of footprints, which does not
+depend on the order. Each run has a child for every question after its last "no".
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import EagerStrategy
 
 MAX_FLIPS = 2
-"""Pairs of one schedule that are tried before it is left at the missing edge."""
+"""Pairs of one schedule that are tried before the missing edge stays unconfirmed."""
 WRONG_BYTES = ("content", "output")
-"""The oracles that see wrong bytes; the first one says more."""
+"""The oracles of wrong bytes; the first one is the more precise."""
 
 
 def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:

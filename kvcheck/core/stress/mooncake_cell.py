@@ -17,14 +17,14 @@ from kvcheck.core.cache.transfer.mooncake.library import why_unusable
 from kvcheck.core.stress.schedule import Plan
 
 SIMULATED = Plan(scenario="pd-transfer", shape="llama-3-tiny")
-"""The cell that it is beside: the smallest shape with two ends. The seed is the run's."""
+"""The cell that it joins: the smallest shape with two ends. The seed is the run's."""
 SCHEDULES = 3
 """As many as a pass of a simulated cell takes."""
 LEAST_TIME_S = 120.0
 """A --max-time below this leaves it out. It takes 37 s on two idle cores, mostly waiting, and longer on busy ones."""
 CPU_S = 15.0
-"""CPU seconds of each process by which a run with it bounds its other cells earlier. It takes 10 in processes of its
-own, and mostly waits."""
+"""CPU seconds by which a run with it bounds its other cells earlier. It takes 10 in processes of its own, and mostly
+waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

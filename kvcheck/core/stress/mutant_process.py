@@ -19,7 +19,7 @@ from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, lost, n
 from kvcheck.core.stress.runner_rows import TargetOf
 
 MUTANTS = "mutants"
-"""The argument with which a worker judges mutants, one a line, until its input ends."""
+"""The argument of a worker that judges mutants, one a line, until its input ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.targets.mutants.mutant import Mutant
 
 BY_DELAYS = "delays on a device"
-"""What has to find a mutant there, in the place of the oracle that its card names."""
+"""The killer on a device, in the place of the oracle on the mutant's card."""
 
 HELD_MOST = 6
 """So many schedules are tried with delays between two operations, before all of them are tried with wider ones."""
 
 JUDGE = "ordering"
-"""The oracle that names the two operations to run in the other order: the mutants it kills lack one wait each."""
+"""The oracle whose mutants lack one wait each, and whose findings name the two operations to delay."""
 
 
 def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) -> list[Mutant]:

@@ -1,8 +1,4 @@
-"""Memory in the terms of footprints: the places of an allocation, and those that a footprint holds.
-
-Invariants:
-- Places are counted in the order of the memory, so an address is a place by one division.
-"""
+"""Memory in the terms of footprints: the places of an allocation, and those that a footprint holds."""
 
 from __future__ import annotations
 

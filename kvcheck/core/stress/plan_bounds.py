@@ -1,8 +1,4 @@
-"""The bounds of a plan: the most pages of a request, and the kinds of faults.
-
-Invariants:
-- A bounded request reads and writes the same as the unbounded one, up to its cut.
-"""
+"""The bounds of a plan: the most pages of a request, and the kinds of faults."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 
 COMPILING_S = 600.0
-"""For an answer on a device, where an engine may first compile its copies."""
+"""For an answer on a device, as an engine may first compile its copies."""
 UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
-"""Keys of a plan that no probe reads: they have to be what they are by default."""
+"""Keys of a plan that no probe reads: they must have their defaults."""
 
 
 def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:

@@ -67,12 +67,12 @@ from kvcheck.core.stress.workload.events import Broke, Expected, Forward, Verifi
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 KEPT_WORKLOADS = 32
-"""A mutant and the fixed build run as many schedules in turn, each with its own workload."""
+"""Enough for the schedules of a mutant and of the fixed build, which have equal workloads in turn."""
 MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
 
 CRASHES = (Exception, SystemExit, GeneratorExit, CancelledError)
-"""Whatever kvcheck's own cache raises. Limits of time and an interrupt are none of these."""
+"""Errors of kvcheck's own cache, without limits of time and an interrupt."""
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (DoubleFree, "KV402"),
     (FreeInFlight, "KV202"),

@@ -44,12 +44,11 @@ class RunnerRow:
 
     check_names: checks that scenario and shape, or the probe, exist. check: refuses options that the runner ignores,
     and an incomplete plan. cells: the plans of a run, from one without scenario and shape. floor: schedules that a pass
-    needs. left_out: orders that a plan does not try. cost: of a schedule, in words. shows: the subject of a cell.
-    untried: lines on all that no cell of a run exercises.
+    needs. left_out: orders that a plan does not try. shows: the subject of a cell. untried: lines on all that no cell
+    of a run exercises.
 
-    confirms: unordered operations can be run in the other order too. is_once: a run is one schedule. is_alone: cells
-    never run at the same time. is_shared: one runner, started before, runs all cells. tells_notes: the terminal shows
-    its notes too. opens_device: this process works on the plan's device.
+    confirms: unordered operations can be run in the other order too. is_alone: cells never run at the same time.
+    is_shared: one runner, started before, runs all cells. opens_device: this process works on the plan's device.
     """
 
     make: Callable[[Plan, TargetOf], Runner]

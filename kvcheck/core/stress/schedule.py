@@ -29,14 +29,14 @@ MAX_DIGITS = 20
 BUILTIN = "builtin"
 """The target that is kvcheck's own."""
 ANSWERS = "answers"
-"""The strategy whose choices are answers to the process; see answers.py."""
+"""The strategy whose choices are answers to the process's polls; see answers.py."""
 FLOOR = 3
-"""Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
+"""Least schedules of a cell: with an eager, a lazy and a random order, and other settings in each."""
 STRIDE = 7
-"""The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
+"""Step between the variants of a cell's schedules, so that cells share the variants out."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
-"""Ranks that are processes, where a plan names none."""
+"""Default ranks in processes."""
 NO_EXTRAS = "no"
 UNWRITTEN = ("scenario", "probe")
 """Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
@@ -49,9 +49,9 @@ class Kind(Enum):
     SCHEDULE = "schedule"
     """In this process."""
     DELAYED = "delayed"
-    """In this process, on a device whose lanes are held: by what the line names, or by the groups of the schedule."""
+    """In this process, on a device whose lanes are held: by the line's delays, or by the groups of the schedule."""
     RANKS = "ranks"
-    """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
+    """Each rank is a process of its own; the order depends on the machine, and no choices are recorded."""
     PROBE = "probe"
     """By a child that holds an installed engine."""
 

@@ -31,16 +31,16 @@ from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 ALIKE, OTHERS = 3, 9
-"""Workloads of a candidate that are tried before it is left: so many of the plan's own variant, then of so many others.
-A smaller one may lack what leads to the failure."""
+"""Workloads of a candidate that are tried before it is dropped: so many of the plan's own variant, then of so many
+others. A smaller one may lack the cause of the failure."""
 FEW = 2
 """Pages of a request, few enough to be followed by eye, and enough for a page's end."""
 MANY: dict[tuple[int, int | None], int] = {(2, FEW): 120, (2, FEW + 1): 60}
 """Workloads of other variants of these sizes: each takes little time, and few of them come back to a prefix."""
 SIZES = ((1, FEW), *MANY, *((requests, None) for requests in (1, 2, 3, 4, 6, 8, 12)))
-"""Numbers of requests that are tried, with the most pages that each may have."""
+"""Numbers of requests to try, with the most pages of each."""
 PAGES = (1, 2, 3, 4, 6)
-"""Pages of a request that are tried, the fewest first."""
+"""Most pages of a request to try, the fewest first."""
 
 Likeness = tuple[str, str, bool]
 

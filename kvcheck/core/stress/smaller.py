@@ -1,8 +1,6 @@
 """Smaller: the smallest line found for each of a run's first causes, and the wait that removes its failure.
 
-Invariants:
-- At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
-- Findings, evidence and verdict are not changed.
+At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ RUNS = 150
 EXPLORED = 20
 
 Facts = dict[str, object]
-"""What is kept of a smaller schedule: "line", "requests", "pages" and, once it was searched for, "wait"."""
+"""Facts of a smaller schedule: "line", "requests", "pages" and, once it was searched for, "wait"."""
 
 
 def smaller(
@@ -38,8 +36,10 @@ def smaller(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[tuple[str, Facts]]:
-    """The facts of the first causes, by id; a cause may come a second time, with its wait. until: the time.monotonic()
-    after which no schedule is run. told: called before each cause, with how many are done and of how many."""
+    """The facts of the first causes, by id; a cause may come a second time, with its wait.
+
+    until: the time.monotonic() after which no schedule is run. told: called before each cause, with how many are done.
+    """
     causes = _first_causes(findings)
     for done, (cause, plan) in enumerate(causes):
         told(done, len(causes))

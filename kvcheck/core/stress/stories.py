@@ -37,8 +37,8 @@ def stories(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Mapping[str, Story]:
-    """until: the time.monotonic() after which none is begun. told: called before each schedule, with how many are done
-    and of how many."""
+    """until: the time.monotonic() after which none is begun. told: called before each schedule, with how many are
+    done."""
     causes = [bug.cause for bug in bugs(findings)][:MOST_STORIES]
     found: dict[str, Story] = {}
     groups: dict[Plan, list[tuple[Finding, Finding]]] = {}

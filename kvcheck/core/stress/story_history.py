@@ -32,10 +32,10 @@ from kvcheck.core.stress.workload.report_events import Sent, Told
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 OWNERS = 5
-"""Owners of a page that are told: the last ones, and the one whose words were seen."""
+"""Owners of a page in a history: the last ones, and the one whose words were seen."""
 
 FIRST_LINES = 4
-"""Lines at the beginning that are told where others are left out."""
+"""Lines kept at the beginning if others are left out."""
 
 VERBS = {
     "decode.write": "written",
@@ -46,7 +46,7 @@ VERBS = {
     "hicache.backup": "backed up",
     "receive.mark": "marked as empty",
 }
-"""What operations do to a page, in a word. Others are told by their names."""
+"""Effects of operations on a page, in a word. Others have their names."""
 STATES = {0: "failed", 3: "transferring", 4: "success"}
 
 

@@ -49,12 +49,12 @@ from kvcheck.core.stress.workload.report_events import Sent, Told
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 MOST_NOTES = 4000
-"""Notes of one space, and of requests. Older ones are dropped, and the history then says that it begins later."""
+"""Notes of one space, and of requests. Older ones are dropped, and the history then begins later."""
 AFTER = 12
-"""Notes that are kept behind the moment."""
+"""Notes that are kept after the moment."""
 
 ACTS = (Retracted, Resumed, Saved, Restored, Aborted, Failed, Faulted, Finished, RoomChanged, SealsFitted, Sent, Leased)
-"""Events about one request that a story may tell."""
+"""Events about one request that a story may contain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

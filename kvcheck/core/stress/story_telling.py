@@ -2,7 +2,7 @@
 
 Invariants:
 - A step that the finding names is always included, of the others the nearest to the moment, up to MOST_STEPS.
-- An edge is missing only if the finding says so. Edges that follow from two others are left out.
+- A missing edge is one of the finding's. Edges that follow from two others are left out.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from kvcheck.core.stress.workload.report_events import Sent, Told
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 BEHIND = 2
-"""Steps that are told behind the moment: they show waits that other operations do have."""
+"""Steps after the moment in a story: they show the waits of other operations."""
 VITAL = (Saved, Restored, Retracted, Resumed, Faulted)
-"""Acts that are told however long ago they were, the last MOST_VITAL of them."""
+"""Acts that are included at any age, the last MOST_VITAL of them."""
 MOST_VITAL = 4
 MOST_MOVES = 4
-"""Copies between ranks that are told of a request, before anything else of it."""
+"""Copies between ranks that a request's story includes first."""
 STATUS_BEFORE_DATA, FREED_IN_USE = "KV203", "KV202"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Notes of one step. is_named: the finding names it."""
+    """is_named: the finding names it."""
 
     notes: list[Note]
     kind: str
@@ -366,7 +366,6 @@ def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int
 
 
 def _is_unproven(notes: StoryNotes, piece: _Piece, status: _Piece) -> bool:
-    """A write that the finding's rank took as landed without waiting for it."""
     mine = f"{notes.process}:"
     lands = any(touch.is_write and touch.space.startswith(mine) for touch in piece.first.touches)
     is_foreign = piece.is_operation and bool(notes.process) and piece.first.process != notes.process

@@ -10,7 +10,7 @@ from kvcheck.core.stress.workload.mismatch import Mismatch
 POSITIONS = 4096
 """Positions that are tried for a word of 32 bits; a longer request raises it to its own position."""
 TRIED = 64
-"""Requests that are tried for a word of 32 bits: it carries half a tag, so each takes a search."""
+"""Requests to try for a word of 32 bits: it carries half a tag, so each takes a search."""
 
 
 def row_text(found: Mismatch) -> str:

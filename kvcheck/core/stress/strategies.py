@@ -2,7 +2,6 @@
 
 Invariants:
 - A strategy is a function of its seed and of the choices offered; it sees names, never memory or time.
-- A recorded run replays: the recorded numbers choose the same chunks; those that do not fit are counted.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ LANE_GROUPS: dict[str, tuple[str, ...]] = {
     "message": ("message",),
     "aux": ("async.aux",),
 }
-"""Lanes that are delayed together, by how their names begin behind the name of the rank."""
+"""Lanes that are delayed together, by the beginning of their names after the name of the rank."""
 
 DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tuple(LANE_GROUPS))
 """Groups of lanes that one schedule delays: each alone, then all of them."""
@@ -242,7 +241,7 @@ def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None, o
 
 
 FIRST = ("eager", "lazy", "random")
-"""The first orders of the portfolio: they find most bugs. A cell begins at any of them."""
+"""The first orders of the portfolio, which find most bugs. A cell begins at any of them."""
 
 
 def delay_name(groups: tuple[str, ...]) -> str:

@@ -5,7 +5,6 @@ Invariants:
   rounds of the micro cells, then one of the others. Then the cell with the least CPU time is next, with a second of
   other cells counted as three of a micro one, so that cheap schedules run more often.
 - A cell always runs up to its floor. Only a given limit of wall time ends it earlier.
-- A cell with one workload, as of a trace, ends once many schedules in a row did nothing new; a note says so.
 - A schedule that loses the device ends its cell, and no other schedule begins. Open cells are left.
 """
 
@@ -29,7 +28,7 @@ from kvcheck.core.stress.schedule import FLOOR, Plan, further_workloads, workloa
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 
 UNKNOWNS = 12
-"""A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
+"""A cell is given up after so many schedules without a judgement. All settings have been tried by then."""
 LOSSES = 2
 """A cell is given up after it has lost so many processes."""
 COSTLY = frozenset({"KV901", "KV902"})
@@ -37,7 +36,7 @@ COSTLY = frozenset({"KV901", "KV902"})
 ROUNDS_OF_MICRO = 2
 """Rounds of the micro cells before each of the others, up to the floors. With more, a default run would end later."""
 WEIGHT = 3.0
-"""What CPU time of a cell that is no micro one counts as behind the floors: about four rounds of those to one of it."""
+"""Weight of the CPU time of other cells than micro ones behind the floors: about four rounds of those to one of it."""
 BARREN = 24
 """Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
 MORE_WORKLOADS = 6

@@ -51,7 +51,7 @@ class Wait:
 
 
 _WHICH = re.compile(r"(\.[0-9]+)?(\.side)?$")
-"""Behind the name of a kind of copy lanes: which one of them it is."""
+"""End of a lane's name that numbers the copy lanes of one kind."""
 
 
 def kind_of(lane: str) -> str:

@@ -14,7 +14,7 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.workload.events import Closed, Counted, Mapped, Returned
 
 LOCKS = "locks"
-"""Its name is no space: none may be left when idle."""
+"""No space: no lock may be left when idle."""
 
 
 class AccountingOracle:
@@ -66,7 +66,7 @@ class AccountingOracle:
             )
 
     def _add(self, what: str, message: str) -> None:
-        """what: the space or table, after the rank's name if it has one."""
+        """what: the space or table, after the rank's name."""
         name = what.rpartition(":")[2]
         tier = "host" if what.startswith("host.") else "device"
         self.findings.append(Finding(code="KV401", oracle=self.name, tier=tier, buffer=name, message=message))

@@ -44,7 +44,7 @@ from kvcheck.core.stress.workload.tier_events import (
 )
 
 FEW = 0.75
-"""A run that serves less than this share of what a plain cache serves is warned of."""
+"""A run with less than this share of a plain cache's hits is warned of."""
 SOON = 24
 """Uses of the cache within which a backup that is due has to be started."""
 

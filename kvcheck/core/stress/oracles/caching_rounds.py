@@ -21,10 +21,10 @@ from kvcheck.core.stress.workload.report_events import Reported
 from kvcheck.core.stress.workload.tier_events import Moving, Transferred
 
 LOOKS = 2
-"""A copy that has run is acknowledged, and a backup that is due is started, within so many looks of the cache at its
-copies, and one round more. A cache may leave every other look out."""
+"""A finished copy is acknowledged, and a due backup is started, within so many looks of the cache at its copies, and
+one round more. A cache may skip every other look."""
 TURNS = 2
-"""Loads for each engine, after which each of them has had one."""
+"""Loads for each engine, after which each has had one."""
 HOST = "host."
 
 

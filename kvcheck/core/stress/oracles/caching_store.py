@@ -18,8 +18,8 @@ from kvcheck.core.stress.workload.events import Aborted, Submitted
 from kvcheck.core.stress.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
 VAIN = 3
-"""How many fetches in a row may bring a request nothing. The builtin cache fetches once. An engine may try again, but
-has to compute the pages in the end (vLLM #49328 never did)."""
+"""Most fetches in a row without a page. The builtin cache fetches once. An engine may try again, but has to compute the
+pages in the end (vLLM #49328 never did)."""
 
 
 @dataclass(slots=True)

@@ -6,8 +6,7 @@ Invariants:
   only after it has completed.
 - An operation for no request (a state copy, a clear) may be pending when its ids are freed: the ordering oracle judges
   the next owner.
-- A space has lifetimes from its first allocation on. So the first clear of a pool is exempt, and so are tables and
-  seals, whose rows no allocator hands out.
+- The first clear of a pool, tables and seals are exempt: a space has lifetimes from its first allocation on.
 """
 
 from __future__ import annotations

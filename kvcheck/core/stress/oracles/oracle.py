@@ -18,7 +18,7 @@ MAX_FINDINGS = 20
 
 
 UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "table": "row", "offload": "value"}
-"""What the ids of a space number; those of other spaces number pages."""
+"""The noun for ids of a space; ids of other spaces are pages."""
 
 
 def unit_word(space: str) -> str:

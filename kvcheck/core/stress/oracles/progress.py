@@ -21,7 +21,7 @@ from kvcheck.core.stress.workload.report_events import Reported, Sent, Sized
 DECODE = "decode"
 PAGED = ("full", "window")
 LATE = 2
-"""Rounds in which a request may wait beside the room for it."""
+"""Rounds in which a request may wait although there is room."""
 
 
 @dataclass(slots=True)

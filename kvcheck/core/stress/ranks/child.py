@@ -63,7 +63,7 @@ class Child:
             self._said.close()
 
     def close_input(self) -> None:
-        """It ends a rank."""
+        """Close its input, which ends a rank."""
         close_input(self.process)
 
     def _take(self, line: str | None) -> None:

@@ -1,8 +1,4 @@
-"""Inbox: the supervisor's messages to a running rank.
-
-Invariants:
-- Written by the thread that reads the rank's input, read by the one that runs its rounds.
-"""
+"""Inbox: the supervisor's messages to a running rank, written by the thread that reads the rank's input."""
 
 from __future__ import annotations
 

@@ -52,15 +52,14 @@ from kvcheck.core.stress.workload.events import (
 )
 
 QUIET_S, QUIETEST_S = 0.0005, 0.008
-"""The pause after a round in which nothing happened, and after SETTLED_S of such rounds. Where a room is held, a run
-waits for seconds, and its ranks would use all cores to ask each other."""
+"""The pause after a round without events, and after SETTLED_S of such rounds. A held room lasts seconds, in which polls
+of its ranks would use all cores."""
 SETTLED_S = 0.5
-"""Longer than a write is under way. Until then a rank looks often, so that it sees bytes that land behind their
-status."""
+"""Longer than any write. Until then a rank polls often, to see bytes that land after their status."""
 RETURN_S = 60.0
-"""Seconds that the rank waits for a peer that is started again."""
+"""Seconds that the rank waits for the restart of a peer."""
 INCARNATION_BITS = 32
-"""Bits of an attempt's number; the bits above say which process of the rank made it."""
+"""Bits of an attempt's number; the bits above are the process's incarnation."""
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
 

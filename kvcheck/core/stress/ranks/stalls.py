@@ -24,7 +24,7 @@ FOR_EVER_FROM = 8
 
 
 class Stalls:
-    """aux: metadata rows travel as writes, not as messages. paths: leg -> path. told: requests held or late so far."""
+    """aux: metadata rows travel as writes, not as messages. paths: leg -> path."""
 
     def __init__(
         self,

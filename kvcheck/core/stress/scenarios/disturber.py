@@ -18,41 +18,41 @@ from kvcheck.core.stress.targets.target import Engine, Standing
 from kvcheck.core.stress.workload.events import Aborted, Emit, Event, Happened
 
 PACE = 3
-"""Rounds between two disturbances, so that an engine settles in between now and then."""
+"""Rounds between two disturbances, so that an engine settles in between."""
 PASSING = frozenset(
     {
         *("fetching", "loading", "ready", "restoring", "handing over", "transferring"),
         *("being backed up", "being loaded", "being stored", "being written", "being read"),
     }
 )
-"""States that soon end. What has not happened in one of them yet is done in any round."""
+"""States that soon end. A happening still missing in one of them is made in any round."""
 ABORTED_SHARE = 4
 CALM_EVERY = 5
-"""One schedule of five is left alone: what only a long quiet run shows needs one, too. Scenarios change their settings
-with other periods, so none of their values is always left alone."""
+"""One schedule of five is left alone, for bugs of long quiet runs. Scenarios change their settings with other periods,
+so none of their values is always left alone."""
 ABORTS_EACH = 2
-"""So many aborts at most in one state, so that some are left for states that come late."""
+"""Most aborts in one state, so that some are left for states that come late."""
 CAUSED = ("abort", "preempt", "time out", "copy", "evict", "pressure", "remove", "overwrite")
-"""What it makes happen. Other rows happen by the workload."""
+"""Happenings that it makes. Others come from the workload."""
 RELEASED = ("match", "split")
-"""What it makes likely: a rival is sent, which shares what is in the state now."""
+"""Happenings that it makes likely, by a rival that shares the subject's prefix."""
 MOST = 4
-"""So often at most a schedule aims at one situation, so that the engine does more than to recover."""
+"""Most times that a schedule aims at one situation, so that the engine does more than recover."""
 TRIED = 8
 """Of the subjects in one state, so many are tried in one round: some may not be touched."""
 RARE = frozenset(
     {"prefilling", "handing over", "sealing", "transferring", "ready", "restoring", "draining"}
     | {"partly reported", "arrived"}
 )
-"""States that come seldom. What a schedule does seldom is kept for half of them, and for a few situations that it aims
-at. Other schedules take the other half."""
+"""Rare states. Half of the rare happenings of a schedule are kept for them, and for a few situations that it aims at.
+Other schedules take the other half."""
 BRIEF = RARE | {"asked for", "joined"}
-"""States that are over in a few rounds: they are met in any round."""
+"""States of a few rounds: they are aimed at in any round."""
 OF_REQUESTS = ("request", "room")
 """Subjects that are named by their request."""
 STEP = 7919
-"""By so many rows the first situation of a schedule lies behind that of the schedule before it. It is a prime above the
-number of rows, so that every row is the first one in turn."""
+"""Distance, in rows, between the first situations of consecutive schedules. It is a prime above the number of rows, so
+that every row is the first one in turn."""
 
 
 def disturber(

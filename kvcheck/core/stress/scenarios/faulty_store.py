@@ -93,8 +93,7 @@ class FaultyFileStore(FileStore):
 def faulty_store(
     kind: str | None, tell: Callable[[str], None] = lambda key: None, *, is_faulty: bool = True
 ) -> Iterator[PageStore | None]:
-    """kind: "memory", "files", or None for no store. tell: receives the key of each damaged object. is_faulty: some are
-    damaged."""
+    """kind: "memory", "files", or None for no store. tell: receives the key of each damaged object."""
     every = DAMAGE_EVERY if is_faulty else None
     if kind is None:
         yield None

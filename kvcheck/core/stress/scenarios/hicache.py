@@ -47,23 +47,23 @@ SESSIONS = 9
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
 BATCHES = {"whole": MAX_RUNNING, "2": 2}
-"""Requests that decode together. With a small batch, requests that are computed wait to decode."""
+"""Requests that decode together. With a small batch, computed requests wait to decode."""
 STORE_RANKS = ("0", "1")
-"""The rank that the engine is, of those that share a store."""
+"""The engine's rank among those that share a store."""
 RIVAL_SHARE = 3
 """One rival for so many requests."""
 HOST_RATIOS = {"2": 2.0, "1.25": 1.25}
-"""Host pages for each device page: as engines choose, and too few for the sessions."""
+"""Host pages for each device page: the usual, and too few for the sessions."""
 HOST_WINDOW_SHARES = {"all": 1, "a third": 3}
 """Host pages for each window page of the host: enough, and too few for the nodes, which keep only the window pages of
-their ends, so that the host gives windows up while it keeps the pages."""
+their ends, so that the host evicts windows while it keeps the pages."""
 HOST_STATES = 7
 TRACE_HOST_STATES = 128
 NO_STORE = "none"
 REPLAY_EVERY = 4
 TRACE_HOST_RATIO = 16
 """Host pages for each device page of a trace, whose prefixes come back after hundreds of pages: the host is then far
-below what the trace touches (1 page in 28 to 40 of the conversation trace), and still serves some of it."""
+below the trace's working set (1 page in 28 to 40 of the conversation trace), and still serves some of it."""
 
 
 class HiCacheScenario:
@@ -71,7 +71,7 @@ class HiCacheScenario:
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
     focus: frozenset[str] = frozenset()
-    """What every disturbed schedule aims at."""
+    """Situations that every disturbed schedule aims at."""
 
     @property
     def table(self) -> Settings:

@@ -41,7 +41,7 @@ MAX_RUNNING = 4
 REQUESTS = 12
 MANY_RANKS = 5
 FEWER_REQUESTS = 6
-"""Requests where both ends have so many ranks together: each rank does all that one alone would do."""
+"""Requests if both ends have so many ranks together: each rank does the work of one alone."""
 TRACE_RUNNING = 8
 RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
 """Prefill and decode ranks."""
@@ -67,13 +67,13 @@ LOST_MESSAGES = {"Want": Want, "Status": Status}
 PATIENCE = 200
 """Rounds of a room. Where one leg at a time is held back, healthy rooms took up to 131; under random orders, 13."""
 LIMITS = 3
-"""One schedule in so many lets few requests be on their way, and another one gives the prefill end few pages. Mostly it
-is the slots of metadata that hold requests back, and then no other limit is ever met."""
+"""One schedule in so many lets few requests be in transfer, and another one gives the prefill end few pages. Mostly the
+slots of metadata hold requests back, and then no other limit is ever met."""
 FEW_COMING = 2
-"""Requests on their way to the decode end where they are few."""
+"""Requests in transfer to the decode end if they are few."""
 ANSWERS = (Done, Abort, Drained)
 TOO_LATE = "nothing complete from"
-"""How the reason of a room that is too late begins; the ranks it waited for follow."""
+"""Beginning of the reason of a room that is too late; the ranks it waited for follow."""
 
 
 class PDTransfer:
@@ -83,7 +83,7 @@ class PDTransfer:
     needs = frozenset({"pd-transfer", "metadata"})
     families = FAMILIES
     focus = frozenset({"request/ready/abort"})
-    """What every disturbed schedule aims at, since it comes seldom."""
+    """Situations that every disturbed schedule aims at, as they are rare."""
     sends_rows = False
     """True if ranks in processes send metadata rows as messages, not through the engine."""
     metadata_paths: tuple[str, ...] = ("ordered", MESSAGES)
@@ -328,7 +328,7 @@ class Aborts:
 
 
 class Retries:
-    """Sends failed requests again, once each, in the room they failed in, and counts the state it finds.
+    """Sends failed requests again, once each, in the room they failed in.
 
     delay: 0: at once, while the ends still hold memory of the first attempt; else some rounds later, for odd requests
     not before both ends have freed everything. None: never.

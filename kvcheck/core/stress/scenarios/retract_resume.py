@@ -33,11 +33,10 @@ from kvcheck.core.stress.workload.handover import bytes_for
 SYNTHETIC_PAGES = 9
 REQUESTS = 8
 LONGER_PAGES = 1
-"""Outputs are longer by this, so that requests run out of pages while they decode: few of them retract often, and each
-one costs a transfer."""
+"""Outputs are longer by this, so that requests run out of pages while they decode."""
 MAX_RUNNING = 8
 FOCUS = ("request/restoring/abort", "request/retracted/abort", "request/restoring/preempt")
-"""What every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
+"""Situations that every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
 TRACE_RUNNING = 16
 RESTS = {"12 rounds": 12, "2 rounds": 2}
 """Rounds that a retracted request rests before others wait for it."""

@@ -1,8 +1,4 @@
-"""Scenario: a workload, its driver, and the evidence without which a run is UNKNOWN.
-
-Invariants:
-- A scenario drives the target through the Engine Protocol and emits events; it judges nothing.
-"""
+"""Scenario: a workload, its driver, and the evidence without which a run is UNKNOWN. It judges nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ from kvcheck.core.stress.workload.jobs import Job
 
 ACTS, ABORTS, TRANSFERS, STORE = "acts", "aborts", "transfers", "store"
 FAULTS: Final = (ACTS, ABORTS, TRANSFERS, STORE)
-"""Kinds of faults: what a disturber does, aborts by a scenario's rule, writes and messages of a transfer that go wrong,
-and stored objects that are damaged."""
+"""Kinds of faults: disturbances, aborts by a scenario's rule, broken writes and messages of a transfer, and damaged
+stored objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

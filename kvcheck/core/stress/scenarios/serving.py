@@ -1,8 +1,4 @@
-"""Serving: feeds jobs to an engine by their arrival rounds; with the setup and the reference run of all scenarios.
-
-Invariants:
-- The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
-"""
+"""Serving: feeds jobs to an engine by their arrival rounds; with the setup and the reference run of all scenarios."""
 
 from __future__ import annotations
 
@@ -67,17 +63,17 @@ LEAST_GRAIN = 4
 TRACE_PAGES = 24
 REFERENCE_RUNNING = 48
 HURRY = 8
-"""Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
+"""Jobs arrive this much faster than in their workload, so that requests queue and the pool stays full."""
 IDLE_ROUNDS = 2000
 """Rounds in which no request finishes before a run counts as hung."""
 ROUNDS_A_TOKEN = 16
-"""A request takes a round for each token, and more where it is retracted. Rounds for so many times the tokens of the
+"""A request takes a round for each token, and more if it is retracted. Rounds for so many times the tokens of the
 longest one, in which no request ends, count as hung too: requests are then admitted and retracted for ever."""
 STUCK_CPU_S = 60.0
 """CPU seconds without a computed position or a read word after which a schedule counts as an endless loop. The longest
 schedules of full shapes do both many times a second."""
 CACHED_STATES = 3
-"""State slots beyond those of requests: what cached prefixes can hold on the device."""
+"""State slots beyond those of requests, for cached prefixes on the device."""
 ABORT_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
@@ -225,8 +221,8 @@ def serve(
 
 
 def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
-    """Decoder words: of an eager run with pages for all requests and no shared prefix; known-answer: computed from the
-    prompts. Raises Stuck for an endless loop."""
+    """The expected outputs. Decoder words: of an eager run with pages for all requests, without retraction or prefix
+    tree; known-answer: computed from the prompts. Raises Stuck for an endless loop."""
     if load.decoder == KNOWN_ANSWER:
         return {job.request: known_model(shape).answers(job) for job in load.jobs}
     outputs: dict[int, tuple[int, ...]] = {}

@@ -1,8 +1,4 @@
-"""The builtin target: kvcheck's own complete implementation, assembled from a table of parts.
-
-Invariants:
-- Observers are outside the parts: parts contain no reporting.
-"""
+"""The builtin target: kvcheck's own implementation, assembled from a table of parts, with observers outside of them."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from kvcheck.core.stress.workload.tier_events import Declared
 
 DEVICE_TURN = 2
 HOST_TURN = 7
-"""Other ids come first on the device than on the host."""
+"""Makes first ids on the host differ from those on the device."""
 
 
 class BuiltinTarget:

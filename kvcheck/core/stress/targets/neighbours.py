@@ -1,7 +1,6 @@
 """Neighbours: engines of another model, dtype, layout or rank that keep pages of the same prompts in the same store.
 
-Invariants:
-- A neighbour's objects are as long as the engine's, so only the key keeps them apart.
+Their objects are as long as the engine's, so only the key keeps them apart.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.targets.target import Engine, Setup, Target
 
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""Names of modules with dots between them, and the name of what is in the last one."""
+"""Names of modules with dots between them, and a name in the last one."""
 
 ENGINE_HAS = ("submit", "abort", "standings", "make_happen", "step", "counts", "evictions", "close")
 """The methods of an engine. `is_idle` is a property, which may not be read before the engine runs."""

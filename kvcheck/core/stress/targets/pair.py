@@ -3,7 +3,6 @@
 Invariants:
 - Each rank has its own pool, metadata, lanes and allocators, and counts as its own process: a wait of one rank is no
   wait of another.
-- Ranks of one end share agreed values and nothing else.
 - `standings` adds no wait: transfer progress is counted from completed chunks.
 """
 
@@ -39,10 +38,10 @@ PREFILL, DECODE = "prefill", "decode"
 WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
 """The ends that an abort goes to."""
 ON_THE_WAY = ("asked for", "prefilling", "handing over", "sealing", "transferring")
-"""States of requests whose prompts were asked for and have not arrived."""
+"""States of requests with a requested prompt that has not arrived."""
 TIME_LIMITS = ("nothing complete from", "not asked for and taken by", "stopped writing")
-"""What the reason of a room that ran out of time contains, at either end; the last where the message that says why the
-prefill end gave it up was lost."""
+"""Parts of the reason of a room that timed out, at either end; the last if the message with the prefill end's reason
+was lost."""
 
 
 class RankScheduler(Protocol):

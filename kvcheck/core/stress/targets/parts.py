@@ -1,8 +1,4 @@
-"""TargetParts: the classes that engines under test are made of.
-
-Invariants:
-- Engines pass parts on through constructors: no part names another as a class attribute.
-"""
+"""TargetParts: the classes that engines under test are made of, passed on through constructors."""
 
 from __future__ import annotations
 

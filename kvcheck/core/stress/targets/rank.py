@@ -35,7 +35,7 @@ from kvcheck.core.stress.targets.target import FirstWords, PairSetup, Setup, Spa
 from kvcheck.core.stress.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
 
 TURNS = {"prefill": 5, "decode": 1}
-"""Other ids come first on each end, and on each of its ranks."""
+"""Makes first ids differ by end, and by rank."""
 
 
 @dataclass(slots=True, kw_only=True)

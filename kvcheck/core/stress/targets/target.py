@@ -77,7 +77,7 @@ class HostTier:
 
 
 FirstWords = Mapping[tuple[str, str], int]
-"""By space and buffer: the word of the model's whole row with which this rank's row begins; 0 where it is left out."""
+"""By space and buffer: the first word of this rank's row in the model's whole row; 0 if left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

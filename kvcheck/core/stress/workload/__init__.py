@@ -29,4 +29,4 @@ DECODERS: Registry[type[Decoder]] = Registry(
         ),
     },
 )
-"""What a scenario's requests are decoded with."""
+"""Decoders for a scenario's requests."""

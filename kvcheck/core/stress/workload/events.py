@@ -20,6 +20,8 @@ from kvcheck.core.stress.workload.tier_events import TierEvent, UseEvent
 
 @dataclass(slots=True, unsafe_hash=True)
 class Submitted:
+    """record: its signal, reached when the operation has run."""
+
     ordinal: int
     name: str
     lane: str
@@ -418,4 +420,4 @@ Event = (
     | Broke
 )
 Emit = Callable[[Event], None]
-"""Where whoever observes a part puts the events that he has made."""
+"""Receives the events of an observer."""

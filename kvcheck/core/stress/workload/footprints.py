@@ -2,7 +2,6 @@
 
 Invariants:
 - Layers of a space share the arrays, so observers may compare them by identity.
-- A page carries the span of tokens read or written, so an append does not overlap a backup of other tokens.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Invariants:
 - A field that a request does not use is zero in its row.
-- Bytes are counted without layouts, page pairs and reports of ranks, so that they can judge those.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.mismatch import Mismatch
 
 TOP_LOGPROBS = 20
-"""Top log-probabilities that a request which asks for them hands over; the field is wider, so a prefix is written."""
+"""Top log-probabilities handed over for a request with them; the field is wider, so a prefix is written."""
 
 PLAIN_FIELDS = ("output_ids", "bootstrap_room")
 """Fields whose values are the request's own numbers, and no content words."""

@@ -1,8 +1,8 @@
 """HostInspector: compares the host tier with the computed words.
 
 Invariants:
-- A page is named by the hash of its prefix, and its words are those of one request that computed that prefix.
-- A page that no known request has computed is reported, never skipped.
+- A page's words are those of one request that computed its prefix. A page that no known request has computed is
+  reported, never skipped.
 """
 
 from __future__ import annotations

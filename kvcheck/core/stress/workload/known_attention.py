@@ -20,7 +20,7 @@ from kvcheck.core.stress.workload.known_model import KnownModel
 
 KEY_SHARE = 64
 """Keys of heads are stored so much smaller, and queries made so much larger. Scales of 8-bit keys are then so small
-that a lookup finds nothing where one is applied twice."""
+that a lookup fails if one is applied twice."""
 MOST_FP8 = 448.0
 LAYER_NORM_EPS = 1e-6
 

@@ -3,10 +3,7 @@
 A token is a mark whose value follows from its author and position, so requests that share a prefix share marks. A
 request reads from a position of the shared prefix. Without one, requests of odd numbers read their own last token, and
 the others FAR positions back. Layers with a window read its oldest token at the most, and those with a state three
-positions back.
-
-Invariants:
-- Answers are computed from tokens alone, without weights or the pool.
+positions back. Answers are computed from tokens alone, without weights or the pool.
 """
 
 from __future__ import annotations
@@ -39,13 +36,13 @@ ARCHITECTURES = {
 LENGTH = 1024
 """Most tokens of a request and its answer."""
 NODES = 16
-"""The walk is not asked for, so its alphabet is the smallest."""
+"""The walk is not used, so its alphabet is the smallest."""
 LATENT_HEADS = 4
 """Heads that read one latent."""
 TOP_K = 4
-"""Positions that an indexer picks: the header, the one that is asked for, and one more. All prompts are longer."""
+"""Positions that an indexer picks: the header, the one of the question, and one more. All prompts are longer."""
 FAR = 5
-"""How far back a request of an even number reads where every layer sees all."""
+"""Distance of the reads of even requests in layers without window or state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

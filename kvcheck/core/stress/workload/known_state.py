@@ -3,9 +3,8 @@
     conv   [channels, kernel - 1]          inputs of the convolution at the last positions, the oldest first
     ssm    [value heads, key dim, value dim]   S <- g S;  S <- S + beta k (v - S^T k)^T;  o = S^T q
 
-Invariants:
-- A state is used as read, that of a new request too.
-- Norms, convolution and recurrence follow transformers' Qwen3NextGatedDeltaNet, one token after another.
+Norms, convolution and recurrence follow transformers' Qwen3NextGatedDeltaNet. A state is used as read, that of a new
+request too.
 """
 
 from __future__ import annotations

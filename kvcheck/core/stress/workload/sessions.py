@@ -2,9 +2,8 @@
 
 Invariants:
 - A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
-- One prompt in eight has no new tokens, so that all of it may be cached. At most one in eight shares a shorter part of
-  the prefix of the prompt that arrives with it. Its lookup may split a node that is being loaded.
-- prompt + output of a job is never more than half of the pool.
+- One prompt in eight has no new tokens. At most one in eight shares a shorter part of the prefix of the prompt that
+  arrives with it. Its lookup may split a node that is being loaded.
 """
 
 from __future__ import annotations

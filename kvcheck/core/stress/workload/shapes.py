@@ -22,7 +22,6 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def shape(name: str) -> ModelShape:
-    """Return a preset. Raises UsageError for an unknown name."""
     if name in SHAPES:
         return SHAPES[name]
     raise UsageError(unknown_name("shape", name, SHAPES))
@@ -412,4 +411,4 @@ SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_MIC
 MICRO_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _MICRO)
 TINY_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _TINY)
 ANSWERING_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _ANSWERING)
-"""Shapes whose rows hold the weights' keys and values: those of decoder known-answer."""
+"""Shapes for decoder known-answer: their rows hold the weights' keys and values."""

@@ -2,7 +2,6 @@
 
 Invariants:
 - prompt + output of a job is never more than half of the pool.
-- Jobs arrive in bursts. Each burst needs more than the pool holds.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 A line is one request: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one for each block
 of 512 prompt tokens; the last block may be partial. Equal ids after an equal prefix mean equal content. Other keys are
-ignored.
-
-Invariants:
-- Two jobs share exactly the blocks that their rows share, as far as both kept them.
+ignored. Two jobs share exactly the blocks that their rows share, as far as both kept them.
 """
 
 from __future__ import annotations
@@ -89,7 +86,7 @@ def scale_trace(
 
         n * mean output * mean total / (1.3 * capacity)
 
-    rounds, 1.3 times as fast as the pool makes a token a round for each request. Shared prefixes count in full.
+    rounds, so the trace offers 1.3 times the pool's throughput. Shared prefixes count in full.
     """
     if capacity_tokens < MIN_CAPACITY_TOKENS:
         raise UsageError(

@@ -17,8 +17,6 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 class ScaledTwice(AttentionInputs):
-    """Rows are multiplied by their scales twice."""
-
     def scaled(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         return super().scaled(super().scaled(rows, scales), scales)
 

@@ -109,8 +109,6 @@ class InPlaceController(TransferController):
 
 
 class NoLoadPin(Movement):
-    """The pages of a load are not pinned."""
-
     def _pin(self, transfer: Transfer) -> None:
         if transfer.kind != "load":
             super()._pin(transfer)
@@ -121,8 +119,6 @@ class NoLoadPin(Movement):
 
 
 class NoBackupPin(Movement):
-    """The pages of a backup are not pinned."""
-
     def _pin(self, transfer: Transfer) -> None:
         if transfer.kind != "backup":
             super()._pin(transfer)
@@ -225,8 +221,6 @@ class NoDeviceEviction(Movement):
 
 
 class NoPrefetch(StorageTier):
-    """Pages in the store are never fetched."""
-
     def begin(self, tokens: Tokens, request: int) -> None:
         """Nothing."""
 

@@ -31,7 +31,7 @@ class LateBackupUnpinned(Movement):
 
     polls = 1
     _told: dict[int, int] | None = None
-    """By number of the transfer, how many polls were told so."""
+    """By number of the transfer, the polls that found it pending."""
 
     def poll(self) -> bool:
         is_some = super().poll()

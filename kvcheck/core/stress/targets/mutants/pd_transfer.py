@@ -25,22 +25,16 @@ class OwnStride(Writer):
 
 
 class SealWithoutKV(Sealer):
-    """The seal covers state and metadata."""
-
     def _buffers(self, content: Content) -> list[BufferLayout]:
         return [each for each in super()._buffers(content) if each.leg != "kv"]
 
 
 class SealWithoutState(Sealer):
-    """The seal covers KV and metadata."""
-
     def _buffers(self, content: Content) -> list[BufferLayout]:
         return [each for each in super()._buffers(content) if each.leg != "state"]
 
 
 class SealWithoutAux(Sealer):
-    """The seal covers KV and state."""
-
     def plan(self, content: Content) -> SealPlan:
         return super().plan(replace(content, row=None))
 
@@ -66,8 +60,6 @@ class OldSeal(Receiver):
 
 
 class FailedOverwritten(Receiver):
-    """A failure in the status table can be overwritten."""
-
     def _is_open(self, receiving: InboundRoom) -> bool:
         return receiving.status != SUCCESS
 
@@ -110,8 +102,6 @@ class PagesFreedEarly(DecodeScheduler):
 
 
 class DecidesAlone(RankGroup):
-    """Every rank decides by its own poll."""
-
     def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(values) for values in known]
 

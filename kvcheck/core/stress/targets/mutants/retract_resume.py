@@ -24,8 +24,6 @@ class ViewMetadata(MetadataBuffers):
 
 
 class UnclearedMetadata(MetadataBuffers):
-    """A freed slot keeps its fields."""
-
     def clear(self, slot: int) -> None:
         """Nothing is cleared."""
 

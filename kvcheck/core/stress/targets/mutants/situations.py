@@ -49,7 +49,7 @@ class SplitForgetsLoad(PrefixTree):
 
 
 class ReplacingTree(PrefixTree):
-    """Fetched pages are inserted at the node of the fetch's start."""
+    """Fetched pages are inserted at the path of the fetch's start, though the tree has changed."""
 
     def _path_now(self, keys: list[bytes], start: int) -> list[Node]:
         return self._walk(keys[:start])

@@ -37,8 +37,6 @@ class TrimsOneSide(Sender):
 
 
 class TrimsTail(Sender):
-    """The longer list loses its tail."""
-
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
         if "state" not in what:
             return super()._pair(source, target, needed=needed, what=what)
@@ -48,7 +46,7 @@ class TrimsTail(Sender):
 
 
 class Broadcasts(Sender):
-    """Unequal lists are broadcast against each other, as array arithmetic does with a list of one."""
+    """Unequal lists are broadcast against each other, as arithmetic does with a list of one."""
 
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
         if "state" not in what:
@@ -70,8 +68,6 @@ class TrimChangesRequest(Sender):
 
 
 class StateResultIgnored(Sender):
-    """The result of the state write is ignored."""
-
     def _send_state(
         self, sending: OutboundRoom, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
     ) -> None:
