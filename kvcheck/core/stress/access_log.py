@@ -42,8 +42,6 @@ class _Touch:
 
 
 class AccessLog:
-    """The reads or the writes of one lane in one buffer."""
-
     def __init__(self) -> None:
         self.latest = 0
         self._log: deque[_Touch] = deque()

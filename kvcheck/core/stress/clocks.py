@@ -22,8 +22,6 @@ Clock = tuple[int, ...]
 
 
 class Clocks:
-    """The clocks of the processes, of the lanes, and of the records that some process has not joined."""
-
     def __init__(self) -> None:
         self.process: Clock = ()
         self._acting = ""

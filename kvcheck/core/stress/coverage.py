@@ -75,7 +75,6 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
 
 
 def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
-    """Why so many schedules are too few for a pass; None if they are enough."""
     if ran < found.floor:
         return f"{ran} of {counted(found.wanted, 'schedule')} ran, and a pass takes {found.floor}"
     if plan.strategy == "portfolio" and plan.backend == "simulated" and {*found.tried} & {*_ORDERS} == {"eager"}:

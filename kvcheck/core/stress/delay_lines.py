@@ -21,7 +21,6 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
-    """Delays named by a plan, or picked by its schedule's number."""
     if plan.kind is not Kind.DELAYED:
         return ()
     if plan.choices is not None:

@@ -76,7 +76,7 @@ def may_show(plan: Plan) -> bool:
 
 
 def whole_names(plans: Iterable[Plan]) -> list[Plan]:
-    """Of these device plans, the first of each name that delays all operations of that name."""
+    """Of these device plans, the first that delays all operations of each name."""
     found: dict[str | None, Plan] = {}
     for each in plans:
         delays = delays_of(each)

@@ -21,8 +21,6 @@ Handler = Callable[[Any], None]
 
 
 class History:
-    """Passes each event to the handlers of its kind, and keeps it if requested."""
-
     def __init__(self, *, keep: bool = False) -> None:
         self.events: list[Event] = []
         self.count = 0

@@ -24,8 +24,6 @@ MUTANTS = "mutants"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of a mutant. goes_on: the process can judge another one."""
-
     result: MutantResult
     goes_on: bool = True
 

@@ -140,8 +140,6 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """The output of each request, or the error that the code under test raised."""
-
     outputs: Mapping[int, tuple[int, ...]]
     broke: Broke | None = None
 

@@ -90,8 +90,6 @@ def due(cells: Sequence[Turns]) -> Sequence[Turns]:
 
 
 class Budget:
-    """spent: CPU seconds that the runners have used so far."""
-
     def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
         self.until = limit.until
         self.spent = spent

@@ -1,7 +1,7 @@
 """StressedWire: a rank's wire with the faults and stalls of the plan; the quarantine sees its messages.
 
 Invariants:
-- A held leg also holds later writes of the same room and peer, until the end of the room drops them.
+- A held leg also holds later writes of the same room and peer. The end of the room drops writes that are still held.
 - A held write that fails ends its room, like one that fails at once.
 """
 

@@ -16,7 +16,7 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def pair_scenario(plan: Plan) -> PDTransfer:
-    """The plan's scenario, with its ranks. Raises UsageError unless it has a prefill and a decode end."""
+    """Raises UsageError unless the plan's scenario has a prefill and a decode end."""
     scenario = scenario_of(plan)
     if not isinstance(scenario, PDTransfer):
         raise UsageError(f"{plan.scenario} runs in one process, over loopback; got transport={plan.transport}")

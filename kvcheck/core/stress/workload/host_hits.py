@@ -1,4 +1,4 @@
-"""HostHits: the leading pages of a request's prompt that were loaded from the host, from the run's own events.
+"""HostHits: the leading pages of a request's prompt that were loaded from the host.
 
 Invariants:
 - Only the last lookup of a request counts, and only if the request began behind the pages found.

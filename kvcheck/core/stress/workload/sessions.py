@@ -4,6 +4,7 @@ Invariants:
 - A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
 - One prompt in eight has no new tokens. At most one in eight shares a shorter part of the prefix of the prompt that
   arrives with it. Its lookup may split a node that is being loaded.
+- prompt + output of a job is never more than half of the pool.
 """
 
 from __future__ import annotations
