@@ -130,7 +130,7 @@ class _Child:
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
     def _failed(self, report: Report) -> Iterator[Report]:
-        """End reports of the running cell, else of all open ones.
+        """Reports of the end of the running cell, else of all open ones.
 
         Raises UsageError or InternalError if the process has raised one.
         """

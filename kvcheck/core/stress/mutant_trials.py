@@ -38,8 +38,8 @@ JUDGE = "ordering"
 
 
 def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) -> list[Mutant]:
-    """The mutants that a delay can show. Raises UsageError for others that were named: those that need an answer of
-    "no" are excluded, as a delay gives no answers."""
+    """The mutants that a delay can show: those of one missing wait, without a need for "no" answers. Raises UsageError
+    for others that were named."""
     timed = [each for each in mutants if each.killed_by == JUDGE and not each.within]
     others = [each.name for each in mutants if each not in timed]
     if are_named and others:

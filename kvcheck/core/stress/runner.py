@@ -89,7 +89,7 @@ class Outcome:
     findings.
 
     asked: names that strategy "answers" could have answered with "no", in order. refused: those that were; under
-    another strategy, the answers to questions alone. trace: of its host; 0: none. unknown: why it is no evidence, or
+    another strategy, the answers to questions alone. trace: its host trace, or 0. unknown: why it is no evidence, or
     None. is_lost: its process did not answer. is_device_lost: nothing runs on the device any more in this process.
     """
 

@@ -90,7 +90,7 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
 
 
 def is_of_pages(note: Note) -> bool:
-    """Not of table rows or slots of metadata."""
+    """Allocated ids of pages, not of table rows or metadata slots."""
     return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
 
 

@@ -131,7 +131,7 @@ def _failures(outcome: Outcome) -> set[_Failure]:
 
 
 def _failure(finding: Finding) -> _Failure:
-    """Of a missing wait, with the name of the operation to wait for."""
+    """The key of a failure: of a missing wait, with the operation to wait for."""
     earlier = (finding.minimal or {}).get("earlier") if finding.oracle == "ordering" else None
     return likeness(finding), earlier["operation"] if isinstance(earlier, dict) else None
 

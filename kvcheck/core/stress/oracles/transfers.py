@@ -9,7 +9,7 @@ due.
 Invariants:
 - A message that is due in a round is sent by the end of that round. A lost one counts as sent.
 - An answer is due ANSWERED_IN rounds of its end after the message has arrived.
-- A source that has failed a request, if sent once, answers each rank that requests it.
+- A source answers each rank that requests a failed request, judged if that was sent only once.
 - After Drained a source does not report that attempt in a later round.
 - A row of seals is cleared between two seals that are written to it.
 """

@@ -65,8 +65,8 @@ def disturber(
     spared: Callable[[int], bool] = lambda request: False,
     focus: Collection[str] = (),
 ) -> Disturber | None:
-    """shape: of the cell, so that cells begin with different situations. spared: requests to leave alone. focus: keys
-    of situations that every schedule aims at."""
+    """None for a schedule that is left alone. shape: of the cell, so that cells begin with different situations.
+    spared: requests to leave alone. focus: keys of situations that every schedule aims at."""
     if load.from_trace or variant % CALM_EVERY == 0 or ACTS not in load.faults:
         return None
     start = variant + crc32(f"{scenario} {shape}".encode()) + sum(job.total_tokens for job in load.jobs)

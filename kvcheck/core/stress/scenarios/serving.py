@@ -169,7 +169,6 @@ def request_of(job: Job) -> Request:
 def synthetic_load(
     shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, chunk: str, longer_pages: int = 0
 ) -> Load:
-    """chunk: row of CHUNKS. longer_pages: added to every output."""
     capacity = pages * grain_of(shape)
     chunk_tokens = CHUNKS[chunk](shape.page_size)
     jobs = synthetic_jobs(

@@ -42,7 +42,7 @@ class SpaceTouch:
         return (self._footprint(self.read, buffers, layer), *self.read_tables)
 
     def writes(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """It also reads `written_tables`."""
+        """The operation also reads `written_tables`."""
         return (self._footprint(self.written, buffers, layer),)
 
     def _footprint(self, units: Units, buffers: Sequence[BufferSpec], layer: int) -> Footprint:

@@ -222,7 +222,7 @@ class KnownAnswerDecoder:
         waits: tuple[int, ...],
         piece: str = "",
     ) -> None:
-        """A replayed graph makes none of the waits."""
+        """waits: layers to wait for; a replayed graph makes none."""
         owner, sources = self._pool.sets[touch.space], dict[str, torch.Tensor]()
         for buffer in buffers:
             view = owner.read_view(buffer.name, waits, self._pool.forward, piece=piece)[local]

@@ -1,7 +1,7 @@
 """Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation.
 
 Invariants:
-- A subclass removes one line of the fix and restates nothing else.
+- A subclass changes one line of the fix, or the reaction to one situation, and restates nothing else.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ class AliasingOffload(Offload):
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:
+        """Views own no memory."""
         if offloaded.buffers and offloaded.buffers[0].memory:
             super().discard(offloaded)
 
