@@ -56,7 +56,6 @@ class Clocks:
         return tuple(map(min, self.process, self._least_of_others())) if self._others else self.process
 
     def _least_of_others(self) -> Clock:
-        """It changes only when another process acts, not by joins of the acting one."""
         if self._least is None:
             first, *rest = self._others.values()
             self._least = tuple(map(min, first, *rest)) if rest else first

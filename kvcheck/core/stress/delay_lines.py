@@ -3,6 +3,8 @@
     3.hicache.load~17.decode.read   the lane of the 3rd hicache.load is held until the 17th decode.read has run
     hicache.load/storage.put        the lanes of all operations of these names are held until the process waits
     h2d                             the lanes of that group are held until the process waits
+
+Text and value round-trip.
 """
 
 from __future__ import annotations

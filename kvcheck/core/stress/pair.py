@@ -1,6 +1,8 @@
 """Pair: two unordered operations of a run that touch one place, as a value and as the text of a line.
 
     459.hicache.load~472.decode.read      operation 459 is held until operation 472 has run
+
+Text and value round-trip.
 """
 
 from __future__ import annotations

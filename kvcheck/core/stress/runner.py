@@ -128,8 +128,7 @@ class Runner(Protocol):
     @property
     def cpu_s(self) -> float: ...
 
-    def run(self, plan: Plan) -> Outcome:
-        ...
+    def run(self, plan: Plan) -> Outcome: ...
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
         """Return the missing evidence of the plan's cell, or None."""

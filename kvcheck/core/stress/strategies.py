@@ -198,8 +198,7 @@ class FlipStrategy:
 
 @runtime_checkable
 class Following(Protocol):
-    def divergence(self) -> str | None:
-        ...
+    def divergence(self) -> str | None: ...
 
 
 class Recorder:

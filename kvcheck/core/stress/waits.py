@@ -4,6 +4,8 @@
     lane       every operation on forward waits for hicache.load on h2d
     process    the process waits for hicache.load on h2d before it submits decode.read on forward
     process    the process waits for hicache.load on h2d before it submits anything on forward
+
+A wait names operations and lanes as the code does, never by number.
 """
 
 from __future__ import annotations

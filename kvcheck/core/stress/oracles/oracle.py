@@ -38,8 +38,7 @@ class Oracle(Protocol):
     judged: int
     findings: list[Finding]
 
-    def handlers(self) -> Iterable[tuple[type, Handler]]:
-        ...
+    def handlers(self) -> Iterable[tuple[type, Handler]]: ...
 
     def finish(self) -> None:
         """Judge at the end of the history."""

@@ -44,8 +44,7 @@ class Scenario(Protocol):
     """Pool families that the scenario makes sense for."""
 
     @property
-    def table(self) -> Settings:
-        ...
+    def table(self) -> Settings: ...
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
         """Rows of LANE_GROUPS used by such a schedule."""

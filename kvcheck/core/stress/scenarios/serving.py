@@ -101,11 +101,9 @@ class Retries(Protocol):
     """Chooses failed requests to send again after a round, each once."""
 
     @property
-    def is_open(self) -> bool:
-        ...
+    def is_open(self) -> bool: ...
 
-    def __call__(self, report: StepReport) -> list[int]:
-        ...
+    def __call__(self, report: StepReport) -> list[int]: ...
 
 
 class LoadingAborts:

@@ -46,8 +46,7 @@ was lost."""
 
 class RankScheduler(Protocol):
     @property
-    def is_idle(self) -> bool:
-        ...
+    def is_idle(self) -> bool: ...
 
     def poll(self) -> list[int]:
         """This rank's state, as numbers to agree on."""
@@ -55,8 +54,7 @@ class RankScheduler(Protocol):
     def settle(self, agreed: Sequence[int]) -> StepReport:
         """One round, with the values agreed on by all ranks."""
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
 
 class PairEngine:

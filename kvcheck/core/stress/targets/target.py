@@ -42,16 +42,14 @@ class RoomInspector(Protocol):
         metadata: MetadataBuffers,
         layout: EndLayout,
         peers: Sequence[EndLayout],
-    ) -> None:
-        ...
+    ) -> None: ...
 
     def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
         """Report words in a failed room's memory that no source had to write."""
 
 
 class TierInspector(Protocol):
-    def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
-        ...
+    def computed(self, request: int, chain: tuple[bytes, ...]) -> None: ...
 
     def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str) -> None:
         """Compare the words of these host pages or slots. tier: "host" (a backup) or "storage"."""
@@ -113,11 +111,9 @@ class Standing:
 
 class Engine(Protocol):
     @property
-    def is_idle(self) -> bool:
-        ...
+    def is_idle(self) -> bool: ...
 
-    def submit(self, request: Request) -> None:
-        ...
+    def submit(self, request: Request) -> None: ...
 
     def abort(self, request_id: int) -> bool:
         """End a request in any state; False if it is not in progress any more."""
@@ -128,17 +124,14 @@ class Engine(Protocol):
     def make_happen(self, happening: str, standing: Standing) -> bool:
         """Make a row of SITUATIONS come true. Return False, with nothing changed, if that is impossible."""
 
-    def step(self) -> StepReport:
-        ...
+    def step(self) -> StepReport: ...
 
     def counts(self) -> tuple[SpaceCount, ...]:
         """Accounting of every space; valid after close too."""
 
-    def evictions(self) -> int:
-        ...
+    def evictions(self) -> int: ...
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +158,7 @@ class Target(Protocol):
     name: str
     capabilities: frozenset[str]
 
-    def build(self, setup: Setup) -> Engine:
-        ...
+    def build(self, setup: Setup) -> Engine: ...
 
 
 def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
