@@ -1,7 +1,7 @@
-"""Engines that kvcheck can ask: a file and a row for each.
+"""Engines with a client: a file and a row for each.
 
 Invariants:
-- An engine is known by what it answers, never by the name of its host. Rows are tried in order, the plainest last.
+- An engine is detected by its answers, never by its host name. Rows are tried in order, the plainest last.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CLIENTS: Registry[Engine] = Registry(
 PAIRS: Registry[Callable[..., Client]] = Registry(
     "pair of servers", {"sglang": "kvcheck.core.live.clients.sglang_pair:SglangPair"}
 )
-"""Made with the keywords prefill and decode: a Reach each."""
+"""Constructed with the keywords prefill and decode: a Reach each."""
 
 
 def detect(server: Http) -> str:
-    """The engine that answers there: a name of CLIENTS. Raises Trouble where none does."""
+    """Return the engine's name in CLIENTS. Raises Trouble."""
     try:
         for name in CLIENTS.names():
             if CLIENTS.load(name).is_at(server):
