@@ -1,12 +1,10 @@
 """The residual of a known-answer model: a row of registers, the embedding that fills it, the head that reads it.
 
-The registers hold the token's kind, its digits or bits, for each layer what its heads found, and one register in 64
-holds a constant. The constants outweigh the rest, so the norm divides every register by the same number, a power of
-two. All families have this residual; they differ in how their heads look things up.
+Registers hold the token's kind, its digits or bits, and for each layer the values found by its heads. All architectures
+have this residual; they differ in the lookups of their heads.
 
 Invariants:
-- All that a walk adds up here is a small whole number times a power of two: exact in bf16 and fp16 with any number of
-  layers.
+- All sums of a walk are small integers times a power of two: exact in bf16 and fp16 with any number of layers.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ KINDS = ("begin", "guard", "place", "node", "mark")
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Columns of the residual by name. code: columns of one node's digits; digit d of value x is at d * base + x."""
+    """Columns of the residual by name. code: columns of a node's digits; digit d of value x is at d * base + x."""
 
     parameters: Parameters
 
@@ -73,14 +71,14 @@ class Registers:
         return self.found(self.parameters.layers) + layer * self.parameters.kv_heads + head
 
     def lost_unit(self, layer: int) -> float:
-        """What a lookup that found nothing adds to a lost register."""
+        """A failed lookup's addition to a lost register."""
         return STATE_LOST if self.parameters.kind(layer).is_state else 1.0
 
     def shown(self, pair: int, value: int) -> int:
         return self.lost(self.parameters.layers, 0) + 2 * pair + value
 
     def left_over(self, layer: int) -> int:
-        """What the state of a layer holds before anything was written into it."""
+        """Holds the entry of a layer's state that was not cleared."""
         return self.shown(self.parameters.pairs, 0) + layer
 
     @property
@@ -89,23 +87,22 @@ class Registers:
         return self.parameters.hopping[-1]
 
     def found_before(self, layer: int) -> int:
-        """What the layer before it in a walk found."""
+        """Columns found by the layer before it in a walk."""
         return self.found(max(each for each in (0, *self.parameters.hopping) if each < layer))
 
     @property
     def width(self) -> int:
-        """Columns in all, a multiple of 128."""
+        """A multiple of 128."""
         own = self.left_over(self.parameters.layers if self.parameters.has_state else 0)
         return -(-own * CONSTANT_SHARE // ((CONSTANT_SHARE - 1) * 128)) * 128
 
     @property
     def constants(self) -> slice:
-        """The last columns, which hold the constant."""
         return slice(self.width - self.width // CONSTANT_SHARE, self.width)
 
 
 def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
-    """[ids, width]: what each token puts into the registers."""
+    """[ids, width]."""
     p = registers.parameters
     table = np.zeros((alphabet.size, registers.width), np.float32)
     table[:, registers.constants] = HELD_CONSTANT
@@ -143,7 +140,7 @@ def code_columns(parameters: Parameters) -> npt.NDArray[np.int64]:
 
 
 def head(registers: Registers, alphabet: Alphabet) -> Weights:
-    """[ids, width]: the logit of each token. Raises UsageError where fp16 cannot hold the weights."""
+    """[ids, width]: the logit of each token. Raises UsageError if fp16 cannot hold the weights."""
     p = registers.parameters
     if p.dtype == "fp16" and p.digits > MOST_DIGITS_FP16:
         raise UsageError(

@@ -1,13 +1,12 @@
-"""Which rotary pairs tell positions apart, with which weights, and which turn so slowly that content can lie in them.
+"""Splits rotary pairs: weighted fast ones that distinguish positions, and slow ones for content.
 
-A query that asks for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e).
-The loss at e is that sum's distance from its peak; the smallest loss over all displacements is the gap that the test
-stands on.
+A query for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e). The loss at e
+is that sum's distance from its peak; the smallest loss over all displacements is the gap of the position test.
 
 Invariants:
-- Pair j turns dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j /
+- Pair j rotates dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j /
   head_dim).
-- A slow pair turns by at most LEAK radians over the whole length, so content in it is the same at every position.
+- A slow pair rotates by at most LEAK radians over the whole length.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Rotary:
 
 @cache  # seconds for a long request, and asked for by whoever fits digits and whoever writes weights
 def plan_rotary(head_dim: int, length: int, theta: float = THETA) -> Rotary:
-    """The split for a head dimension and a largest length. Raises UsageError where too few pairs turn fast."""
+    """Raises UsageError if too few pairs are fast."""
     half = head_dim // 2
     frequencies = theta ** (-np.arange(half) / half)
     fast = np.flatnonzero(frequencies * length >= USEFUL_TURN)
@@ -67,7 +66,7 @@ def plan_rotary(head_dim: int, length: int, theta: float = THETA) -> Rotary:
 
 
 def _best_weights(frequencies: npt.NDArray[np.float64], length: int) -> tuple[npt.NDArray[np.float64], float]:
-    """Weights that make the smallest loss large: a zero-sum game, solved by multiplicative weights."""
+    """Weights that maximize the smallest loss: a zero-sum game, solved by multiplicative weights."""
     loss = 1 - np.cos(np.outer(np.arange(1, length), frequencies))
     log_odds = np.zeros(len(loss))
     summed = np.zeros(len(frequencies))

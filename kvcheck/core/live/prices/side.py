@@ -1,9 +1,9 @@
-"""Side: one server, to which passes are sent one at a time; each is timed by its answers and judged to the last token.
+"""Side: one server that receives passes one at a time; each is timed by its answers and judged to the last token.
 
 Invariants:
-- Every answer of a pass is judged, also those before the timed wave. Nothing is judged while something is timed.
-- A pass that was cut short, or has a request without its whole answer, has no times.
-- Without leave nothing is flushed. With it each pass begins with an empty prefix cache.
+- Every answer of a pass is judged, also those before the timed wave; never during a timed wave.
+- A pass that was cut short, or has an incomplete answer, has no times.
+- Without admin rights nothing is flushed; with them each pass begins with an empty prefix cache.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Told = Callable[[int], None]
 class PassResult:
     """One pass.
 
-    times: of its last wave; None where there are none. wrong_tokens: answered tokens that are not the known ones.
-    reasons: why it is no pass, where it has no finding. busy: the share of one core that this process took while it
-    waited for answers. is_over: the server answers no more.
+    times: of its last wave. wrong_tokens: answered tokens other than the known ones. reasons: why it is no pass,
+    without a finding. busy: share of one core that this process took while it waited. is_over: the server no longer
+    answers.
     """
 
     evidence: Evidence
@@ -55,8 +55,6 @@ class PassResult:
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass that is under way."""
-
     began_s: float
     began_cpu_s: float
     round: Round | None = None
@@ -65,7 +63,7 @@ class _Pass:
 
 
 class Side:
-    """One server. Its passes come from one thread. longest: tokens of a request and its answer."""
+    """One server; its passes come from one thread. longest: tokens of a request and its answer."""
 
     def __init__(
         self, client: Client, served: Served, alphabet: Alphabet, *, longest: int, timeout_s: float, admin: bool
@@ -79,12 +77,12 @@ class Side:
         self._now = _Pass(0.0, 0.0)
 
     def begin(self, *, names: int) -> None:
-        """Ask one cold request, and read the counters. Raises UsageError where the server does not serve this model."""
+        """Send cold requests, and read the counters. Raises UsageError if the server does not serve this model."""
         LiveRunner(self.client, self._alphabet, timeout_s=self._timeout_s).begin(self.served, names=names)
         self._before = self._counters()
 
     def send(self, load: Load, number: int, *, names: int, until: float | None, told: Told) -> PassResult:
-        """One pass of round `number`. Raises KeyboardInterrupt; `taken` judges what was answered until then."""
+        """Run one pass of round `number`. After KeyboardInterrupt, `taken` judges the answers so far."""
         self._now = _Pass(time.monotonic(), time.process_time())
         if self._admin:
             self._flush()
@@ -99,14 +97,13 @@ class Side:
         return self._judged(sent, round_, busy)
 
     def taken(self) -> PassResult:
-        """The judgement of a pass that was interrupted, as far as it was answered."""
         now = self._now
         sent = Delivery() if now.sender is None else now.sender.interrupted
         sent.is_whole = False
         return self._judged(sent, now.round or Round(()), 0.0)
 
     def moved(self, sleep: Callable[[float], None] = time.sleep) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """What the server's own counters say of all passes together, by kind, and where each count was read."""
+        """The movement of the server's counters over all passes, by kind, and the source of each count."""
         if self._before is None:
             return {}, {}
         sleep(SETTLE_S)
@@ -161,7 +158,6 @@ class Side:
 
 
 def wrong_tokens(exchanges: Sequence[Exchange]) -> int:
-    """Answered tokens that are not the known ones."""
     return sum(
         said != right
         for each in exchanges
