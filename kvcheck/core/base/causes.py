@@ -10,10 +10,11 @@
                                                                              progress, output, liveness
     13          calls that are not refused                                   contract: KV308
 
+A finding is a symptom of an earlier stage's finding with which it shares a request, page or buffer. Consequences of
+wrong bytes are symptoms of the first cause.
+
 Invariants:
-- A symptom shares a request, page or buffer with a finding of an earlier stage.
 - A leak explains no wrong bytes, and wrong bytes explain no leak.
-- KV308 is neither cause nor symptom of other findings.
 - A symptom keeps its code, message, schedule line and place in the record.
 """
 
@@ -50,7 +51,6 @@ Signature = tuple[object, ...]
 
 
 def stage(finding: Finding) -> int:
-    """Return a finding's stage; smaller is nearer to the root."""
     if finding.oracle == "protocol" and finding.code in FALSE_STATUS:
         return 0
     if finding.oracle == "liveness" and finding.code in GUARDS:
@@ -71,8 +71,7 @@ def _is_changed(finding: Finding) -> bool:
 def signature(finding: Finding) -> Signature:
     """Return a key that findings of one bug share across schedules, cells and requests.
 
-    Wrong bytes alone need the scenario too. Probes of an installed engine each test another part of it, so their
-    findings need cell and reader too.
+    Probes of an installed engine each test another part of it, so their findings need cell and reader too.
     """
     kind = (finding.oracle, finding.code, finding.tier, _buffer(finding), finding.condition)
     if finding.oracle in SINGLE:
@@ -189,7 +188,6 @@ class _Group:
             self._buffers |= {buffer for buffer in (_buffer(finding),) if buffer is not None}
 
     def explains(self, finding: Finding) -> bool:
-        """True if the finding has a signature of the group, or follows from the group's cause."""
         if finding.condition != self.findings[0].condition:
             return False
         if signature(finding) in self._signatures:
@@ -218,7 +216,6 @@ class _Group:
         )
 
     def _is_same_race(self, finding: Finding) -> bool:
-        """True for another access that misses a wait for the same operation or request."""
         earlier = {operations(each)[0] for each in self.findings if each.oracle == "ordering"}
         theirs = {each.seen_request for each in self.findings if each.oracle == "ordering"} - {None}
         return operations(finding)[0] in earlier - {None} or finding.seen_request in theirs
@@ -233,13 +230,11 @@ def _pages(finding: Finding) -> set[tuple[str | None, int]]:
 
 
 def _buffer(finding: Finding) -> str | None:
-    """The buffer; all fields of metadata rows count as one."""
     name = finding.buffer
     return "metadata" if name is not None and name.startswith("metadata") else name
 
 
 def operations(finding: Finding) -> tuple[object, object]:
-    """The names of the earlier and the later operation of a missing edge."""
     pair = [(finding.minimal or {}).get(which) for which in ("earlier", "later")]
     earlier, later = (each.get("operation") if isinstance(each, dict) else None for each in pair)
     return earlier, later

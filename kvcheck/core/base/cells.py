@@ -23,7 +23,6 @@ ENGINE_NAMES = ("sglang", "vllm", "lmcache", "mooncake")
 
 
 def is_engine(target: str) -> bool:
-    """Whether a target is an installed engine, such as sglang or vllm:DIR."""
     return target.partition(":")[0] in ENGINE_NAMES
 
 

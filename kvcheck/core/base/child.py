@@ -55,8 +55,6 @@ PACKAGE = str(Path(kvcheck.__file__).resolve().parent)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """The kvcheck that a process runs. package: its folder."""
-
     package: str
     version: str
     python: str
@@ -83,8 +81,6 @@ class Streams:
 
 
 class Started:
-    """A started child. program: the module that it runs."""
-
     def __init__(self, program: str, process: subprocess.Popen[str], hello: int) -> None:
         self.program = program
         self.process = process
@@ -211,7 +207,7 @@ def spawn(
 def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], longest: int = -1) -> None:
     """Start a thread that passes each line of the child's output to `put`, then None at its end.
 
-    longest: most characters of a line; longer ones arrive in pieces. -1: no limit.
+    longest: longer lines arrive in pieces; -1: no limit.
     """
     stdout = process.stdout
     assert stdout is not None, "the child's output is a pipe"
@@ -257,7 +253,6 @@ def has_ended(process: subprocess.Popen[str], within_s: float | None = None) -> 
 
 
 def kill_group(process: subprocess.Popen[str]) -> int:
-    """Kill the child's group, also stopped processes. Return the child's status."""
     if process.returncode is None:  # its pid is not reused before it is reaped
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -288,7 +283,6 @@ def import_paths(paths: list[str]) -> list[str]:
 
 
 def _interpreter_flags() -> list[str]:
-    """Flags of this interpreter that -I does not pass on to a child."""
     return [
         *(["-B"] if sys.dont_write_bytecode else []),
         *([f"-{'O' * sys.flags.optimize}"] if sys.flags.optimize else []),
@@ -320,7 +314,6 @@ class _Starter:
         self._thread: threading.Thread | None = None
 
     def run(self, begin: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-        """Return or raise the result of `begin`. If the caller is interrupted, end the new process."""
         future: Future[subprocess.Popen[str]] = Future()
         with self._lock:
             if self._thread is None or not self._thread.is_alive():

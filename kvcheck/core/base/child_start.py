@@ -32,7 +32,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Tie this process to its parent, report its build, and run the program."""
     program, build, hello, parent, tie, paths, *arguments = sys.argv[1:]
     tie_to(int(parent), tie)
     if sys.version_info < OLDEST_PYTHON:
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def tie_to(parent: int, tie: str) -> None:
-    """End this process with its parent. GROUP: also all processes of its group, which it has to lead.
+    """End this process with its parent; GROUP: also its group, which it has to lead.
 
     When the parent ends, the kernel sends SIGKILL, which ends a stopped process too; or, for a group, SIGCONT, so that
     a thread sees the end of standard input and kills the group.
@@ -69,7 +68,6 @@ def tie_to(parent: int, tie: str) -> None:
 
 
 def load_package(folder: str) -> dict[str, str]:
-    """Import kvcheck from its folder; return the build found there."""
     spec = importlib.util.spec_from_file_location(
         "kvcheck", f"{folder}/__init__.py", submodule_search_locations=[folder]
     )

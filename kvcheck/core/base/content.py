@@ -123,5 +123,5 @@ def _mask_int(site: Site, index: int) -> int:
 
 
 def codes_of(request: int) -> int:
-    """mix64(tag) of a request at position 0, signed: the code of its metadata."""
+    """The code of a request's metadata: mix64(tag) at position 0, signed."""
     return as_signed(mix64_int(Tag(request, 0, 0).packed()))

@@ -32,7 +32,7 @@ class TimeUp(BaseException):
 
 
 class Stuck(BaseException):
-    """Work inside a `progress_watch` used its CPU time without progress."""
+    pass
 
 
 @contextmanager
@@ -75,8 +75,7 @@ def time_limit(until: float | None) -> Iterator[None]:
 def progress_watch(most_cpu_s: float, progress: Callable[[], int]) -> Iterator[None]:
     """Raise Stuck inside the block after `most_cpu_s` to twice as many CPU seconds with the same `progress`.
 
-    CPU time is independent of a busy machine. A watch may stand inside a time limit; outside the main thread it does
-    nothing.
+    A watch may stand inside a time limit; outside the main thread it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -39,7 +39,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """The other places of a run, and the possible tags there: requests 1 to `requests`, positions below `positions`."""
+    """The other places of a run, and the largest tags there."""
 
     rows: Sequence[RowSites]
     requests: int
@@ -74,8 +74,8 @@ class Deviation:
 class Origin:
     """The place that words of a row were written for.
 
-    first: index of the first of them in the row as read. shift: added to that, the index in the whole row there. words:
-    their number.
+    first: index of the first of them as read. shift: added to that, the index in the whole row there. words: their
+    number.
     """
 
     row: RowSites
@@ -137,7 +137,6 @@ def classify(words: Sequence[int | None], site: Site, expected: Expectation, own
 
 
 def _torn(known: Sequence[Tag], odd: int) -> str:
-    """odd: number of words without a tag."""
     parts = []
     for request in sorted({tag.request for tag in known}):
         positions = sorted({tag.position for tag in known if tag.request == request})
@@ -171,7 +170,6 @@ def _agreeing(words: Mapping[int, int], row: RowSites, layer: int, shift: int, t
 def _misplaced(
     odd: Mapping[int, int], read: int, site: Site, expected: Expectation, owners: Owners
 ) -> Deviation | None:
-    """The verdict on words that are right at another place. odd: words without a tag at their own. read: words read."""
     if owners.elsewhere is None:
         return None
     words = {at: word for at, word in odd.items() if word not in owners.unwritten}
@@ -189,7 +187,7 @@ def _misplaced(
 
 
 def _hits(word: int, elsewhere: Elsewhere) -> Iterator[tuple[int, int, int, Tag]]:
-    """Row, layer, index in the whole row, and tag, for each place that gives a 64-bit word a tag."""
+    """Row, layer, index in the whole row, and tag."""
     for number, row in enumerate(elsewhere.rows):
         for layer in () if row.is_half else row.layers:
             packed = unmix64_torch(mask(row.site(layer), min(row.words, ROW_WORDS)) ^ word)

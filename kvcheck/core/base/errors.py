@@ -47,7 +47,7 @@ class UnknownVerdict(KvcheckError):
 
 
 class HardwareError(UnknownVerdict):
-    """A device reported an error that no code causes, and that its memory or links did not correct."""
+    pass
 
 
 class TargetError(KvcheckError):
@@ -118,7 +118,7 @@ _TEXTS = {
 
 
 def why_unread(error: BaseException) -> str:
-    """Why a file could not be read, without its name: the system's reason, or the fault in its text."""
+    """The reason without the file's name, which the caller prints."""
     if isinstance(error, UnicodeDecodeError):
         return f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at {error.start}"
     if isinstance(error, OSError) and error.strerror:
@@ -162,7 +162,6 @@ def _is_of_system(error: BaseException) -> bool:
 
 
 def _short_of(error: BaseException) -> tuple[str, str] | None:
-    """The resource that is short, and the advice."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _MEMORY
     if isinstance(error, OSError):

@@ -40,7 +40,6 @@ def folder_digest(folder: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content. Raises UsageError."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -54,7 +53,7 @@ def short(text: str | None) -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of the folder's files, with " and changes" if the files differ from it; None without git."""
+    """The commit of the folder's files, with " and changes" if they differ from it; None without git."""
     if not _git(folder, "ls-files", "--", "."):  # a folder that git ignores may lie inside somebody else's tree
         return None
     commit = _git(folder, "rev-parse", "HEAD")

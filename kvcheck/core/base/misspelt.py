@@ -11,7 +11,7 @@ LEAST_START, MOST_NEAR = 3, 3
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """End a message with the known name nearest to `name`, or those that begin with it; "" if none is near."""
+    """End a message with the nearest known name, or those that begin with `name`; "" if none is near."""
     folded = {each.casefold(): each for each in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1)
     if not near and len(name) >= LEAST_START:

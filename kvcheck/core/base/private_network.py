@@ -1,10 +1,9 @@
 """PrivateNetwork: a network namespace for the engine processes of one machine; its only interface is a loopback.
 
-The library listens on all interfaces. Engine processes enter the namespace before they load it. This module, run as a
-program, is the process that holds the namespace.
+The library listens on all interfaces, so engine processes enter the namespace before they load it. This module, run as
+a program, holds the namespace.
 
 Invariants:
-- The library's ports can be reached only from inside the namespace, which ends with its holder.
 - If the system refuses the namespace, `path` is None and `why` gives the reason.
 """
 
@@ -92,7 +91,6 @@ def make() -> None:
 
 
 def main() -> None:
-    """Hold a namespace until standard input ends."""
     try:
         make()
     except OSError as error:

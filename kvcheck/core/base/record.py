@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Verdict(Enum):
-    """PASS, UNKNOWN (nothing judged) or FAIL; the values are those of run.json."""
+    """UNKNOWN: nothing was judged. The values are those of run.json."""
 
     PASS = "pass"
     UNKNOWN = "unknown"
@@ -56,9 +56,9 @@ class Verdict(Enum):
 class Evidence:
     """Counts of judged work. A count that does not apply to the scenario is None.
 
-    observed: a running server's activity under judged requests, by kind of evidence (`kvcheck list evidence`).
-    situations: counts by key (`kvcheck list situations`). refusals: illegal calls that an engine refused. traces:
-    schedules with distinct host traces, within a workload.
+    observed: a running server's activity, by kind of evidence (`kvcheck list evidence`). situations: counts by key
+    (`kvcheck list situations`). refusals: illegal calls that an engine refused. traces: schedules with distinct host
+    traces, within a workload.
     """
 
     schedules: int = 0
@@ -88,7 +88,6 @@ class Evidence:
     situations: dict[str, int] = field(default_factory=dict)
 
     def plus(self, other: Evidence) -> Evidence:
-        """The sums of both. None plus a number is the number."""
         sums: dict[str, object] = {}
         for row in dataclasses.fields(self):
             mine, theirs = getattr(self, row.name), getattr(other, row.name)
@@ -139,8 +138,8 @@ class Finding:
 class Coverage:
     """How much of its plan a cell has run.
 
-    wanted: schedules planned. floor: schedules that a pass needs. tried, not_tried: planned strategies ("lazy") and
-    settings ("ranks 2x1"). scope: a class of schedules that was run completely, in words.
+    floor: schedules that a pass needs. tried, not_tried: planned strategies ("lazy") and settings ("ranks 2x1"). scope:
+    a class of schedules that was run completely, in words.
     """
 
     wanted: int
@@ -275,7 +274,6 @@ class RunRecord:
 
 
 def check_run_id(run_id: str) -> None:
-    """Raise UsageError unless a run id is a plain file name of letters, digits, dot, dash, underscore."""
     if not RUN_ID.fullmatch(run_id):
         raise UsageError(
             f"run id {run_id[:80]!r} cannot name a folder: expected one plain file name of letters, digits, . _ and -"
@@ -323,7 +321,7 @@ def _no_number(text: str) -> float:
 
 
 def value_from(kind: Any, raw: object, where: str) -> Any:
-    """Parse JSON data into a value of the annotated type `kind`. Raises ValueError that names the place `where`."""
+    """Parse JSON data into the annotated type `kind`. Raises ValueError that names the place `where`."""
     return _reader(kind)(raw, where)
 
 
@@ -354,7 +352,6 @@ def _reader(kind: Any) -> Callable[[object, str], Any]:
 
 
 def _row_reader(kind: Callable[..., Any]) -> Callable[[object, str], Any]:
-    """Reader of a dataclass: all its keys and no others are present."""
     readers = {key: _reader(hint) for key, hint in typing.get_type_hints(kind).items()}
 
     def read(raw: object, where: str) -> Any:
@@ -379,7 +376,6 @@ def _expect(kind: type[T], raw: object, where: str) -> T:
 
 
 def _checked(raw: object, where: str, room: int) -> object:
-    """Any JSON value with bounded depth and numbers, so that it can be written again."""
     if isinstance(raw, (dict, list)):
         if room == 0:
             raise ValueError(f"{where}: expected at most {MAX_DEPTH} levels of nesting")
@@ -391,7 +387,6 @@ def _checked(raw: object, where: str, room: int) -> object:
 
 
 def to_plain(value: object) -> object:
-    """Convert dataclasses, enums and tuples to JSON types."""
     return _plain(value)
 
 

@@ -30,7 +30,7 @@ class Registry(Generic[T]):
         return cast(T, getattr(importlib.import_module(module), attribute))
 
     def require(self, name: str) -> None:
-        """Raise UsageError unless `name` is known; imports nothing."""
+        """Raise UsageError unless `name` is known; import nothing."""
         if name in self._entries:
             return
         raise UsageError(unknown_name(self.kind, name, self._entries))

@@ -2,9 +2,9 @@
 
 A round is one number, measured with fresh memory and in a random order of its own; only rounds are independent samples.
 The interval of n rounds goes from the k-th smallest to the k-th largest value, with the largest k that excludes the
-median in at most 5 % of cases; k follows from the binomial distribution. 15 rounds: from the 4th to the 12th value,
-96.5 %. Busy machines give long tails, so means and variances are not used. Order statistics and sign tests: Conover,
-Practical Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979).
+median in at most 5 % of cases, by the binomial distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy
+machines give long tails, so means and variances are not used. Order statistics and sign tests: Conover, Practical
+Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979).
 
 Invariants:
 - Fewer than LEAST_ROUNDS values have no interval: even from the smallest to the largest, it has less than 95 %.
@@ -30,7 +30,6 @@ TAIL = (1.0 - CONFIDENCE) / 2.0
 
 @cache
 def order_of(rounds: int) -> int | None:
-    """k of the interval; None if there is none."""
     if rounds < LEAST_ROUNDS:
         return None
     k, below = 0, 0.0
@@ -58,7 +57,6 @@ def ratio_interval(logs: Sequence[float]) -> Interval:
 
 
 def half_width(ratio: Interval) -> float | None:
-    """The half width of a ratio's interval, as a share of the ratio."""
     if ratio.lo is None or ratio.hi is None:
         return None
     return (math.log(ratio.hi) - math.log(ratio.lo)) / 2.0

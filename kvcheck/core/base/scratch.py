@@ -2,10 +2,9 @@
 
 Invariants:
 - A process owns a folder while it holds its lock, which the kernel releases when the process ends.
-- Page stores lie in memory unless TMPDIR names another folder: each object is synced, which takes a disk far longer
-  than the schedule takes.
-- A folder is removed only if this user owns it, its name has the form made here, and its lock is free. No link is
-  followed.
+- Page stores lie in memory, if it has room and TMPDIR names no other folder: syncing each object takes a disk far
+  longer than the schedule.
+- A folder is removed only if this user owns it, its name has the form made here, and its lock is free.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class ScratchFolder:
         self._end = weakref.finalize(self, _remove, str(self.path), lock)
 
     def close(self) -> None:
-        """Remove the folder. If that fails, a later run removes it."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -61,14 +59,12 @@ class ScratchFolder:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Folders of ended processes. kept: those that could not be removed, with the reason."""
-
     removed: tuple[str, ...]
     kept: tuple[str, ...]
 
 
 def sweep() -> Swept:
-    """Remove the folders that ended runs of this user left in the folder for temporary files and in memory."""
+    """Remove the folders that ended runs of this user left. kept: those that could not be removed, with the reason."""
     removed, kept = [], []
     paths = [path for folder in {Path(tempfile.gettempdir()), MEMORY} for path in _made_in(folder)]
     for path in sorted(paths):
@@ -108,7 +104,7 @@ def _made_in(folder: Path) -> list[Path]:
 
 
 def _lock(path: Path, *, is_strict: bool = False) -> int | None:
-    """Lock a folder and return its descriptor; None if another process holds it or kvcheck has not made the folder.
+    """Lock a folder and return its descriptor; None if another process holds it or kvcheck has not made it.
 
     is_strict: None also on a file system without locks, since the folder may then be in use.
     """

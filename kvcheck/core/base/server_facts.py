@@ -1,7 +1,6 @@
-"""A record's facts about the running server that it judged, requirements, and the rows of both.
+"""A record's facts about the running server that it judged, and its requirements.
 
-environment["server"] has the facts, such as `engine`, `version` and `address`; the plan's `require` has the least count
-of each kind of evidence.
+environment["server"] has the facts; the plan's `require` has the least count of each kind of evidence.
 
 Invariants:
 - A record comes from a file: no value of these keys raises; a wrong one is left out.
@@ -45,7 +44,6 @@ def is_requirement(row: ScenarioResult) -> bool:
 
 
 def required(record: RunRecord) -> dict[str, int]:
-    """Kind of evidence -> required count."""
     asked = record.plan.get("require")
     if not isinstance(asked, dict):
         return {}

@@ -210,6 +210,5 @@ def situations_of(scenario: str) -> tuple[Situation, ...]:
 
 
 def never_reached(scenarios: Iterable[str], counts: Mapping[str, int]) -> list[Situation]:
-    """Situations of these scenarios that were not counted, in the order of the table."""
     legal = {situation.key: situation for name in scenarios for situation in situations_of(name)}
     return [each for key, each in SITUATIONS.items() if key in legal and not counts.get(key)]

@@ -133,7 +133,6 @@ class Progress(Generic[P]):
         return {**self.flags, **dict.fromkeys(("hit", "hit-token"), f"it reports cached tokens, as none{own}; {see}")}
 
     def _frozen(self) -> list[str]:
-        """A contradiction between cached counts of answers and the server's counter."""
         said = self.evidence.observed.get("hit-token", 0)
         if self.refuted is not None:
             return [self.refuted]
@@ -146,9 +145,9 @@ class Progress(Generic[P]):
 
 
 def common_place(findings: Sequence[Finding]) -> tuple[int | None, int, int] | None:
-    """Return (layer, page of the request, requests) of the place that most wrong requests point to; None for a tie.
+    """Return (layer, page of the request, requests) of the place that most wrong requests point to.
 
-    A finding with a page and no layer counts for every layer of that page.
+    None without a page, or for a tie. A finding with a page and no layer counts for every layer of that page.
     """
     places: dict[tuple[int | None, int], set[int | None]] = {}
     for finding in findings:
@@ -166,7 +165,7 @@ def common_place(findings: Sequence[Finding]) -> tuple[int | None, int, int] | N
 
 
 def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:
-    """Return why a count is too small for a pass, and the setting to change."""
+    """Return why a count is too small for a pass, with the setting to change."""
     seen = observed.get(kind)
     if seen is not None and seen >= least:
         return None

@@ -101,7 +101,6 @@ def _add_uncounted(seen: Observed, moved: tuple[int, str] | None) -> None:
 
 
 def moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int, str] | None:
-    """The movement of the first of these metrics that exists, and its name."""
     for name in names:
         if name in after:
             return max(0, round(after[name] - before.get(name, 0.0))), name
@@ -109,7 +108,6 @@ def moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int,
 
 
 def shows_metrics(names: Sequence[str], after: Counters) -> bool:
-    """Whether any metric with the prefix of these names is shown."""
     prefixes = {name.partition(":")[0] + ":" for name in names}
     return any(key.startswith(tuple(prefixes)) for key in after)
 
@@ -129,8 +127,7 @@ def overtakes(exchanges: Sequence[Exchange]) -> int:
 
 
 def lost_prefixes(exchanges: Sequence[Exchange], *, page: int) -> int | None:
-    """Count requests with a prefix computed earlier and more than SLACK_PAGES of its pages no longer cached; None if no
-    answer reports cached tokens."""
+    """Count requests with a prefix computed earlier, of which more than SLACK_PAGES pages are no longer cached."""
     said = [each for each in exchanges if each.answer.cached is not None]
     if not said:
         return None

@@ -1,14 +1,11 @@
 """Doubts whether answers are the engine's own: right answers of a response cache read no KV cache.
 
 If counters moved by less than was answered, two rounds of new prompts are sent. If these are counted whole, the other
-answers are not the engine's; if not, several servers answer, and nothing is compared.
-
-Counters may exceed this run's requests (others' requests, warm-up, aborts), and may be late. Counters that decrease are
-those of several servers, or of a restarted one.
+answers are not the engine's; if not, several servers answer, and nothing is compared. Counters may exceed this run's
+requests, and may be late; counters that decrease are those of several servers, or of a restarted one.
 
 Invariants:
 - A doubt is no finding: it makes a round UNKNOWN.
-- Only completed answers count.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ class AnswerTotals:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterCheck:
     """Answers compared with counters. elsewhere: why some are not the engine's. contradicted: why cached counts are
-    false. notes: why nothing is compared."""
+    false."""
 
     elsewhere: str | None = None
     contradicted: str | None = None
@@ -135,7 +132,6 @@ _SEVERAL = (
 
 
 def _short(client: Client, answered: AnswerTotals, after: Counters, *, slack: int = SLACK) -> str | None:
-    """The counter that lacks answered requests or tokens, and by how much."""
     mean = answered.tokens / max(1, answered.requests)
     for unit, count, spare in (("request", answered.requests, slack), ("token", answered.tokens, slack * mean)):
         computed = moved(client.computed.get(unit, ()), answered.before, after)
@@ -145,7 +141,6 @@ def _short(client: Client, answered: AnswerTotals, after: Counters, *, slack: in
 
 
 def _overstated(client: Client, answered: AnswerTotals, after: Counters) -> str | None:
-    """The excess of reported cached tokens over the engine's counter."""
     names = client.counted.get(HIT, ())
     hits = moved(names, answered.before, after)
     if hits is None:
@@ -180,7 +175,7 @@ def _settled(client: Client, last: Counters, sleep: Callable[[float], None]) -> 
 
 
 def doubts(exchanges: Sequence[Exchange]) -> list[str]:
-    """Reasons, from a round's answers alone, to suspect that they are not the engine's."""
+    """Reasons to suspect a round's answers, from themselves alone."""
     done = [each for each in exchanges if each.answer.end is End.DONE]
     found = []
     foreign = [each for each in done if each.answer.rid is not None and each.sending.rid not in each.answer.rid]

@@ -24,7 +24,7 @@ PAUSE_S = 1.0
 def judge_health(
     client: Client, exchanges: Sequence[Exchange], *, timeout_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """Findings of a server that no longer answers, and reasons if that is unclear. timeout_s: of a request."""
+    """Findings of a server that no longer answers, and reasons if that is unclear."""
     lost = [each for each in exchanges if each.answer.end in (End.SILENT, End.UNREACHED, End.CUT)]
     if not lost:
         return (), ()
@@ -72,7 +72,6 @@ def _is_alive(client: Client, sleep: Callable[[float], None]) -> bool:
 
 
 def _idle_s(waiting: Exchange, exchanges: Sequence[Exchange]) -> float:
-    """Seconds before a request was given up without an answer to any other."""
     given_up = waiting.answer.ended_s
     answered = [
         each.answer.ended_s

@@ -1,7 +1,6 @@
 """Calls to a server over HTTP, with a distinct failure for every way in which they fail.
 
 Invariants:
-- Sizes and waits are limited; a server's text is cut to one short line before it is shown.
 - A key goes into one header and into no text, also if the server repeats it.
 - Proxies of the environment are ignored. Certificates are checked against the system's authorities.
 - Each call opens and closes a connection: a kept one hides that a server closes them.
@@ -115,7 +114,7 @@ class Http:
         return self._json(_name("POST", path), self.call("POST", path, body))
 
     def call(self, method: str, path: str, body: object = None, *, silence_s: float | None = None) -> bytes:
-        """The whole answer to one call. Raises CallFailed, as all methods do."""
+        """The whole answer to one call. Raises CallFailed, as the other calls do."""
         limit_s = self.silence_s if silence_s is None else silence_s
         name = _name(method, path)
         with self._open(method, path, body, limit_s) as exchange:
@@ -255,7 +254,6 @@ class _Exchange:
             yield piece
 
     def beginning(self) -> bytes:
-        """The first bytes of an error's body, as far as they arrive."""
         answer = bytearray()
         try:
             for piece in self.pieces():
@@ -272,7 +270,7 @@ class Events:
     """Server-sent events of one answer, as JSON values. Leaving the context closes the connection.
 
     Comments are no activity: an engine that hangs may still send them. is_ended: the server sent [DONE]. reads: pieces
-    read; events of one piece arrived together. is_whole: the server does not stream; its answer is one event.
+    read; events of one piece arrived together. is_whole: the answer is one event, not streamed.
     """
 
     def __init__(self, server: Http, exchange: _Exchange, name: str, *, is_whole: bool = False) -> None:
@@ -345,7 +343,6 @@ def _name(method: str, path: str) -> str:
 
 
 def _said(answer: bytes) -> str:
-    """The message in an error body, or all of it."""
     try:
         value = parse_json(answer)
     except ValueError:

@@ -65,7 +65,6 @@ def is_live_line(line: str) -> bool:
 
 
 def parse_live_line(line: str) -> LivePlan:
-    """Parse a line. Raises UsageError that names the wrong key."""
     keys = keys_of(line)
     LIVE_SCENARIOS.require(keys.pop("scenario"))
     fields = {_key(field.name): field for field in dataclasses.fields(LivePlan) if field.name != "scenario"}

@@ -28,7 +28,6 @@ class Sample:
 
 
 def parse_samples(text: str) -> Iterator[Sample]:
-    """Parse Prometheus' or OpenMetrics' format."""
     for line in text.split("\n"):
         if line.startswith("#") or len(line) > _LONGEST_LINE or not (match := _SAMPLE.match(line.strip())):
             continue

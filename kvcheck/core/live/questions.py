@@ -83,7 +83,6 @@ class Questions:
         self._masks = [draws.below(1 << parameters.bits) for _ in range(parameters.farthest + 1 + MORE_MARKS)]
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
-        """The length is coprime to the hops."""
         parameters = self.alphabet.parameters
         shared = prefix.values if prefix is not None else ()
         most = min(self.longest - WALK_FRAME - 1, parameters.nodes)
@@ -146,7 +145,6 @@ class Questions:
 
 
 def _unit(rng: Rng, modulus: int) -> int:
-    """A factor that permutes the numbers below `modulus`."""
     while True:
         factor = 1 + rng.below(modulus)
         if gcd(factor, modulus) == 1:

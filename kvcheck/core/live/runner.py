@@ -38,7 +38,7 @@ COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
 GAP = 0.4
 """Time between two retractions on demand, as a part of a typical answer's."""
 SETTLE_S = 1.5
-"""vLLM 0.32.0 counts what a step did up to a second after its answers."""
+"""vLLM 0.32.0 updates its counters up to a second after the answers of a step."""
 CACHED, BROKEN_OFF, AFTER_ABORT = "KV805", "KV807", "KV804"
 _UNAIMED = (
     "no counters of its own show that one server answers at this address, and a balancer may have sent the abort to "
@@ -71,8 +71,8 @@ class RoundResult:
 class LiveRunner:
     """Rounds against one server, from one thread.
 
-    timeout_s: of a request. is_replay: the server may have seen the requests before, so cached counts are compared with
-    the prompt alone. is_balanced: several servers may answer, since counters have other addresses.
+    is_replay: the server may have seen the requests before, so cached counts are compared with the prompt alone.
+    is_balanced: several servers may answer, since counters have other addresses.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class LiveRunner:
 
 
 def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
-    """Raise UsageError unless the first token is right, at the last try. A server whose later tokens are wrong serves
-    the model, and is judged."""
+    """Raise UsageError if a cold request was not answered, or at the last try its first token is wrong. A server whose
+    later tokens are wrong is judged."""
     if answer.end in (End.UNREACHED, End.SILENT):
         raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
     if answer.end is not End.DONE:

@@ -37,8 +37,7 @@ class Asked(Protocol):
 
 @dataclass(slots=True)
 class Delivery:
-    """The exchanges of a round. forced: accepted retractions on demand; troubles: why others failed. is_whole: every
-    order was sent and answered."""
+    """The exchanges of a round. forced: accepted retractions on demand; troubles: why others failed."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     forced: int = 0
@@ -49,8 +48,8 @@ class Delivery:
 class Sender:
     """Sends rounds to one server.
 
-    gap_s: seconds between retractions on demand; less than an answer takes, so that several hit it. may_force: whether
-    they are allowed. until: time.monotonic() after which no request begins.
+    gap_s: between retractions on demand; less than an answer takes, so that several hit it. until: time.monotonic()
+    after which no request begins.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class Sender:
         ended: threading.Event,
         results: queue.SimpleQueue[list[Exchange] | OSError],
     ) -> None:
-        """An OSError, such as too many open files, ends the run."""
         while not ended.is_set():
             try:
                 order = orders.get_nowait()
@@ -133,7 +131,6 @@ class Sender:
                 results.put(result)
 
     def _one(self, order: Order) -> list[Exchange]:
-        """An order's exchange, and that of its retry after an abort."""
         if self._is_over():
             return []
         first = Sending(
@@ -174,7 +171,6 @@ class Sender:
 
 
 def typical_s(answers: Sequence[Answer]) -> float:
-    """The median duration of answers in seconds."""
     spans = sorted(answer.ended_s - answer.began_s for answer in answers)
     return spans[len(spans) // 2] if spans else 0.0
 

@@ -28,12 +28,11 @@ PAIRS: Registry[Callable[..., Client]] = Registry(
 
 
 def detect(server: Http) -> str:
-    """Return the engine's name in CLIENTS. Raises Trouble."""
     try:
         for name in CLIENTS.names():
             if CLIENTS.load(name).is_at(server):
                 return name
-        server.get_json("/v1/models")  # says why, for instance that a key is missing
+        server.get_json("/v1/models")  # raises the reason, for instance a missing key
     except CallFailed as failure:
         raise Trouble(f"{server.address}: {failure}") from failure
     raise Trouble(f"{server.address} answers, but as none of {', '.join(CLIENTS.names())}")

@@ -22,17 +22,14 @@ from kvcheck.core.live.prometheus import parse_samples
 GRACE_S = 10.0
 """Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had
 made a whole answer of 169 tokens while a busy client had read 81 of them."""
-_OWN_FAULT = 500  # from this status on a server says that something is wrong with itself
+_OWN_FAULT = 500  # from this status on the fault is the server's own
 _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One engine's call for a completion.
-
-    body, streamed: of a whole answer, and of a stream. take: adds an answer or event to the reply; raises Unreadable.
-    abort: the engine's call that aborts this request.
-    """
+    """One engine's call for a completion. streamed: the body for a stream. take: adds an answer or event to the reply;
+    raises Unreadable. abort: aborts this request."""
 
     server: Http
     path: str
@@ -108,8 +105,7 @@ def _end_of_stream(reply: Reply) -> tuple[End, str | None]:
 
 
 def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, str | None]:
-    """Read a stream with the times of its tokens. Events that were read together have one time: a proxy may hold a
-    stream back and release it at once."""
+    """Events that were read together have one time: a proxy may hold a stream back and release it at once."""
     read, now_s = 0, 0.0
     with call.server.stream(call.path, call.streamed) as events:
         for event in events:
@@ -136,8 +132,7 @@ def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str 
 def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | None, int | None]:
     """Return (end, reason, tokens long after the acknowledgement).
 
-    The call runs beside the stream. Tokens soon after its acknowledgement may have been made before, so they do not
-    count.
+    Tokens soon after the acknowledgement may have been made before, so they do not count.
     """
     acknowledged, failed = list[float](), list[str]()
 
@@ -204,7 +199,6 @@ def is_well(server: Http, path: str) -> bool:
 
 
 def read_metrics(server: Http) -> str | None:
-    """The text of a server's metrics; None if it has none. Raises CallFailed."""
     path = "" if server.address.base.endswith("/metrics") else "/metrics"
     try:
         return server.get_text(path)
@@ -215,7 +209,7 @@ def read_metrics(server: Http) -> str | None:
 
 
 def read_counters(reach: Reach, names: Iterable[str] = ()) -> Counters | None:
-    """Sum the counters of all metrics addresses, or of the server; None if there are none. Raises Trouble.
+    """Sum the counters of all metrics addresses, or of the server. Raises Trouble.
 
     names: counters in use; those with a label are summed as well.
     """

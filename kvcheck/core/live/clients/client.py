@@ -17,7 +17,7 @@ from kvcheck.core.live.http import Http
 
 
 class Trouble(Exception):
-    """A call other than a request failed. The text has the call and the server's answer, in one line."""
+    """A call other than a request failed. The text is one line."""
 
 
 class Client(Protocol):
@@ -25,7 +25,7 @@ class Client(Protocol):
 
     counted: kind of evidence -> metrics that count it; the first that exists wins. computed: "request" and "token" ->
     metrics of everything that the engine has finished. said: kinds reported with each request. flags: kind -> server
-    flags to change to see it. has_salts: whether a request with a salt of its own shares no cached prefix.
+    flags that make it appear. has_salts: whether a request with a salt shares no cached prefix.
     """
 
     engine: str
@@ -56,7 +56,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Access to a server. metrics: addresses of its counters; if empty, its own. token_of: id of a word of the model's
+    """Access to a server. metrics: addresses of its counters, if not its own. token_of: id of a word of the model's
     tokenizer, for engines that answer in text."""
 
     server: Http

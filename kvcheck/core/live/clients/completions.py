@@ -1,7 +1,7 @@
 """Answers and models of /v1/completions, common to vLLM and other servers.
 
 Invariants:
-- Tokens are read as ids if the server sends ids; text is read only if each of its words is one token.
+- Text is read only if the server sends no ids, and each word is one token.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def _tokens(
 
 
 def _top(written: object, token_of: Callable[[str], int | None]) -> list[Mapping[int, float]] | None:
-    """The most likely tokens of each step; None unless all have a known id."""
     if written is None:
         return None
     steps: list[Mapping[int, float]] = []
@@ -111,7 +110,6 @@ def _token(word: object, token_of: Callable[[str], int | None]) -> int:
 
 
 def first_model(server: Http) -> Mapping[str, object]:
-    """The first row of /v1/models. Raises Unreadable or CallFailed."""
     models = read_or_none(server, "/v1/models")
     if models is None:
         raise Unreadable("/v1/models: expected a list of models, got none")

@@ -2,7 +2,6 @@
 
 Invariants:
 - Another machine is contacted only if allowed.
-- A server that does not answer, or matches no engine, is a UsageError of one line.
 """
 
 from __future__ import annotations
@@ -32,12 +31,8 @@ def check_scheme(option: str, target: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The user's options for a server. target: its address, or that of a pair's prefill server; decode: of the decode
-    server.
-
-    engine: None: detect it. metrics: addresses of counters. key: sent to all addresses, never shown. timeout_s: silence
-    after which a call fails. token_of: as in Reach.
-    """
+    """The user's options for a server. decode: of a pair whose prefill server is `target`. metrics: addresses of
+    counters. key: sent to all addresses, never shown. timeout_s: silence after which a call fails."""
 
     target: str
     decode: str | None

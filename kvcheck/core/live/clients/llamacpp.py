@@ -100,8 +100,7 @@ class LlamaCppClient:
 
 
 def take(event: Mapping[str, object], reply: Reply) -> None:
-    """Add an answer of /completion, or an event of its stream, which holds the tokens since the last one. The last
-    event holds no tokens. Raises Unreadable."""
+    """Add an answer of /completion, or an event of its stream with the tokens since the last one. Raises Unreadable."""
     tokens = counts(event.get("tokens"), "tokens")
     written = event.get("completion_probabilities")
     probabilities = None if written is None else rows(written, "completion_probabilities")
@@ -134,7 +133,6 @@ def _top(step: object) -> dict[int, float]:
 
 
 def _count(value: object) -> int | None:
-    """A malformed count is None, since no judgement uses it."""
     return value if type(value) is int and 0 <= value < 1 << 53 else None
 
 

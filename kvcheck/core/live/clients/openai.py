@@ -81,13 +81,12 @@ class OpenAiClient:
         raise Trouble("a server by OpenAI's calls alone has no call that empties its prefix cache")
 
     def _name(self) -> str:
-        """The model's name, read once."""
         with self._asking:
             if self._model is None:
                 try:
                     name = first_model(self._server).get("id")
                 except (CallFailed, Unreadable):
-                    return ""  # the request itself will say what is wrong
+                    return ""  # the request itself will fail with the reason
                 self._model = name if isinstance(name, str) else ""
             return self._model
 

@@ -2,7 +2,6 @@
 
 Invariants:
 - A field of a wrong type or an impossible number is `Unreadable`; an absent or null field is None.
-- A possible number that may be false is kept.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ def counts(value: object, name: str) -> list[int]:
 
 
 def text(value: object, name: str) -> str:
-    """One short line."""
     if not isinstance(value, str):
         raise _wrong(name, "a text", value)
     return one_line(value)
@@ -63,7 +61,6 @@ def text_or_none(value: object, name: str) -> str | None:
 
 
 def logprob(value: object, name: str) -> float | None:
-    """None if it is null or not finite."""
     if value is None:
         return None
     if type(value) not in (int, float):
@@ -77,7 +74,7 @@ def logprob(value: object, name: str) -> float | None:
 
 
 def facts(info: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
-    """Those of the named fields that a record can hold: switches, numbers, and texts as one line."""
+    """Select the named fields that a record can hold, with texts as one line."""
     found: dict[str, object] = {}
     for name in names:
         value = info.get(name)
@@ -104,7 +101,7 @@ def _wrong(name: str, expected: str, value: object) -> Unreadable:
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
-    """The parts of one answer that have arrived. error: the engine's text. Others as in Answer."""
+    """The parts of one answer that have arrived; fields as in Answer."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -127,7 +124,6 @@ class Reply:
         logprobs: Sequence[float | None] | None,
         top: Sequence[Mapping[int, float]] | None = None,
     ) -> None:
-        """logprobs, top: as many as tokens, or None."""
         for name, each in (("logprobs", logprobs), ("top logprobs", top)):
             if each is not None and len(each) != len(tokens):
                 raise Unreadable(f"{name}: expected one for each of {len(tokens)} tokens, got {len(each)}")
@@ -136,7 +132,7 @@ class Reply:
         self.top += [None] * len(tokens) if top is None else top
 
     def note_time(self, before: int, now_s: float) -> None:
-        """Record the time of an event if it held tokens. Events of one time count as one."""
+        """Record the time of an event with tokens. Events of one time count as one."""
         if len(self.tokens) == before:
             return
         if self.first_s is None:

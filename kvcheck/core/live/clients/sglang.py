@@ -167,7 +167,7 @@ class SglangClient:
             try:
                 info = read_or_none(self._server, "/server_info", "/get_server_info") or {}
             except CallFailed:
-                return False  # the request itself will say that nothing answers
+                return False  # the request itself will fail with the reason
             self._low_first = info.get("schedule_low_priority_values_first") is True
         return self._low_first
 
@@ -213,7 +213,6 @@ def _after(values: list[T] | None, had: int) -> list[T] | None:
 
 
 def _top(written: object) -> list[Mapping[int, float]] | None:
-    """None if any step lacks them."""
     if written is None:
         return None
     steps: list[Mapping[int, float]] = []

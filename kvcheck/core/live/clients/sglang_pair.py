@@ -3,7 +3,6 @@
 Invariants:
 - Both servers get the same request, with a bootstrap_room of its own.
 - Cached counts are the prefill server's, which computes the prompt; the rest of the answer is the decode server's.
-- Threads that wait for the prefill server are daemons, so none outlives an interrupt.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _prefill(call: Call, prefilling: Future[Answer]) -> None:
 def _together(decoded: Answer, prefilled: Answer) -> Answer:
     retractions = [each.retractions for each in (decoded, prefilled) if each.retractions is not None]
     reason = decoded.reason
-    # where the request was aborted, the prefill server's answer says how it ended there: that is no failure
+    # after an abort, the end of the prefill server's answer is no failure
     if decoded.end is not End.ABORTED and prefilled.end not in (End.DONE, End.ABORTED):
         failed = f"prefill server: {prefilled.end.value}: {prefilled.reason}"
         reason = failed if reason is None else f"{reason}; {failed}"

@@ -31,7 +31,7 @@ _DETAILS = "start vLLM with --enable-prompt-tokens-details, and without --no-ena
 _SMALL = "start vLLM with a smaller --num-gpu-blocks-override, so that the requests do not fit"
 _OFFLOAD = "start vLLM with --kv-offloading-size and a smaller --num-gpu-blocks-override"
 _SOURCE = "vllm:prompt_tokens_cached_by_source_total"
-_STORES = ("disk", "external_unspecified")  # the latter: a connector that does not say what it is
+_STORES = ("disk", "external_unspecified")  # the latter: a connector of unknown kind
 _STORAGE = f'{_SOURCE}{{source="{"|".join(_STORES)}"}}'
 _HITS, _EXTERNAL = "vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"
 _BOTH_HITS = f"{_HITS} + {_EXTERNAL}"  # answers count those of a connector too
@@ -140,7 +140,7 @@ class VllmClient:
         reply.rid = text_or_none(event.get("id"), "id")
 
     def counters(self) -> Counters | None:
-        """vLLM's counters, and sums and products of them under the formula as name."""
+        """Adds sums and products of vLLM's counters, with the formula as name."""
         sources = [f'{_SOURCE}{{source="{name}"}}' for name in _STORES]
         read = read_counters(self.reach, [f'{_SOURCE}{{source="host"}}', *sources])
         if read is None:
@@ -185,13 +185,12 @@ class VllmClient:
             self._server.call("POST", "/inference/v1/abort_requests", body)
 
     def _name(self) -> str:
-        """A wrong model name is refused with the right ones."""
         with self._asking:
             if self._model is None:
                 try:
                     self._remember(first_model(self._server))
                 except (CallFailed, Unreadable):
-                    return ""  # the request itself will say what is wrong
+                    return ""  # the request itself will fail with the reason
             return self._model or ""
 
     def _page(self) -> int | None:
@@ -217,7 +216,6 @@ def _cache_config(metrics: str | None) -> list[Mapping[str, str]]:
 
 
 def _pool(cache: list[Mapping[str, str]]) -> int | None:
-    """Tokens of all engine cores together; None unless each reports them."""
     sizes = []
     for each in cache:
         pages, page = _number(each.get("num_gpu_blocks")), _number(each.get("block_size"))

@@ -1,4 +1,4 @@
-"""Judges one answer: its first wrong token and the owner of that, its length, and its end.
+"""Judges one answer: its first wrong token, its length, and its end.
 
 Invariants:
 - One wrong token makes one finding; later ones are evidence for the place only.
@@ -136,7 +136,7 @@ def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: 
 
 
 def unjudged_reason(setting: Setting, exchange: Exchange) -> str | None:
-    """Why an answer cannot be judged whole; None if it can, or if its end is a finding."""
+    """Why an answer cannot be judged whole; None also if its end is a finding."""
     question, answer = exchange.sending.question, exchange.answer
     said = f": {answer.reason}" if answer.reason else ""
     match answer.end:
@@ -160,7 +160,6 @@ def unjudged_reason(setting: Setting, exchange: Exchange) -> str | None:
 
 
 def was_aborted(exchange: Exchange) -> bool:
-    """Whether this run aborted the request before its answer ended."""
     abort = exchange.sending.abort
     return abort is not None and len(exchange.answer.tokens) >= abort.after
 

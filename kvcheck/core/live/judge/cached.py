@@ -53,7 +53,6 @@ def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -
 
 
 def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:
-    """Yield each exchange with an impossible count, and why."""
     of_round = sorted(packed(made(exchange)) for exchange in exchanges)
     for exchange in exchanges:
         cached, ids = exchange.answer.cached, exchange.sending.question.ids
@@ -87,7 +86,6 @@ def by_chance(setting: Setting, ids: Sequence[int]) -> int:
 
 
 def _may_hold_more(setting: Setting, exchange: Exchange) -> bool:
-    """Whether any count up to the prompt's length is possible: own tokens after a retraction, tokens that another
-    server computed, or an earlier run's cache."""
+    """True for own tokens after a retraction, tokens that another server computed, and an earlier run's cache."""
     own_tokens = setting.retracts and exchange.answer.retractions != 0
     return own_tokens or setting.transfers or not setting.began_empty

@@ -192,7 +192,7 @@ class _Answer:
         raise NotImplementedError
 
     def may_be_of_another(self, found: Collection[Where]) -> bool:
-        """Whether all of the context can be another request's from the first wrong step on. found: other faults."""
+        """Whether the context can be another request's from the first wrong step on. found: other faults."""
         raise NotImplementedError
 
 
@@ -315,7 +315,6 @@ class _Marks(_Answer):
             yield from ((layer, page) for page in self.each_page() if self.is_won(layer, page))
 
     def is_won(self, layer: int, page: int) -> bool:
-        """Whether the bits of each head are those of this page's keys, or right in every step."""
         heads, wrong = set(range(self.parameters.kv_heads)), set[int]()
         for step in (*self.wrong, *self.right):
             seen = wrong_bits(self.alphabet, step).get(layer, set())
@@ -361,7 +360,6 @@ class _Marks(_Answer):
 
 @cache
 def position_nats(parameters: Parameters, displacement: int) -> float:
-    """The score of a key at this displacement from the position that a mark looks for."""
     slots = FAMILIES.load(parameters.family).slots(parameters)
     turned = zip(slots.rotary.weights, slots.rotary.frequencies, strict=True)
     return slots.position_nats * sum(weight * cos(frequency * displacement) for weight, frequency in turned)

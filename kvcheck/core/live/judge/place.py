@@ -55,8 +55,6 @@ MOST_PLACES = 6
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A request's entry for a node: the next node, and that one's position."""
-
     after: int
     position: int
     request: int
@@ -101,7 +99,7 @@ class Suspects:
     """(layer, page) -> suspicion, of one request.
 
     faults: places of single faults that explain the answer. read: by wrong steps. was_right: a step that read the cache
-    is right. is_moved: a mark has another phase.
+    is right.
     """
 
     question: Question
@@ -339,7 +337,7 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
 
 def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
     if step.answered in (TOO_LITTLE, TOO_MUCH):
-        # A windowed layer says at each mark that its values are too strong, and no other one ever does.
+        # A windowed layer returns TOO_MUCH at each mark if its values are too strong; no other layer ever does.
         windowed = alphabet.parameters.windowed if step.answered == TOO_MUCH else ()
         what = "too strong" if windowed else "too weak, or contradict each other,"
         for layer in windowed or sorted({layer for layer, _ in shown_by(alphabet, step.expected)}):

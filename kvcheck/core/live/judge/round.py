@@ -1,9 +1,4 @@
-"""Judges a round: every answer, with everything that the run had sent before.
-
-Invariants:
-- A pure function of its arguments.
-- An unjudged request is in the judgement with its reason.
-"""
+"""Judges a round: every answer, with everything that the run had sent before. A pure function."""
 
 from __future__ import annotations
 
@@ -84,7 +79,6 @@ def _wrong(exchange: Exchange, code: str, text: str) -> Wrong:
 
 
 def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
-    """A length is judged only if no token is wrong."""
     is_right = first_wrong(exchange) is None
     texts = {
         "KV804": after_abort(exchange),
@@ -97,7 +91,7 @@ def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
 def _wrong_tokens(
     setting: Setting, lost: Sequence[tuple[Exchange, int]], exchanges: Sequence[Exchange], sent: Sent
 ) -> list[Wrong]:
-    """A finding for each answer with a wrong token. Their evidence for a place is combined."""
+    """Evidence of different answers for a place is combined."""
     if not lost:
         return []
     of_round = {exchange.sending.question.number: exchange.sending.question for exchange in exchanges}

@@ -1,4 +1,4 @@
-"""Everything that a run has sent and received: the possible cached prefixes, and the owners of tokens.
+"""Everything that a run has sent and received: possible cached prefixes, and owners of tokens.
 
 Invariants:
 - A sequence is a request with its answer, 4 bytes a token, most significant first, so the longest common prefix is that

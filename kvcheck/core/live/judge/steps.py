@@ -1,6 +1,6 @@
 """Splits an answer into steps: the positions that each read, and whether it is right given the token before it.
 
-The server feeds a wrong token back; after it, a step is compared with the right answer to that token.
+The server feeds a wrong token back; the next step is compared with the right answer to that token.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Listing:
         return listing
 
     def back(self, node: int, hops: int) -> int | None:
-        """The node that is `hops` hops before `node`."""
         at: int | None = node
         for _ in range(hops):
             at = None if at is None else self.before.get(at)
@@ -63,7 +62,6 @@ class Listing:
 
 
 def steps(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
-    """The steps of an answer, until the right token is unknown."""
     if alphabet.as_node(request[-1]) is not None:
         return _walk(alphabet, request, answered)
     return _marks(alphabet, request, answered)

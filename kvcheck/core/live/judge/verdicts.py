@@ -1,7 +1,6 @@
 """The judge's input about a server, and its output for one round.
 
 Invariants:
-- `Wrong` is a finding; `Unjudged` is none and has a reason.
 - A picture and a finding's `minimal` hold JSON types only, so a record returns them unchanged.
 """
 
@@ -21,11 +20,10 @@ ASSUMED_PAGE = 16
 class Setting:
     """Facts about the server while a round ran.
 
-    page: tokens of a page; None: ASSUMED_PAGE. retracts: retractions may have happened. began_empty: its cache held
-    none of these prompts when the run began. transfers: it reports tokens that another server computed as cached, as
-    the decode half of a pair does. own_chunk: prefill chunk of an engine that reports a request's own chunks as cached.
-    longest: most tokens of a request and its answer. elsewhere: why answers may not be the engine's, so that no page is
-    named.
+    page: None: ASSUMED_PAGE. retracts: retractions may have happened. began_empty: its cache held none of these prompts
+    when the run began. transfers: it reports tokens that another server computed as cached, as the decode half of a
+    pair does. own_chunk: prefill chunk of an engine that reports a request's own chunks as cached. elsewhere: why
+    answers may not be the engine's, so that no page is named.
     """
 
     alphabet: Alphabet
@@ -75,10 +73,10 @@ class Place:
 class Wrong:
     """One violation.
 
-    step: of the answer; None if no token is wrong. reads: position that this step read, by layer. places: most likely
-    first. layer, page: common to all faults that explain the answer; unnamed: why there is neither. others: requests
-    that the token or answer belongs to. picture: for a report: test, page (tokens), page_assumed, prompt (tokens),
-    right and wrong (positions by layer of the last right step and of this one), suspects.
+    step: None if no token is wrong. reads: position that this step read, by layer. places: most likely first. layer,
+    page: common to all faults that explain the answer; unnamed: why there is neither. others: requests that the token
+    or answer belongs to. picture: for a report: test, page (tokens), page_assumed, prompt (tokens), right and wrong
+    (positions by layer of the last right step and of this one), suspects.
     """
 
     code: str

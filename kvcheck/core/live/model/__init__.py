@@ -1,7 +1,6 @@
 """Known-answer models: ordinary model folders with constructed weights, so that every answer is known beforehand.
 
-Invariants:
-- An architecture is one file and one row here; questions and answers are the same for all.
+A file and a row here for each architecture; questions and answers are the same for all.
 """
 
 from __future__ import annotations

@@ -43,7 +43,6 @@ def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
 
 
 def config(parameters: Parameters) -> dict[str, object]:
-    """config.json for transformers, SGLang and vLLM."""
     shared = config_around(parameters)
     return shared | {
         "architectures": ["DeepseekV3ForCausalLM"],

@@ -116,7 +116,6 @@ def _index(registers: Registers, slots: Slots, layer: int) -> tuple[Weights, Wei
 
 
 def _content(registers: Registers, layer: int, key: Weights, query: Weights) -> None:
-    """A node looks for a place, one digit a head. A place without a lookup ranks the header first."""
     p = registers.parameters
     asked = registers.found_before(layer) if layer else registers.node
     held = registers.found(0) if layer else registers.place

@@ -46,7 +46,7 @@ MARK_TOTAL = 32
 
 
 def key_heads(parameters: Parameters) -> int:
-    """Key heads of a state layer, a multiple of the KV heads: one dimension a node, and one more head."""
+    """A multiple of the KV heads: one dimension a node, and one more head."""
     blocks = math.ceil(parameters.nodes / (KEY_DIM - 1)) + 1
     return parameters.kv_heads * math.ceil(blocks / parameters.kv_heads)
 
@@ -58,7 +58,7 @@ def block(parameters: Parameters, head: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class ValueDims:
-    """Dimensions of a value, of the value head `which` of two: each has every second digit and every second bit.
+    """Dimensions of a value, of value head `which` of two: each has every second digit and bit.
 
     A mark's own bits are in one of two sets by the parity of its phase; those three positions back are in the other.
     """
@@ -110,7 +110,6 @@ class ValueDims:
 
 
 def _sizes(squares: int) -> list[int]:
-    """The fewest powers of two whose squares sum to a number."""
     sizes = []
     for size in (8, 4, 2, 1):
         count, squares = divmod(squares, size * size)
@@ -125,7 +124,6 @@ def room(head_dim: int, length: int) -> int:
 
 
 def delta_net(registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of one layer."""
     p, heads = registers.parameters, key_heads(registers.parameters)
     query, key = _queries_and_keys(registers, layer)
     shape = (heads, VALUE_HEADS, VALUE_DIM, registers.width)
@@ -265,7 +263,6 @@ def _phases(registers: Registers, parity: int) -> list[int]:
 
 
 def _both(registers: Registers, row: Weights, column: int, parity: int) -> None:
-    """Fires if a register holds 1 and the phase has that parity."""
     row[column] = DIGIT / NORMED
     row[_phases(registers, parity)] = DIGIT / NORMED
     row[registers.constants.start] = -1.5 * DIGIT / CONSTANT

@@ -19,10 +19,9 @@ BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for 
 class Family:
     """One architecture.
 
-    tensors: (name, weights) of every tensor, by Hugging Face's names. config: of config.json. room: (head_dim, length)
-    -> dimensions for a node's one-hot digits. group, head_dim: defaults. fixed: those of the two without an
-    alternative. has_scales: whether its cache in FP8 can have scales. window, top_k: largest defaults, besides a
-    quarter of the length; 0 if no layer has one. most_nodes: that its layers can distinguish.
+    room: (head_dim, length) -> dimensions for a node's one-hot digits. group, head_dim: defaults. fixed: those of the
+    two without an alternative. has_scales: whether its cache in FP8 can have scales. window, top_k: largest defaults,
+    besides a quarter of the length; 0: none. most_nodes: that its layers can distinguish.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -38,7 +37,7 @@ class Family:
     most_nodes: int = MOST_NODES
 
     def size(self, name: str, given: int | None) -> int:
-        """The value of --group or --head-dim. Raises UsageError if the architecture lacks it."""
+        """Raises UsageError if the architecture lacks the given size."""
         only = int(getattr(self, name))
         if given is not None and given != only and name in self.fixed:
             raise UsageError(f"--{name.replace('_', '-')}: this architecture has {only} only; got {given}")
@@ -46,8 +45,7 @@ class Family:
 
 
 def fit_digits(*, nodes: int, kv_heads: int, room: int) -> tuple[int, int]:
-    """(digits, base) for `nodes`: the fewest digits that give each KV head one, in the first base that fits. Raises
-    UsageError."""
+    """(digits, base): the fewest digits that give each KV head one, in the first base that fits. Raises UsageError."""
     needs = []
     for base in BASES:
         count = 1

@@ -129,7 +129,6 @@ def _write_weights(parameters: Parameters, folder: Path) -> None:
 
 
 def _shards(parameters: Parameters) -> Iterator[dict[str, torch.Tensor]]:
-    """Files of about half a gigabyte, so that a large model need not lie in memory at once."""
     shard: dict[str, torch.Tensor] = {}
     for name, weights in FAMILIES.load(parameters.family).tensors(parameters):
         shard[name] = torch.from_numpy(weights).to(_TORCH[parameters.dtype])
@@ -141,7 +140,7 @@ def _shards(parameters: Parameters) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _tokenizer(alphabet: Alphabet) -> dict[str, object]:
-    """tokenizer.json with one word a token, split at spaces, for engines that take text only."""
+    """One word a token, split at spaces, for engines that take text only."""
     words = alphabet.words()
     special = [
         {"id": i, "content": words[i], "special": True}

@@ -105,7 +105,7 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
         if p.kind(layer).is_windowed:
             lost[:asking, bits] = -1 / asking
         # Whatever it is that a second head finds: a place by its first digit, a mark by its bit, or BEGIN or GUARD. By
-        # two, for a layer behind it that is lost by what the first heads then find says so by one.
+        # two, for a layer behind it that is lost by what the first heads then find shows that by one.
         lost[asking:, [*range(p.base), *bits, slots.lost_value]] = 2
     queries = np.concatenate([first] * asking + [second] * (p.group - asking))
     yield "self_attn.q_proj.weight", np.tile(queries, (p.kv_heads, 1))

@@ -23,7 +23,7 @@ from kvcheck.core.live.model.rotary import Rotary
 # What a key holds for one digit; GUARD's holds twice as much. Queries are the smaller for it: with a cache in FP8 some
 # kernels round queries to FP8 E4M3 too, which ends at 448.
 KEY = 64.0
-# Nats between the key at the distance asked for and the next best one; half of it to BEGIN.
+# Nats between the key at the distance and the next best one; half of it to BEGIN.
 POSITION_NATS = 28.0
 # Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
 CONSTANT = 1.25
@@ -35,7 +35,7 @@ EXTRA_DIMS = 3
 @dataclass(frozen=True, slots=True)
 class Slots:
     """Dimensions of a head. digits: of each column of a code. constant, coarse, fine: of constants in queries and keys.
-    pairs: of each rotary pair in `rotary.fast`. size: of a query, whose root divides the scores. values: of a value.
+    pairs: of each rotary pair in `rotary.fast`. size: of a query. values: of a value.
 
     unit: a query's entry for one digit: a power of two, such that a digit is worth 32 nats or more.
     """
@@ -59,7 +59,6 @@ class Slots:
 
     @property
     def position_nats(self) -> float:
-        """Score of the key exactly at the distance."""
         return POSITION_NATS / self.rotary.gap
 
 
@@ -68,7 +67,6 @@ def returned(parameters: Parameters, head: int) -> range:
 
 
 def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
-    """A node looks for a place with its digits."""
     p = registers.parameters
     asked = registers.found_before(layer) if layer else registers.node
     held = registers.found(0) if layer else registers.place
@@ -92,7 +90,6 @@ def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weight
 
 
 def four_bits(value: float) -> float:
-    """Round to 4 significant bits, as FP8 E4M3."""
     return rounded(value, 4)
 
 
@@ -115,7 +112,7 @@ def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weigh
         query[slots.coarse, column] = most / NORMED
         query[slots.fine, column] = four_bits((begin - 2 * most) / (p.digits - 0.5 - four_bits(p.digits))) / NORMED
     position_keys(registers, slots, key)
-    if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
+    if layer:  # a place looks up nothing here; it reads BEGIN, whatever else the cache holds
         query[slots.coarse, registers.kind("place")] = four_bits(POSITION_NATS / 2 * scale * NORMED) / NORMED
 
 

@@ -45,7 +45,7 @@ INDEXED = frozenset({"deepseek-v32"})
 LEAST_TOP_K = 4  # BEGIN, GUARD, and a place that a prompt lists twice
 MOST_TOP_K = 2048  # that any engine's kernels take
 STATE_DISTANCE = 3  # that a state layer reads back in the position test: as far as its convolution reaches
-STATE_KEYS = STATE_DISTANCE + 1  # of the position test in a state: a mark replaces the one that nobody reads any more
+STATE_KEYS = STATE_DISTANCE + 1  # of the position test in a state: a mark replaces the one that is no longer read
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
@@ -53,11 +53,11 @@ MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched ov
 class Parameters:
     """Sizes of one known-answer model.
 
-    group: query heads of one KV head. length: most positions of prompt and answer together. nodes: distinct tokens that
-    a walk can visit. digits, base: of a node's code; KV head d % kv_heads returns digit d. distance: positions that the
-    position test reads back, except in layers with a window or a state; 0: a mark reads itself. kv_scale: the largest
-    scale of a cache in FP8, which divides keys or values when they are stored; 1: none. window: positions that a token
-    of a windowed layer reads, itself among them. top_k: positions that an indexer picks for a token.
+    group: query heads of one KV head. length: of prompt and answer together. nodes: tokens that a walk can visit.
+    digits, base: of a node's code; KV head d % kv_heads returns digit d. distance: positions that the position test
+    reads back, except in layers with a window or a state; 0: a mark reads itself. kv_scale: the largest scale of a
+    cache in FP8, which divides keys or values; 1: none. window: positions that a token of a windowed layer reads,
+    itself included. top_k: positions that an indexer picks for a token.
     """
 
     family: str
@@ -117,7 +117,6 @@ class Parameters:
 
     @property
     def hopping(self) -> tuple[int, ...]:
-        """Layers that make a hop of a walk: those behind layer 0 that find by content."""
         return tuple(layer for layer in _layers_that(self.family, self.layers, "hops") if layer)
 
     @property
@@ -180,7 +179,6 @@ class Parameters:
 
     @classmethod
     def from_json(cls, data: object) -> Parameters:
-        """Raises UsageError for a table that `to_json` does not make."""
         known = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if not isinstance(data, dict) or set(data) | set(_OPTIONAL) != set(known):
             raise UsageError(f"parameters of a known-answer model are a table of {', '.join(known)}")
@@ -195,7 +193,7 @@ def _kind(family: str, layer: int) -> LayerKind:
     return kinds[layer % len(kinds)]
 
 
-@cache  # asked for with every token that is judged
+@cache  # called for every judged token
 def _layers_that(family: str, layers: int, what: str) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if getattr(_kind(family, layer), what))
 
@@ -235,7 +233,6 @@ def node_digits(parameters: Parameters, node: int) -> tuple[int, ...]:
 
 
 def information_digits(parameters: Parameters) -> int:
-    """Digits that number the nodes; the others are check digits."""
     count = 1
     while parameters.base**count < parameters.nodes:
         count += 1

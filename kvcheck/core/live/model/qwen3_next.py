@@ -36,8 +36,7 @@ MOST_NODES = 16384  # 130 heads of 128 x 128 in a state
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in] but for a convolution, [channels, 1,
-    positions]; the embedding is [ids, width]. Raises UsageError for sizes without room."""
+    """As Llama's; a convolution is [channels, 1, positions]. Raises UsageError for sizes without room."""
     return tensors_around(parameters, partial(_layer, _slots(parameters)), norm_weight=0.0)
 
 

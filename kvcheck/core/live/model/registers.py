@@ -1,7 +1,6 @@
 """The residual of a known-answer model: a row of registers, the embedding that fills it, the head that reads it.
 
-Registers hold the token's kind, its digits or bits, and for each layer the values found by its heads. All architectures
-have this residual; they differ in the lookups of their heads.
+Registers hold the token's kind, its digits or bits, and for each layer the values found by its heads.
 
 Invariants:
 - All sums of a walk are small integers times a power of two: exact in bf16 and fp16 with any number of layers.
@@ -71,28 +70,24 @@ class Registers:
         return self.found(self.parameters.layers) + layer * self.parameters.kv_heads + head
 
     def lost_unit(self, layer: int) -> float:
-        """A failed lookup's addition to a lost register."""
         return STATE_LOST if self.parameters.kind(layer).is_state else 1.0
 
     def shown(self, pair: int, value: int) -> int:
         return self.lost(self.parameters.layers, 0) + 2 * pair + value
 
     def left_over(self, layer: int) -> int:
-        """Holds the entry of a layer's state that was not cleared."""
+        """The column that a layer's uncleared state fills."""
         return self.shown(self.parameters.pairs, 0) + layer
 
     @property
     def last(self) -> int:
-        """The layer that finds the answer of a walk."""
         return self.parameters.hopping[-1]
 
     def found_before(self, layer: int) -> int:
-        """Columns found by the layer before it in a walk."""
         return self.found(max(each for each in (0, *self.parameters.hopping) if each < layer))
 
     @property
     def width(self) -> int:
-        """A multiple of 128."""
         own = self.left_over(self.parameters.layers if self.parameters.has_state else 0)
         return -(-own * CONSTANT_SHARE // ((CONSTANT_SHARE - 1) * 128)) * 128
 
@@ -115,7 +110,7 @@ def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
         table[rows[:, None], start + columns] = 1
         if kind == "node" and not p.kind(0).hops:  # layer 0 cannot find its place, so it holds what that would give
             table[rows[:, None], registers.found(0) + columns] = 1
-    # What a lost model says is asked again as a node without digits, so that it stays lost.
+    # A lost token is fed back as a node without digits, so that the model stays lost.
     table[[TOO_LITTLE, TOO_MUCH], registers.kind("node")] = 1
     table[alphabet.lost(0, 0) : alphabet.places, registers.kind("node")] = 1
     # In a state layer a node is lost by each value head of two until one takes it back that found something.
@@ -165,7 +160,7 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
             for i in range(p.bits):
                 row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = logit
     # A lost token beats every other one; of two layers that are lost, the first one is named. A windowed layer
-    # holds no other one back: values that are too strong take it below zero, which is said as such.
+    # holds no other one back: values that are too strong take it below zero, which TOO_MUCH names.
     most = (max(p.digits, p.bits + 1) + 2) * logit
     table[TOO_MUCH, [registers.lost(layer, head) for layer in p.windowed for head in range(p.kv_heads)]] = -most
     reading = ((0, *p.hopping), p.showing)

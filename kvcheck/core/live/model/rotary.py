@@ -22,7 +22,7 @@ from kvcheck.core.base.errors import UsageError
 # Large enough that half of 32 pairs turn slowly over 131,072 positions; float32 holds its powers in every engine.
 THETA = 1e15
 LEAK = 0.02
-# Turning of at least this much over the whole length makes a pair useful to tell positions apart.
+# Turning of at least this much over the whole length makes a pair useful to distinguish positions.
 USEFUL_TURN = 2.0
 LEAST_FAST = 3
 _ROUNDS = 400
@@ -30,11 +30,8 @@ _ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: dimensions for content,
-    the slowest first.
-
-    gap: smallest loss of any displacement of 1 .. length - 1, in units of the peak.
-    """
+    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: the slowest first. gap:
+    in units of the peak."""
 
     fast: tuple[int, ...]
     weights: tuple[float, ...]
@@ -43,9 +40,8 @@ class Rotary:
     gap: float
 
 
-@cache  # seconds for a long request, and asked for by whoever fits digits and whoever writes weights
+@cache  # takes seconds for a long request; called to fit digits and to write weights
 def plan_rotary(head_dim: int, length: int, theta: float = THETA) -> Rotary:
-    """Raises UsageError if too few pairs are fast."""
     half = head_dim // 2
     frequencies = theta ** (-np.arange(half) / half)
     fast = np.flatnonzero(frequencies * length >= USEFUL_TURN)

@@ -8,11 +8,10 @@
               are computed just before, those of an earlier answer by decoding. Of a retracted request, a part of its
               answer is computed as part of its prompt
 
-A request that the scenario sends twice has two matched ones. So has one that may have been retracted: cut and uncut.
+A request sent twice has two matched ones. So has one that may have been retracted: cut and uncut.
 
 Invariants:
 - A salt is used for one request and its preparation, and never again.
-- All arms send the same tokens for a request.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class Tallied:
             self._totals = AnswerTotals(before=counters)
 
     def compare(self, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]) -> CounterCheck:
-        """Compare all answers with the engine's counters, and end the count."""
         after, totals, self._totals = read_counters(self._client)[0], self._totals, None
         if after is None or totals is None:
             return CounterCheck()
@@ -95,7 +93,7 @@ class Shape:
 class Matched:
     """Sends each request with the shapes of the treated one and pages of its own.
 
-    shapes: by request, one for each sending. references: cold answers, by request.
+    shapes: one for each sending of a request. references: cold answers.
     """
 
     def __init__(self, client: Asked, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]) -> None:
@@ -138,7 +136,7 @@ class Matched:
 class Treated:
     """Sends the scenario. An answer far from its reference is repeated at once, while its pages are there.
 
-    noise: deviations of controls so far. turns: of a request, by its number: as in Shape.
+    noise: deviations of controls so far.
     """
 
     def __init__(
@@ -169,7 +167,6 @@ class Treated:
         self._client.retract()
 
     def _claims(self, number: int) -> bool:
-        """Whether to repeat this request: the first MOST_SUSPECTS of a round, each once."""
         with self._lock:
             if number in self.repeats or len(self.repeats) >= MOST_SUSPECTS:
                 return False
@@ -199,14 +196,12 @@ class Treated:
 
 @dataclass(slots=True, kw_only=True)
 class Arm:
-    """Results of an arm. values: deviation by request, of those that could be compared."""
-
     name: str
     exchanges: list[Exchange] = field(default_factory=list)
     values: dict[int, Deviation] = field(default_factory=dict)
 
     def add(self, exchanges: Sequence[Exchange], references: Mapping[int, Answer]) -> None:
-        """Compare answers with their references. Of several answers to a request, the largest deviation counts."""
+        """Of several answers to a request, the largest deviation counts."""
         self.exchanges += exchanges
         for each in exchanges:
             number = each.sending.question.number
@@ -266,13 +261,12 @@ def ask_fresh(client: Asked, sending: Sending, *, cached: int, turns: Sequence[S
 
 
 def _prime(client: Asked, question: Question, salt: str, *, first: int, count: int) -> Answer:
-    """Compute the first tokens of a request under a salt, and `count` tokens of the answer."""
     before = Question(number=question.number, ids=question.ids[:first], expected=question.expected[:1] * count)
     return client.ask(Sending(question=before, rid=new_rid(), salt=salt))
 
 
 def hits_of(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
-    """Tokens that each request hit, in the order of answers: as reported, or as a prefix cache of whole pages would."""
+    """Tokens that each request hit: as reported, or as a prefix cache of whole pages would."""
     held: list[bytes] = []
     hits = []
     for each in exchanges:

@@ -25,8 +25,7 @@ _FLOAT32 = 2.0**-24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step with another token. tokens:
-    steps compared."""
+    """largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step with another token."""
 
     largest: float
     step: int
@@ -39,7 +38,7 @@ class Deviation:
 
 
 def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> Deviation | None:
-    """The largest difference; None if either has no token with a log-probability. most: steps to compare."""
+    """The largest difference; None without log-probabilities. most: steps to compare."""
     if reference.logprobs is None or answer.logprobs is None:
         return None
     count = min(len(reference.tokens), len(answer.tokens), most if most is not None else len(answer.tokens))
@@ -54,8 +53,6 @@ def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One step. top: log-probabilities of the most likely tokens, the answered one included."""
-
     token: int
     logprob: float
     top: Mapping[int, float]

@@ -26,7 +26,7 @@ FEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crosstalk:
-    """step: of the answer, at which the run begins. owners: requests that hold it."""
+    """A recited run. step: of the answer, at which it begins. owners: requests that hold it."""
 
     step: int
     run: tuple[int, ...]
@@ -34,7 +34,6 @@ class Crosstalk:
 
 
 def shortest_run(drawn: int, *, prompt_tokens: int, answer_tokens: int) -> int:
-    """Tokens of the shortest run that counts, for all tokens sent and answered in a run."""
     pairs = max(1, prompt_tokens) * max(1, answer_tokens)
     needed = math.ceil(math.log(pairs / CHANCE) / math.log(drawn / 2))
     return min(max(4, needed), BLOCK - FRAME)
@@ -56,7 +55,6 @@ class Needles:
                     self._owners[window] = (*owners, question.number)
 
     def crosstalk(self, question: Question, tokens: tuple[int, ...]) -> Crosstalk | None:
-        """The first run of another request in an answer."""
         windows = _windows(tokens, self.length)
         self._looked_at += len(windows)
         for step, window in enumerate(windows):

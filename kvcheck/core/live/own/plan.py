@@ -65,7 +65,6 @@ def is_own_line(line: str) -> bool:
 
 
 def parse_own_line(line: str) -> OwnPlan:
-    """Parse a line. Raises UsageError that names the wrong key."""
     keys = keys_of(line)
     situation = keys.pop("scenario").removeprefix(f"{OWN_MODEL}/")
     LIVE_SCENARIOS.require(situation)

@@ -54,7 +54,6 @@ class Ids:
 
 
 def ids_of(vocabulary: int) -> Ids:
-    """Raises UsageError for too small a vocabulary."""
     if not LEAST_IDS <= vocabulary <= 1 << 24:
         raise UsageError(
             f"--vocabulary: expected {LEAST_IDS} to {1 << 24:,} token ids, got {vocabulary}; the model's config.json "
@@ -103,7 +102,6 @@ class OwnQuestions:
         return False
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
-        """A prompt of about `places` tokens without its question."""
         shared = prefix.values if prefix is not None else ()
         length = min(max(places, len(shared) + FRAME, SHORTEST), self.longest - FRAME - 1)
         used = set(shared)
@@ -116,7 +114,7 @@ class OwnQuestions:
         return self.walk(rng, SHORTEST, prefix=prefix)
 
     def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
-        """Append the marker of one of the prompt's whole blocks. start: a position in that block."""
+        """Append the marker of a whole block. start: a position in that block."""
         blocks = len(subject.values) // BLOCK
         drawn = rng.below(blocks)
         block = drawn if start is None else min(start // BLOCK, blocks - 1)
@@ -137,11 +135,11 @@ class OwnQuestions:
         return question
 
     def cover(self, subject: Subject) -> int:
-        """The code, and as many tokens again, which show whether an answer goes astray."""
+        """The code, and enough further tokens to show whether an answer goes astray."""
         return ANSWER
 
     def drawn(self, number: int) -> tuple[tuple[int, ...], ...]:
-        """Runs of tokens drawn for this request, or for the one that it begins with: those between two markers."""
+        """Runs of tokens drawn for this request, or for the one that it begins with."""
         values = self._own[number]
         starts = range(FILLING + FRAME, len(values), BLOCK)
         return (values[:FILLING], *(values[start : start + BLOCK - FRAME] for start in starts))

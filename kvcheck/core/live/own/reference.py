@@ -2,13 +2,9 @@
 
     DIR/reference.json    requests, tokens, log-probabilities, the build's own noise, the server's facts
 
-Other kernels round otherwise, so a difference is no fault by itself: a finding means that the build's answers differ
-from the kept ones beyond the noise of both from run to run and from batch to batch.
-
 Invariants:
 - The file holds its own digest: a changed file is refused.
 - Servers of another model, dtype, parallelism or attention backend are refused: their answers rightly differ.
-- Facts that neither server reports are listed, not taken for equal.
 """
 
 from __future__ import annotations
@@ -49,8 +45,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A recorded reference. engine, version, model, facts: as the server reported. again, control: its own noise,
-    nats."""
+    """A recorded reference. facts: as the server reported. again, control: its own noise, nats."""
 
     engine: str
     version: str | None
@@ -80,7 +75,6 @@ def draw_questions(plan: OwnPlan) -> list[Question]:
 
 
 def read_reference(folder: Path) -> Reference:
-    """Raises UsageError if the folder holds no reference, or a changed one."""
     path = folder / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)

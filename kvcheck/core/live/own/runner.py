@@ -91,7 +91,6 @@ class _Round:
         return self.until is not None and time.monotonic() >= self.until
 
     def take(self, exchanges: Sequence[Exchange]) -> None:
-        """Add answers of the arm in progress."""
         if self.sending == COLD:
             for each in exchanges:
                 if each.answer.end is End.DONE and each.answer.logprobs is not None:
@@ -100,10 +99,7 @@ class _Round:
 
 
 class OwnRunner:
-    """Rounds against one server, from one thread.
-
-    timeout_s: of a request. rounds: of the whole run, which divide its significance levels.
-    """
+    """Rounds against one server, from one thread. rounds: of the whole run, which divide its significance levels."""
 
     def __init__(
         self,
@@ -214,7 +210,6 @@ class OwnRunner:
         return max(1, min(most, fit))
 
     def _send(self, now: _Round, name: str, round_: Round, asked: Asked | None = None) -> bool:
-        """Send one arm; return whether all of it was answered."""
         if asked is None:
             asked = Cold(self._asked)
         now.sending = name
@@ -239,7 +234,6 @@ class OwnRunner:
         now.troubles += [*trouble, *more]
 
     def _shapes(self, now: _Round) -> dict[int, list[Shape]]:
-        """The computation of each treated request, for each sending, as far as the engine reports it."""
         exchanges = now.arms[TREATED].exchanges
         hits = hits_of(exchanges, page=self.served.page or ASSUMED_PAGE)
         moved = self._retractions(now)
@@ -257,7 +251,6 @@ class OwnRunner:
         return shapes
 
     def _retractions(self, now: _Round) -> bool:
-        """Whether a counter of retractions moved during the scenario."""
         if now.before is None or now.after is None:
             return False
         names = self._client.counted.get("retract", ())
@@ -370,7 +363,6 @@ class OwnRunner:
         return sent.is_whole
 
     def _remember(self, now: _Round) -> None:
-        """Keep the noise of this round for later ones."""
         for name in (AGAIN, CONTROL, MATCHED):
             self._noise[name] += now.arms[name].largest
         kept = self._arms.setdefault(now.plan.situation, {name: Arm(name=name) for name in _ARMS})
@@ -403,7 +395,6 @@ class OwnRunner:
         return diverged_finding(told, value, exchange, now.references[told.request], noise)
 
     def _lacking(self, now: _Round) -> list[str]:
-        """Reasons against a pass beside the treated answers."""
         lacking = []
         if (warm := warm_references([now.arms[COLD], now.arms[AGAIN], now.arms[CONTROL]])) is not None:
             lacking.append(warm)
@@ -424,7 +415,6 @@ class OwnRunner:
         }
 
     def notes(self, plan: OwnPlan) -> list[str]:
-        """The basis of a scenario's pass."""
         arms = self._arms.get(plan.situation)
         if arms is None:
             return []

@@ -81,9 +81,8 @@ class Measured:
     """The deviations of a run so far. treated: by request, of the judged round.
 
     again, control, matched: of all rounds. earlier, earlier_matched: of earlier rounds of this scenario, by group.
-    now_matched: of this round, by request. groups: of this round, request -> group, if it shares pages; others are
-    groups by themselves. repeats: of suspects of this round. is_alike: whether matched requests have the shapes of
-    treated ones, in all of these rounds.
+    now_matched: of this round. groups: request -> group, if it shares pages. repeats: of suspects of this round.
+    is_alike: whether matched requests have the shapes of treated ones, in all of these rounds.
     """
 
     treated: Mapping[int, float]
@@ -99,7 +98,6 @@ class Measured:
 
     @property
     def controls(self) -> tuple[float, ...]:
-        """All controls of the run, with the fresh copies of suspects."""
         fresh = (value for repeats in self.repeats.values() for value in repeats.fresh)
         return (*self.again, *self.control, *self.matched, *fresh)
 
@@ -136,8 +134,7 @@ def is_wide(value: float, controls: Sequence[float]) -> bool:
 
 
 def least_found(treated: int, controls: Sequence[float], *, more: int = MORE_CONTROLS) -> float:
-    """The smallest deviation of one request, in nats, that would have been a finding. more: further control arms
-    allowed."""
+    """The smallest deviation of one request that would have been a finding. more: further control arms allowed."""
     most = max(controls, default=0.0)
     count = max(1, len(controls) + more * treated)
     distance = math.sqrt(MARGIN * treated / ALPHA / count)
@@ -145,14 +142,13 @@ def least_found(treated: int, controls: Sequence[float], *, more: int = MORE_CON
 
 
 def needs_more(told: Sequence[Told], measured: Measured) -> bool:
-    """Whether all findings about single requests are too near for the controls sent."""
     accused = [each for each in told if each.is_finding]
     return bool(accused) and all(is_too_near(each, measured) for each in accused)
 
 
 def settled(told: Sequence[Told], measured: Measured) -> list[Told]:
-    """Turn findings that are too near into unsteady ones, each by itself. A damaged page moves several answers, some of
-    them a little, which do not weaken the others."""
+    """Turn findings that are too near into unsteady ones. A damaged page moves several answers, some of them a little,
+    which do not weaken the others."""
     left = [replace(each, is_finding=False) if is_too_near(each, measured) else each for each in told]
     return sorted(left, key=lambda each: not each.is_finding)
 
@@ -172,7 +168,6 @@ def is_of_one(told: Told) -> bool:
 
 
 def leading(treated: Sequence[float], controls: Sequence[float]) -> int:
-    """Count treated values above each control."""
     most = max(controls, default=math.inf)
     return sum(value > most for value in treated)
 
@@ -190,7 +185,6 @@ def paired_p(k: int) -> float:
 
 
 def can_tell_many(groups: int, level: Level) -> bool:
-    """Whether this number of groups suffices for a finding by many small deviations."""
     return paired_p(groups) <= level.many
 
 

@@ -1,9 +1,4 @@
-"""Findings of a round's arms, reasons against a pass, and notes on its noise.
-
-Invariants:
-- A finding names the request, the step, and the tokens of reference and treated answer.
-- Answers that were not compared are a reason with their count.
-"""
+"""Findings of a round's arms, reasons against a pass, and notes on its noise."""
 
 from __future__ import annotations
 
@@ -146,7 +141,6 @@ def _broken(code: str, each: Exchange, text: str) -> Finding:
 
 
 def warm_references(arms: Iterable[Arm]) -> str | None:
-    """Describe references or controls with cached tokens in spite of a salt of their own."""
     warm = [each for arm in arms for each in arm.exchanges if each.answer.cached]
     if not warm:
         return None
@@ -199,7 +193,6 @@ def _far(nats: float) -> str:
 
 
 def recital_note(cell: str, recited: int, asked: int) -> str:
-    """Whether crosstalk could have been seen."""
     if recited:
         return f"{cell}: {recited} of {asked} cold answers recite the code that they were asked for"
     return (

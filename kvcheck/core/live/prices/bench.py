@@ -1,7 +1,6 @@
 """ServeBench: one load on two arms, in turn, until it is precise or time is up; verdicts and prices.
 
-An arm is a server with a load. Two servers get the same load. One server gets two loads, with and without reuse:
-`shared` and `fresh`.
+Two servers get the same load. One server gets two loads, with and without reuse: `shared` and `fresh`.
 
 Invariants:
 - Passes never overlap, on one server or on two.
@@ -51,8 +50,6 @@ class Arm:
 
 @dataclass(slots=True)
 class Tally:
-    """Totals of all passes of one arm."""
-
     arm: Arm
     evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     findings: int = 0
@@ -68,7 +65,6 @@ class Tally:
         self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
 
     def result(self) -> ScenarioResult:
-        """The row of integrity, as of now."""
         reasons = [] if self.findings else [*self.reasons]
         if not (self.findings or self.evidence.observed[TOKEN]):
             reasons.append("no token was judged")
@@ -114,11 +110,9 @@ class ServeBench:
 
     @property
     def plan_names(self) -> list[str]:
-        """Ids of all rows that the record must have."""
         return [*SERVE_CASES, *(arm.cell for arm in self.arms.values())]
 
     def begin(self) -> None:
-        """Send each server one cold request. Raises UsageError if it does not serve the model."""
         for side in self.sides:
             self._passes += 1
             try:
@@ -194,7 +188,6 @@ class ServeBench:
         return self.rounds.rows(self.why_no_measurement())
 
     def results(self, why_few: str) -> list[ScenarioResult]:
-        """The verdicts of the record, as of now. why_few: why there are no more rounds."""
         why_none = self.why_no_measurement()
         by_case = {row.case: row for row in self.rounds.rows(why_none)}
         ran = len(self.rounds.times)
@@ -246,7 +239,6 @@ class ServeBench:
         return self._names * NAMES_APART + self._passes
 
     def _no_reuse(self) -> str | None:
-        """Why two loads on one server do not measure reuse."""
         arm, baseline = self.rounds.compared.arm, self.rounds.compared.baseline
         tally = self.tallies[arm]
         lack = missing("hit", tally.evidence.observed, least=1, flags=tally.arm.side.client.flags)

@@ -65,17 +65,14 @@ class Load:
 
     @property
     def name(self) -> str:
-        """The size in a record's row."""
         size = f"{self.requests}x{self.prompt}+{self.answer}@{self.concurrency}"
         return size if self.kind in (SHARED, FRESH) else f"{size} {self.kind}"
 
     @property
     def flood(self) -> int:
-        """Requests that fill the pool."""
         return -(-(self.pool or 0) * FLOOD_PERCENT // (100 * (self.prompt + WARM_ANSWER)))
 
     def check(self, parameters: Parameters, longest: int) -> None:
-        """Raise UsageError unless a request and its answer fit. longest: tokens that the servers take."""
         if self.prompt + self.answer > longest:
             raise UsageError(
                 f"--prompt {self.prompt} --answer {self.answer}: expected at most {longest} tokens together, as the "

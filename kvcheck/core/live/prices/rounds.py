@@ -1,8 +1,7 @@
 """Rounds of two arms and a control: their order, and the rows of the record.
 
 A round runs the baseline, the baseline again as the control, and the arm, in a drawn order and then backwards, so a
-server that slows down costs each of them as much. An arm's result in a round combines both passes. The statistics are
-those of all benchmarks (core/base/rounds.py).
+server that slows down costs each of them as much. An arm's result in a round combines both passes.
 
 Invariants:
 - Only complete rounds count.
@@ -37,7 +36,6 @@ class Compared:
 
 
 def order_of_passes(arms: Sequence[str], *, seed: int, number: int) -> tuple[str, ...]:
-    """The arms in a drawn order and then backwards: with two arms ABBA or BAAB."""
     rng = Rng(seed * 1_000_003 + number)
     left, drawn = list(arms), list[str]()
     while left:
@@ -102,7 +100,6 @@ class Rounds:
         return [METRICS[case](each[name]) for each in self.times]
 
     def _note(self, case: str, us: Mapping[str, Sequence[float]]) -> str | None:
-        """Tokens a second, or the cached part of the prompts."""
         pair = (self.compared.arm, self.compared.baseline)
         if case == THROUGHPUT:
             return ", ".join(f"{name} {_number(1e6 / interval(us[name]).est)} tokens/s" for name in pair)
@@ -119,7 +116,6 @@ class Rounds:
         return total.cached_share
 
     def cached_share(self, name: str) -> float | None:
-        """The cached part of an arm's timed prompts; None if unknown."""
         return self._cached(name) if self.times else None
 
 

@@ -1,7 +1,7 @@
 """Side: one server that receives passes one at a time; each is timed by its answers and judged to the last token.
 
 Invariants:
-- Every answer of a pass is judged, also those before the timed wave; never during a timed wave.
+- Every answer of a pass is judged, never during a timed wave.
 - A pass that was cut short, or has an incomplete answer, has no times.
 - Without admin rights nothing is flushed; with them each pass begins with an empty prefix cache.
 """
@@ -35,12 +35,8 @@ Told = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """One pass.
-
-    times: of its last wave. wrong_tokens: answered tokens other than the known ones. reasons: why it is no pass,
-    without a finding. busy: share of one core that this process took while it waited. is_over: the server no longer
-    answers.
-    """
+    """One pass. times: of its last wave. reasons: why it is no pass, without a finding. busy: share of one core that
+    this process took while it waited. is_over: the server no longer answers."""
 
     evidence: Evidence
     times: Times | None = None
@@ -63,8 +59,6 @@ class _Pass:
 
 
 class Side:
-    """One server; its passes come from one thread. longest: tokens of a request and its answer."""
-
     def __init__(
         self, client: Client, served: Served, alphabet: Alphabet, *, longest: int, timeout_s: float, admin: bool
     ) -> None:
@@ -77,7 +71,6 @@ class Side:
         self._now = _Pass(0.0, 0.0)
 
     def begin(self, *, names: int) -> None:
-        """Send cold requests, and read the counters. Raises UsageError if the server does not serve this model."""
         LiveRunner(self.client, self._alphabet, timeout_s=self._timeout_s).begin(self.served, names=names)
         self._before = self._counters()
 
@@ -103,7 +96,7 @@ class Side:
         return self._judged(sent, now.round or Round(()), 0.0)
 
     def moved(self, sleep: Callable[[float], None] = time.sleep) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """The movement of the server's counters over all passes, by kind, and the source of each count."""
+        """Counts of all passes by the server's counters, and their sources."""
         if self._before is None:
             return {}, {}
         sleep(SETTLE_S)
@@ -154,7 +147,7 @@ class Side:
         try:
             return self.client.counters()
         except Trouble:
-            return None  # what answers say is counted all the same
+            return None  # reports of answers are counted all the same
 
 
 def wrong_tokens(exchanges: Sequence[Exchange]) -> int:

@@ -25,7 +25,7 @@ US = 1e6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """span_s: from the first sending to the last token. first_s, next_s: of each streamed request. prompt, cached:
-    prompt tokens, and those that the engine reports as cached."""
+    tokens."""
 
     span_s: float
     tokens: int

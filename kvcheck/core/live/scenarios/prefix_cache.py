@@ -28,7 +28,7 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
         which = rng.below(len(bases)) if number else 0
         subject = _shared(questions, rng, bases[which])
         # One ends in the token that the first one ends in, and goes another way after the shared part. The others
-        # are asked elsewhere: where several requests go wrong tells more of a shared page than one does.
+        # are asked elsewhere: several wrong requests are more evidence about a shared page than one.
         start = None if number else starts[which]
         second.append(questions.put(rng, subject, questions.cover(subject), start=start))
     room = questions.longest - 16
@@ -55,7 +55,6 @@ def _base(questions: QuestionSource, rng: Rng, sizes: Sizes, number: int) -> Sub
 
 
 def _shared(questions: QuestionSource, rng: Rng, base: Subject) -> Subject:
-    """A subject cut anywhere in its second half, and continued."""
     size = len(base.values)
     cut = base.cut(size // 2 + rng.below(size - size // 2))
     more = len(cut.values) + 2 + rng.below(size // 2 + 1)

@@ -17,13 +17,10 @@ OVER_PERCENT = 140
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Mean tokens of a prompt and of its answer."""
-
     prompt: int
     answer: int
 
     def draw(self, rng: Rng) -> Lengths:
-        """From three quarters to five quarters of each."""
         return Lengths(*(size * 3 // 4 + rng.below(size // 2 + 1) for size in (self.prompt, self.answer)))
 
 

@@ -52,8 +52,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of a round. requests: approximate. longest: tokens of a request and its answer. pool: tokens of the
-    server's device tier; None if unknown."""
+    """Sizes of a round. requests: approximate. longest: tokens of a request and its answer. pool: of the device
+    tier."""
 
     requests: int
     concurrency: int
