@@ -1,8 +1,8 @@
 """Devices by name.
 
-    cpu               one process decides the order of operations
-    threads           streams are threads of this process, on its memory
-    cuda, cuda:N      streams of a GPU
+- cpu: one process decides the order of operations.
+- threads: streams are threads of this process, on its memory.
+- cuda, cuda:N: streams of a GPU.
 """
 
 from __future__ import annotations

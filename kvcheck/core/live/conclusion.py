@@ -28,11 +28,9 @@ class RoundPlan(Protocol):
     """The requests of one round, and their line."""
 
     @property
-    def cell(self) -> str:
-        ...
+    def cell(self) -> str: ...
 
-    def at(self, round_: int) -> Self:
-        ...
+    def at(self, round_: int) -> Self: ...
 
     def line(self) -> str:
         """The argument of `kvcheck replay`."""
