@@ -20,7 +20,10 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], *, listed_by: str | None = None) -> str:
-    """kind: of the name, such as "shape". listed_by: the command that prints all names, for long lists."""
+    """Write the message for an unknown name.
+
+    kind: of the name, such as "shape". listed_by: the command that prints all names, for long lists.
+    """
     hint = did_you_mean(name, known)
     if listed_by is not None and len(known) > LISTED_NAMES:
         return f"unknown {kind} {name!r}: expected one of {len(known)} names{hint}; see {listed_by}"

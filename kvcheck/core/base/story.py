@@ -72,7 +72,8 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """about: the place or request that it follows. untold: why there is no more; None: there is.
+    """One finding's story. about: the place or request that it follows. untold: why there is nothing else; None:
+    complete.
 
     history: events of the place or the request. row: the row that was read; None: unknown.
     """

@@ -29,7 +29,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """after: answered tokens to wait for. by_call: by the engine's call, not by closing the connection."""
+    """An abort of a request. after: answered tokens to wait for. by_call: by the engine's call, not by closing the
+    connection."""
 
     after: int
     by_call: bool = False

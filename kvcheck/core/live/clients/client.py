@@ -66,7 +66,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """is_at: whether it answers at an address; raises CallFailed if nothing does."""
+    """One engine. is_at: whether it answers at an address; raises CallFailed if nothing does."""
 
     make: Callable[[Reach], Client]
     is_at: Callable[[Http], bool]

@@ -106,7 +106,7 @@ class SglangClient:
         return converse(self.call_for(sending, {}), sending.abort, Reply(), is_timed=sending.is_timed)
 
     def call_for(self, sending: Sending, more: Mapping[str, object]) -> Call:
-        """more: further fields of the request, such as those of a pair (sglang_pair)."""
+        """The call of /generate. more: further fields of the request, such as those of a pair (sglang_pair)."""
         question = sending.question
         body: dict[str, object] = {
             "input_ids": list(question.ids),

@@ -23,7 +23,7 @@ _WIDTH = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """sequences: sorted. holders: node -> numbers of requests that list it, FEW + 2 at most."""
+    """Requests sent so far. sequences: sorted. holders: node -> numbers of requests that list it, FEW + 2 at most."""
 
     sequences: tuple[bytes, ...] = ()
     holders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

@@ -30,8 +30,8 @@ _ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: the slowest first. gap:
-    in units of the peak."""
+    """A split of rotary pairs. fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims:
+    the slowest first. gap: in units of the peak."""
 
     fast: tuple[int, ...]
     weights: tuple[float, ...]

@@ -19,7 +19,7 @@ from kvcheck.core.live.own.verdict import UNLIKE_REFERENCE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """message: of a finding. reason: why there is no verdict. request: the farthest."""
+    """A comparison's result. message: of a finding. reason: why there is no verdict. request: the farthest."""
 
     code: str = UNLIKE_REFERENCE
     message: str | None = None

@@ -25,7 +25,8 @@ _FLOAT32 = 2.0**-24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step with another token."""
+    """A distance from the reference. largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step
+    with another token."""
 
     largest: float
     step: int

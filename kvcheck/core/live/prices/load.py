@@ -36,8 +36,8 @@ MOST_FLOOD = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """prompt, answer: tokens of a timed request. pool: tokens that the device tier of the larger server holds;
-    `returning` needs it."""
+    """Sizes of one pass. prompt, answer: tokens of a timed request. pool: tokens that the device tier of the larger
+    server holds; `returning` needs it."""
 
     kind: str
     requests: int

@@ -24,8 +24,8 @@ US = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """span_s: from the first sending to the last token. first_s, next_s: of each streamed request. prompt, cached:
-    tokens."""
+    """Times of one wave. span_s: from the first sending to the last token. first_s, next_s: of each streamed request.
+    prompt, cached: tokens."""
 
     span_s: float
     tokens: int
