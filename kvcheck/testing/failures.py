@@ -1,9 +1,8 @@
-"""What a call of kvcheck.testing ends in: what was judged, the findings, or why nothing could be judged.
+"""Outcomes of a call of kvcheck.testing: its result, its findings, or the reason why it could not judge.
 
 Invariants:
-- The text of a failure is the findings as people read them: causes first, with the bytes that were seen beside those
-  that were wanted.
-- What could not be judged is neither a finding nor a pass.
+- A failure prints causes first, each with the bytes seen and expected.
+- NotJudged is neither a finding nor a pass.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ MOST_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a call has judged. words: words of 8 bytes that were compared, by buffer. reads: rows or values compared.
+    """Result of a call. words: compared 8-byte words, by buffer. reads: rows or values compared.
 
-    orderings: reads that raced with a load. not_tried: what the call left out, each with the reason.
+    orderings: reads that raced with a load. not_tried: parts that the call left out, each with the reason.
     """
 
     words: Mapping[str, int]
@@ -41,7 +40,7 @@ class Judged:
 
 
 class IntegrityError(AssertionError):
-    """Something was found. findings: causes first, each with its symptoms. judged: what was compared on the way."""
+    """Findings of a call. findings: causes first, each followed by its symptoms. judged: the call's result."""
 
     __module__ = "kvcheck.testing"
 
@@ -52,7 +51,7 @@ class IntegrityError(AssertionError):
 
 
 class NotJudged(UnknownVerdict):
-    """The call could not judge: the text says what is in the way and what to do about it. It is not a pass."""
+    """Raised if the call could not judge; its text has the reason and the remedy. It is not a pass."""
 
     __module__ = "kvcheck.testing"
 
@@ -60,7 +59,6 @@ class NotJudged(UnknownVerdict):
 def settled(
     findings: Sequence[Finding], words: Mapping[str, int], reads: int, *, orderings: int = 0, not_tried: tuple[str, ...]
 ) -> Judged:
-    """The result of a call, its findings in causal order."""
     return Judged(
         words=dict(words),
         reads=reads,
@@ -71,7 +69,6 @@ def settled(
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """One block for each cause."""
     found = bugs(findings)
     shown = [line for bug in found[:MOST_SHOWN] for line in _block(bug)]
     if len(found) > MOST_SHOWN:
