@@ -21,7 +21,7 @@ from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_to
 from kvcheck.testing.reached import Held, Passed, is_named, reached
 
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
-"""Types of which one element a slot is an id, a length or a flag, and no content."""
+"""Types in which one element a slot is an id, a length or a flag, not content."""
 LISTED = 6
 
 

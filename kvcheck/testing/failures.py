@@ -17,7 +17,7 @@ from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Finding
 
 MOST_SHOWN = 5
-"""Causes that are printed in full."""
+"""Causes printed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

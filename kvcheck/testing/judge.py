@@ -16,7 +16,7 @@ from kvcheck.testing.buffers import Buffer
 from kvcheck.testing.ownership import PADDING, Owner, Ownership, dump
 
 TELLING = 8
-"""Bytes of a row that are enough to name the place that it was written for."""
+"""Bytes of a row that suffice to identify the place that it was written for."""
 
 
 @dataclass(frozen=True, slots=True)

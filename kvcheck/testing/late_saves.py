@@ -25,7 +25,7 @@ from kvcheck.testing.streams import Streams, replaced
 
 Saved = TypeVar("Saved")
 ORDERS = 9
-"""Orders that are tried with stand-in streams. On a device there is one."""
+"""Orders tried with stand-in streams. On a device it is one."""
 
 
 @dataclass(slots=True)

@@ -38,12 +38,12 @@ from kvcheck.testing.streams import Streams
 from kvcheck.testing.trial import conclude, seed_of
 
 STALE = ("KV101", "KV102", "KV103", "KV104")
-"""Rows that the load has not reached, or not whole."""
+"""Codes of rows that the load has not reached, or only in part."""
 LATE_AT_RANDOM = 3
-"""Every third seed lets the load get on between other calls; the others hold it until somebody waits."""
+"""Every third seed advances the load between other calls; the others hold it until a wait."""
 
 Reader = Callable[[int, Any], object]
-"""Gives what it reads of a layer and of slots."""
+"""(layer, slots) -> the rows that it reads."""
 LayerReader = Callable[[Any], object]
 """A reader of one layer."""
 
@@ -128,13 +128,13 @@ class _Scene:
     judge: RowJudge
     streams: Streams
     ids: Callable[[], object]
-    """Makes the slots that load and readers get. That may make the process wait for the current stream."""
+    """Makes the slots for load and readers. This may make the process wait for the current stream."""
     shown: set[tuple[str, int | None]] = field(default_factory=set)
-    """Keys of buffers of which a reader has returned rows."""
+    """Keys of buffers with a row that a reader returned."""
     in_order: dict[str, None] = field(default_factory=dict)
-    """What is right only where the layers before were read, in words."""
+    """Notes on reads that are right only after reads of earlier layers."""
     without_order: dict[str, None] = field(default_factory=dict)
-    """Reads on whose order nothing was imposed, in words."""
+    """Notes on reads on which no order was imposed."""
 
     def restored(self, begin: Callable[[], None]) -> tuple[set[object], tuple[str, ...]]:
         """Load without delay. Return the keys of correctly restored buffers, and notes on the others and on padding."""

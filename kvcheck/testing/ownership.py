@@ -20,9 +20,9 @@ from kvcheck.core.probes.frame.content import content
 from kvcheck.testing.buffers import Buffer
 
 PADDING = 0
-"""The owner of rows of padding: nobody's request."""
+"""The owner of padding: no request."""
 DUMPED = 16
-"""Bytes of a row that a finding shows."""
+"""Bytes of a row in a finding."""
 
 
 @dataclass(frozen=True, slots=True)

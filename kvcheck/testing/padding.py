@@ -20,7 +20,7 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.judge import RowJudge, Wrong
 
 TELLING = 4
-"""Bytes that are enough to be known again among others: shorter runs are looked for as a part of the whole row."""
+"""Bytes that suffice for a match; shorter runs are matched as part of the whole row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Left:
     held: Buffer
     columns: torch.Tensor
     wrong: Wrong | None
-    """How the first row differs; None for a part that unused= names."""
+    """First wrong row; None for a part that unused= names."""
 
     @property
     def bytes(self) -> torch.Tensor:

@@ -13,9 +13,9 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.ownership import PADDING, Ownership
 
 SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
-"""The requests. What an earlier copy has left in a staging buffer must not pass for the late one's: it is another."""
+"""Requests. A late save has its own, so that leftovers in a staging buffer do not pass for it."""
 MOST_PAGES = 4
-"""Pages of a request, if the caller names no ids: two to so many."""
+"""Most pages of a drawn request; the least is two."""
 
 
 @dataclass(frozen=True, slots=True)

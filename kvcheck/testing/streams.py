@@ -34,7 +34,7 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import MemoryOrigins, Saving
 
 BYTES = (torch.uint8, torch.int8, torch.int16)
-"""Integers that are stored content, and no numbers of rows."""
+"""Integer types of stored content, not of row numbers."""
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
 _MISSING = object()
 

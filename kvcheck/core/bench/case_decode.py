@@ -1,9 +1,8 @@
 """Case: a whole decode step with each protection on and off.
 
 Invariants:
-- All arms compute the same numbers from equal rows. The check compares them bit for bit with those of bare().
-- "guards-alone" computes nothing. Its time is what guards add to a step, without the noise of the step.
-- Rows with graphs exist on a device and over threads only.
+- All arms compute the same numbers from equal rows, compared bit for bit with those of bare().
+- "guards-alone" computes nothing: its time is the guards' share, without the noise of the step.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ SIZE = f"{REQUESTS}x{CONTEXT} tokens"
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A decode step with guarded reads, owned metadata and checked holdings, compared with the same step without
-    them."""
     shape = setting.shape
     makers: dict[str, Callable[[FreshMemory], Arm]] = {
         "bare": lambda memory: _arm(memory, shape, "bare"),
@@ -77,8 +74,6 @@ def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
 
 
 def arm_of(step: DecodeStep, name: str) -> Arm:
-    """A step with one degree of protection, checked against bare()."""
-
     def check() -> None:
         got = step.numbers()
         step.bare()
