@@ -1,4 +1,4 @@
-"""Probe local-cpu: LMCache's LocalCPUBackend over its own allocator, put, found, held, pinned, evicted and removed.
+"""Probe local-cpu: LMCache's LocalCPUBackend over its own allocator: put, find, hold, pin, evict and remove.
 
 Subjects are its replacement policies. A policy may evict any chunk that no reader holds or has pinned.
 
@@ -48,7 +48,6 @@ class LocalCpu:
         return ("backend", "backend.config", "backend.key", "allocator", "allocator.format")
 
     def control(self, rig: Rig) -> None:
-        """Three chunks put and read, with room for all."""
         run = _BackendRun(rig)
         for key in (1, 2, 3):
             run.put(key)
@@ -102,7 +101,6 @@ class _BackendRun:
         self.held = BufferView(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
 
     def run_request(self, keys: list[int]) -> None:
-        """A request: read what is there, put the rest."""
         self.rig.judge.count("requests")
         self.rig.judge.count("lookups")
         self.rig.judge.count("pages_wanted", len(keys))
@@ -120,7 +118,7 @@ class _BackendRun:
                 return
 
     def find(self, key: int) -> bool:
-        """Whether the backend has it, compared with the dictionary."""
+        """Return the backend's answer for a key, compared with the dictionary."""
         has = bool(self.rig.measured(lambda: self.backend.contains(self._key(key)), "contains"))
         if has != (key in self.cached):
             what = "is there, which was evicted or never put" if has else "is not there, which nobody evicted"
@@ -152,7 +150,6 @@ class _BackendRun:
         return True
 
     def get(self, key: int) -> None:
-        """Hold a chunk, and read it."""
         memory = self.rig.measured(lambda: self.backend.get_blocking(self._key(key)), "get_blocking")
         if memory is None:
             self._find("KV301", "contract", f"chunk {key} is cached and cannot be got", key)
@@ -168,7 +165,6 @@ class _BackendRun:
             self._find("KV301", "contract", f"chunk {key} is cached and cannot be pinned", key)
 
     def give_back(self, number: int) -> None:
-        """A reader reads a last time and gives its chunk back."""
         reader = self.readers.pop(number)
         self._read(reader.key, reader.memory, "before it was given back", "KV202")
         if reader.is_pin:
@@ -214,11 +210,10 @@ class _BackendRun:
             self.rig.judge.count("host_evictions_during_load", int(bool(self.readers)))
 
     def _users(self, memory: Any) -> int:
-        """Readers of this object. A chunk that was removed and put again is a different object."""
+        """Count readers of this object. A chunk that was removed and put again is a different object."""
         return sum(reader.memory is memory for reader in self.readers)
 
     def _in_use(self) -> dict[int, int]:
-        """Address -> key of what is cached, held or pinned."""
         kept = {int(memory.meta.address): key for key, memory in self.cached.items()}
         return kept | {int(each.memory.meta.address): each.key for each in self.readers}
 
@@ -232,7 +227,6 @@ class _BackendRun:
         )
 
     def _bytes(self, memory: Any) -> torch.Tensor:
-        """A memory object's own tensor, as one row of bytes."""
         tensor = memory.tensor
         if tensor is None:
             raise CannotDrive("a memory object has no tensor; it was given back")

@@ -1,7 +1,6 @@
-"""Bounds: how long the library may take for a call, by its own settings.
+"""Bounds: the longest duration of a call by the library's own settings.
 
-Invariants:
-- A call is late only some time behind the bound that the library states: a busy machine is no finding.
+A call is late only some time after the bound that the library states: a busy machine is no finding.
 """
 
 from __future__ import annotations
@@ -18,6 +17,5 @@ PATIENCE_S = 20.0
 
 
 def longest_call_s(variables: Mapping[str, str]) -> float:
-    """The seconds after which a call has broken the library's word."""
     stated = variables.get(STATED, "")
     return max(LEAST_S, int(stated) if stated.isdecimal() else USUAL_S) + PATIENCE_S
