@@ -1,8 +1,4 @@
-"""SGLang as a target: its stand-in packages, its names, and the probes that try it.
-
-Invariants:
-- A new probe is a module and a row here. Nothing else changes.
-"""
+"""SGLang as a target: its stand-in packages, its names, and its probes."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Probe retract: a request is retracted and resumed by the scheduler's calls. Another request uses its pages between.
 
-On a device it is done once more, while batches of the model are held on a stream of their own, as with overlapped
-scheduling: one that writes the request's pages and state when it is saved, and one of another request that writes those
-that it gets when it is restored. A CPU does not show it: there the platform of newer releases waits for nothing.
+On a device it is repeated while batches of the model are held on a stream of their own, as with overlapped scheduling:
+one batch writes the request's pages and state when it is saved, and a batch of another request writes those that it
+gets when it is restored. A CPU does not show it: there the platform of newer releases waits for nothing.
 
 Invariants:
 - Rows, pages and states come from the engine's own tables and allocators, and go back to them.
-- The control makes the same calls on the MHA pool. What fails there is no bug of another family.
-- What is wrong while nothing is at work is found as it is. Else what is wrong is read or written too early.
+- The control makes the same calls on the MHA pool. A failure there is no bug of another family.
+- A first part without concurrent work separates wrong copies from reads and writes that are too early.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Retract:
         own.check(rig.judge, BYSTANDER, plain, when="written and read")
 
     def measure(self, rig: Rig) -> None:
-        """Retract, let another request use the pages, and resume on a new row."""
         made = small_pool(rig, rig.subject)
         size = made.page_size
         mixed(rig, made)
@@ -108,7 +107,7 @@ class Retract:
 
 
 def overlapped(rig: Rig) -> None:
-    """The same while batches are at work. Orders count if no watchdog ended a hold."""
+    """Repeat it with batches at work. Orders count only if no watchdog ended a hold."""
     for _ in range(TRIES):
         found = ProbeJudge()
         _overlap(rig, found)
@@ -124,7 +123,7 @@ def overlapped(rig: Rig) -> None:
 
 
 def _overlap(rig: Rig, judge: ProbeJudge) -> None:
-    """Save behind a batch that writes the pages, and restore behind one that writes those that the request gets."""
+    """Save behind a batch that writes the pages, and restore behind one that writes the request's new pages."""
     machine, made = rig.machine, small_pool(rig, rig.subject)
     machine.reset(LAZY, 0)
     forward = machine.side()
@@ -157,14 +156,14 @@ def _overlap(rig: Rig, judge: ProbeJudge) -> None:
 
 
 def _at_work(rig: Rig, forward: Any, arrivals: list[Arrival]) -> None:
-    """A batch on its stream, launched behind what the scheduler has queued, as a scheduler launches it."""
+    """Launch a batch on its stream, behind the scheduler's queued work, as a scheduler does."""
     with rig.machine.on(forward):
         forward.wait_stream(rig.machine.main)
         rig.machine.queue(partial(arrive, arrivals))
 
 
 def mixed(rig: Rig, made: SmallPool) -> None:
-    """Make the allocator give out pages in a drawn order."""
+    """Make the allocator hand out pages in a drawn order."""
     give_back(rig, made, take(made, made_pages(made)))
 
 
@@ -175,19 +174,16 @@ def give_back(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
 
 
 def offload(made: SmallPool, request: Any) -> None:
-    """Save the request, as from a device."""
     with CopiesToHost():
         request.offload_kv_cache(made.request_pool, made.allocator)
 
 
 def made_pages(made: SmallPool) -> int:
-    """The number of free pages."""
     free: int = made.allocator.available_size() // made.page_size
     return free
 
 
 def admit(made: SmallPool, request: Any) -> int:
-    """Give the request a row. Returns its number."""
     rows = fitted(made.request_pool.alloc, {"reqs": [request], "need_size": 1})  # a table may know no request
     if not rows:
         raise CannotDrive("the request table has no row left")
@@ -196,12 +192,10 @@ def admit(made: SmallPool, request: Any) -> int:
 
 
 def hold(made: SmallPool, row: int, tokens: torch.Tensor) -> None:
-    """Write the request's slots to its row."""
     made.request_pool.write((row, slice(0, len(tokens))), tokens.to(torch.int32))
 
 
 def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
-    """Free the request's pages, state and row."""
     if tokens is not None:
         made.allocator.free(tokens)
     if made.family == "mamba":
@@ -210,7 +204,6 @@ def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
 
 
 def state_of(made: SmallPool, row: int) -> int | None:
-    """The state slot of a row."""
     if made.family != "mamba":
         return None
     return int(made.request_pool.req_index_to_mamba_index_mapping[row])

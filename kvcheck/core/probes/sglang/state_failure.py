@@ -1,7 +1,7 @@
 """Probe state-failure: a copy of states fails, and the copies of pages and of metadata around it succeed.
 
-One request goes through the worker. The copy engine reports that every copy of states failed, as over a broken link.
-Half of the schedules let the first of them succeed.
+The copy engine reports that every copy of states failed, as over a broken link. In half of the schedules the first of
+them succeeds.
 
 Invariants:
 - The control sends the same request by the same calls, and no copy fails.
@@ -20,19 +20,15 @@ ROWS = 3
 
 
 class StateFailure:
-    """transfer_worker over a transfer engine that copies pages and metadata and fails to copy states."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*NEEDS, *pool_names(subject))
 
     def control(self, rig: Rig) -> None:
-        """Every copy is made: Success, and every row is there."""
         transfer = StateTransfer(rig)
         transfer.send(range(ROWS), range(ROWS), ROWS)
         transfer.check_success(UNEQUAL, range(ROWS), "sent with states that were copied")
 
     def measure(self, rig: Rig) -> None:
-        """Copies of states fail."""
         transfer = StateTransfer(rig)
         link, passes = transfer.peers.link, rig.schedule % 2
 
@@ -58,7 +54,7 @@ class StateFailure:
 
 
 def _judge(rig: Rig, transfer: StateTransfer) -> None:
-    """Both sides must report the request as failed. Its rows may hold anything then."""
+    """Both sides must report the request as failed. Its rows may then hold anything."""
     peers = transfer.peers
     sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
     states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}

@@ -4,7 +4,7 @@ Two requests go through one worker. The lists of the first one differ in the sub
 family with a window also at the start, since windows may begin at different pages.
 
 Invariants:
-- A row of state is written by position: what lands in a row says which position it belongs to.
+- A row of state is written by position, so its content identifies the position.
 - The control sends lists of equal length by the same calls.
 - Every schedule tries each place at which lists can differ, and notes the result.
 - Unequal lists alone are no finding: a request may succeed with every row in its place.
@@ -36,19 +36,16 @@ CONDITION = (
 
 
 def parts(subject: str) -> tuple[str, str]:
-    """Family and direction of a subject: "longer" or "shorter", said of the prefill side's list."""
+    """Split a subject into family and direction of the prefill side's list."""
     family, _, direction = subject.partition("-")
     return family, direction
 
 
 class StateLengths:
-    """transfer_worker with unequal state lists."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*NEEDS, *pool_names(parts(subject)[0]))
 
     def control(self, rig: Rig) -> None:
-        """Equal lists: both requests succeed, and every row is there."""
         transfer = StateTransfer(rig)
         rows = 3 + rig.mix.below(3)
         transfer.send(range(rows), range(rows), rows)
@@ -95,10 +92,8 @@ def _lane(what: str, case: str) -> str:
 
 
 class StateTransfer:
-    """A prefill pool and a decode pool of one family, with content, and what lies between.
-
-    state_places: addresses of the decode pool's states.
-    """
+    """A prefill pool and a decode pool of one family, and the transfer between. state_places: addresses of the decode
+    pool's states."""
 
     def __init__(self, rig: Rig) -> None:
         family, _ = parts(rig.subject)
@@ -116,7 +111,7 @@ class StateTransfer:
         self._window: dict[int, range] = {}
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
-        """Send the unequal request and the one behind it. Returns the exception that ended the worker, if any."""
+        """Send the unequal request and the one behind it. Returns the worker's exception, if any."""
         total = self._rows(self._theirs)
         self._theirs.writer.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]
@@ -166,7 +161,6 @@ class StateTransfer:
         return f"the request alone failed ({told})"
 
     def check_success(self, request: int, theirs: range, when: str) -> None:
-        """Check for Success on both sides and every row in place."""
         for side, manager in (("prefill", self.peers.sender), ("decode", self.peers.ranks[0])):
             status = self.peers.status(manager, request)
             if status != "Success":
@@ -175,7 +169,7 @@ class StateTransfer:
         self.check_rows(request, theirs, when)
 
     def check_rows(self, request: int, theirs: range, when: str, condition: str | None = None) -> bool:
-        """Whether the rows of the receiving list hold their positions in every buffer."""
+        """Compare the rows of the receiving list with their positions' content. Returns whether all are right."""
         right = True
         for held in self._held():
             ids = self._kept[request][1]
@@ -188,7 +182,6 @@ class StateTransfer:
         return right
 
     def check_lists(self, what: str) -> None:
-        """Check that the transfer did not change the requests' lists."""
         for request, lists in self._lists.items():
             for side, seen, kept in zip(("prefill", "decode"), lists, self._kept[request], strict=True):
                 if seen != kept:
@@ -196,7 +189,6 @@ class StateTransfer:
                     self._judge.find("KV303", "contract", text, lane=side, request=request)
 
     def check_others(self, when: str) -> None:
-        """Check that no row of another request was written."""
         taken = {row for _, targets in self._kept.values() for row in targets}
         ids = [row for row in range(1, self._rows(self._theirs)) if row not in taken]
         for held in self._held():
@@ -207,7 +199,6 @@ class StateTransfer:
             )
 
     def _find(self, code: str, oracle: str, text: str, lane: str) -> None:
-        """A conditional finding about the request with unequal lists."""
         self._judge.find(code, oracle, text, lane=lane, request=UNEQUAL, condition=CONDITION)
 
     def _held(self) -> list[BufferView]:

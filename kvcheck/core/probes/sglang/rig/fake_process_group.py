@@ -1,7 +1,7 @@
 """Fake process group: the ranks of an engine as threads of one process, with an all-reduce between them.
 
 Invariants:
-- The result does not depend on which thread runs first. A call ends when every rank has made it or has ended.
+- The result does not depend on the order of threads. A call ends when every rank has made it or has ended.
 - A rank that waits for an ended rank, or brings a different shape, gets CollectiveMismatch. A real group would hang.
 """
 
@@ -17,12 +17,10 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 
 
 class CollectiveMismatch(Exception):
-    """The ranks do not make the same collective call."""
+    pass
 
 
 class FakeProcessGroup:
-    """The ranks of a group."""
-
     def __init__(self, size: int) -> None:
         self._size = size
         self._moved = threading.Condition()
@@ -97,5 +95,4 @@ class FakeProcessGroup:
 
 
 def is_mismatch(result: object) -> bool:
-    """Whether a rank ended because the other ranks did not make the same call."""
     return isinstance(result, Fault) and result.text.startswith(CollectiveMismatch.__name__)

@@ -1,12 +1,10 @@
 """HybridScene: calls the hybrid controller with lists of pages and states, as a tree of hybrid models does.
 
-The group of host pools is the release's own. Its pools are stand-ins that allocate ids and record the lists that a copy
-gets.
+The group of host pools is the release's own. Its pools are stand-ins that allocate ids and record the lists of a copy.
 
 Invariants:
-- The lists that the tree keeps do not change after the controller has got them: same values, same side, on both tiers.
-- The lists that the copy gets pair the same host and device pages. They lie on the side where the copy needs them, if
-  it needs one.
+- The tree's lists do not change after the controller has received them: same values, same side, on both tiers.
+- The copy's lists pair the same host and device pages, and lie on the side that the copy requires, if any.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ POLICIES = ("write_through", "write_back", "write_through_selective")
 
 @dataclass(frozen=True, slots=True)
 class GivenLists:
-    """Lists that a copy gets. is_staged: it can read the list of host ids on either side."""
+    """Lists of a copy. is_staged: it can read the host ids on either side."""
 
     host: torch.Tensor
     device: torch.Tensor
@@ -45,7 +43,7 @@ class GivenLists:
 
 @dataclass(slots=True)
 class KeptList:
-    """A list that the tree keeps. copy: its values when it was allocated."""
+    """A list of the tree. copy: its values when it was allocated."""
 
     what: str
     name: str
@@ -57,7 +55,7 @@ class KeptList:
 
 @dataclass(slots=True)
 class HybridScene:
-    """A controller over pools that allocate ids and record the lists that a copy gets.
+    """A controller over pools that allocate ids and record the lists of a copy.
 
     staged: one of STAGED_BACKUPS: whether the way of copying, and each pool of the group, may be staged.
     """
@@ -72,14 +70,14 @@ class HybridScene:
     issued: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, nodes: int, how: str) -> None:
-        """Back up so many nodes, evict them from the device, and load them again."""
+        """Back up `nodes` nodes, evict them from the device, and load them again."""
         _hybrid(self, nodes, how)
         self.rig.judge.count("requests", nodes)
         self.rig.judge.count("backups", nodes)
         self.rig.judge.count("loads", nodes)
 
     def plain(self) -> None:
-        """Copy one page without a side pool. There is nothing to reorder, and nobody keeps the list."""
+        """Copy one page without a side pool: nothing to reorder, and no kept list."""
         controller, rig = self.controller("hicache.hybrid"), self.rig
         host = rig.measured(partial(controller.write, self.ids(1, DEVICE), node_id=0), "write")
         value, was_host = self.issued[-2:]
@@ -102,15 +100,13 @@ class HybridScene:
     def keep(
         self, what: str, name: str, tier: str, read: Callable[[], torch.Tensor | None], was: torch.Tensor | None = None
     ) -> None:
-        """Watch this list. It may not have changed since it was allocated with these values, and may not change
-        later."""
+        """Watch a list: it may not have changed since its allocation, and may not change later."""
         value = read()
         if value is None:
             raise CannotDrive(f"{what}: no list of {tier} pages where the release has kept one")
         self.kept.append(KeptList(what, name, tier, read, SIDES[tier], on_host(value if was is None else was)))
 
     def check(self, how: str) -> None:
-        """Check that every kept list has its values and lies on its side."""
         judge = self.rig.judge
         for kept in self.kept:
             value = kept.read()
@@ -128,7 +124,7 @@ class HybridScene:
                 judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name)
 
     def check_given(self, how: str) -> None:
-        """Check that the copy got the same pairs, on the side where it reads them."""
+        """Check that the copy got the same pairs, on the side from which it reads them."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], DEVICE)
         for given in self.given:
@@ -148,7 +144,6 @@ class HybridScene:
         self.given, self.pairs = [], []
 
     def controller(self, name: str) -> Any:
-        """A controller made without its start-up."""
         names = self.rig.names
         own = self._pools()
         counter = fitted(names["layers.counter"], {"num_layers": LAYERS})
@@ -217,7 +212,6 @@ class HybridScene:
         return fitted(names["hicache.host-group"], {"entries": entries})
 
     def _host_pool(self, is_staged: bool) -> SimpleNamespace:
-        """A host pool, with the attributes that a group and a controller read."""
         return SimpleNamespace(
             alloc=lambda count, *_, **__: self.ids(count, HOST),
             free=lambda ids: len(ids),
@@ -244,7 +238,6 @@ class HybridScene:
         return SimpleNamespace(start_event=None, finish_event=None, timing_enabled=False)
 
     def _take(self, host: torch.Tensor, device: torch.Tensor, is_staged: bool) -> None:
-        """Record the lists that a copy gets."""
         self.given.append(GivenLists(host, device, is_staged))
 
 
@@ -287,7 +280,6 @@ def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
 
 
 def _reader(holder: Any, name: str) -> Callable[[], torch.Tensor | None]:
-    """A function that reads an attribute, which may be "name.name", at each call."""
     return lambda: operator.attrgetter(name)(holder)
 
 

@@ -1,10 +1,9 @@
-"""AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python: which bytes each of them copies.
+"""AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python, as lists of byte copies.
 
-Kernels copy item by item, by the first byte and the sizes that they are given. Direct copies copy runs of rows or whole
-pages between slices of tensors. They take both index lists to the host first, wherever those lie.
+Kernels copy item by item, from a start address and sizes. Direct copies copy runs of rows or whole pages between slices
+of tensors. They take both index lists to the host first.
 
-Invariants:
-- Names and parameters are those of the compiled functions. What those refuse raises Refused.
+Names and parameters are those of the compiled functions. Calls that those refuse raise Refused.
 """
 
 from __future__ import annotations
@@ -209,7 +208,6 @@ def _first(memory: torch.Tensor | None) -> int:
 
 
 def _row(memory: torch.Tensor) -> int:
-    """Bytes of a row."""
     if not memory.is_contiguous():
         text = f"rows of {list(memory.shape)} lie {list(memory.stride())} apart, which no direct copy here can do"
         raise CannotDrive(text)
@@ -217,7 +215,6 @@ def _row(memory: torch.Tensor) -> int:
 
 
 def _part(memory: torch.Tensor, page: int, layer: int) -> int:
-    """A layer's part of a page of [pages, layers, ...]."""
     if not (0 <= page < memory.shape[0] and 0 <= layer < memory.shape[1]):
         raise Refused(f"layer {layer} of page {page} of {list(memory.shape[:2])}")
     return memory[page, layer].data_ptr()

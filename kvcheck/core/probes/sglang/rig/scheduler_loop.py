@@ -1,13 +1,13 @@
 """Scheduler loop: one rank of SGLang's scheduler without its processes, on the engine's own batches, tree and pools.
 
-Each step does what a step of the scheduler does: stash the request that is prefilled in chunks, merge the prefilled
+Each step does the same as a step of the scheduler: stash the request that is prefilled in chunks, merge the prefilled
 batch, admit requests that fit or else decode, retract if decoding does not fit, then give each request one token.
 
 Invariants:
 - It makes the scheduler's calls in the scheduler's order. The engine decides on room, locks and eviction.
 - Batches do not overlap: one is answered before the next is made.
-- A request's own word about its row is not enough: a release may never take the number back. A row is the request's
-  that got it last, until the table has it free.
+- A request's own row field is not enough, since a release may never reset it. A row belongs to the request that got it
+  last, until the table has it free.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SchedulerLoop:
         ]
 
     def require_rows(self, when: str) -> None:
-        """Raise CannotDrive where a row is not held by one request or free: it is not known then who holds one."""
+        """Raise CannotDrive if a row is neither free nor held by exactly one request."""
         free = sorted(self.made.request_pool.free_slots)
         held = {tracked.name: row_of(tracked.request) for tracked in self.held}
         if sorted([*free, *(row for row in held.values() if row is not None)]) != self._rows:
@@ -94,12 +94,10 @@ class SchedulerLoop:
             raise CannotDrive(f"{text}, requests name {named}, and by what they were given they hold {held}")
 
     def add(self, tracked: TrackedRequest) -> None:
-        """Add a request to the waiting queue."""
         self.unfinished[tracked.name] = tracked
         self.waiting.append(tracked)
 
     def step(self) -> None:
-        """One step of the scheduler."""
         self._stash()
         self._merge()
         batch = self._prefill()
@@ -110,7 +108,7 @@ class SchedulerLoop:
             self._run(batch)
 
     def abort(self, tracked: TrackedRequest) -> None:
-        """The client is gone. A waiting request leaves the queue; a running one ends with its next token."""
+        """A waiting request leaves the queue; a running one ends with its next token."""
         self.rig.judge.count("aborts")
         if tracked not in self.waiting:
             tracked.request.to_finish = self.rig.names["batch.abort"]()
@@ -129,8 +127,8 @@ class SchedulerLoop:
             self._park(request)
 
     def _park(self, request: Any) -> None:
-        """Free the row of a chunk, in releases whose table gives out numbers and knows no request: the next chunk gets
-        another row there, and their scheduler frees this one."""
+        """Free the row of a chunk, in releases whose scheduler does so because their table does not keep rows by
+        request: the next chunk gets another row."""
         free, row = self.made.request_pool.free, row_of(request)
         if known := optional(free, free_index=row, free_mamba_cache=False):
             self.rig.measured(lambda: free(**known), "freeing the row of a chunk")
@@ -181,7 +179,7 @@ class SchedulerLoop:
         return self._batch_of(adder)
 
     def _admit(self, adder: Any, tracked: TrackedRequest) -> bool:
-        """Match its prefix and let the adder decide. Returns whether to go on with the next request."""
+        """Match its prefix and call the adder. Returns whether to continue with the next request."""
         rig, request, added = self.rig, tracked.request, self.rig.names["batch.added"]
         if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
             self.running.batch_is_full = True
@@ -264,7 +262,6 @@ class SchedulerLoop:
         return self.rig.mix.chance(1, SQUEEZE) if self.must_retract is None else self.must_retract
 
     def _run(self, batch: Any) -> None:
-        """Compute the batch, then give each request its token."""
         is_extend = bool(batch.forward_mode.is_extend())
         ends = [int(end) for end in batch.seq_lens_cpu.tolist()]
         starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
@@ -326,22 +323,21 @@ class SchedulerLoop:
         self.rig.measured(lambda: release(request, self.tree, **known), "release_kv_cache")
 
     def table(self, tracked: TrackedRequest, end: int) -> tuple[int, ...]:
-        """Slots of its row before that position."""
         row = row_of(tracked.request)
         return () if row is None else tuple(self.made.request_pool.req_to_token[row, :end].tolist())
 
     # Hooks for a subclass that judges
 
     def matched(self, tracked: TrackedRequest, hit: int) -> None:
-        """The tree matched so many of its tokens."""
+        """Hook: the tree matched `hit` of its tokens."""
 
     def computed(
         self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
     ) -> None:
-        """Positions starts .. ends - 1 of these requests are computed now."""
+        """Hook: positions starts .. ends - 1 of these requests are computed now."""
 
     def published(self, tracked: TrackedRequest, end: int) -> None:
-        """Its tokens before `end` were given to the tree. Its row may have changed."""
+        """Hook: its tokens before `end` were given to the tree. Its row may have changed."""
 
 
 def _chunks(request: Any) -> int:

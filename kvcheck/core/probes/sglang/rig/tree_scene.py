@@ -1,11 +1,11 @@
-"""TreeScene: follows what each slot holds while pages of a tree are copied, and compares it with the tree's lists.
+"""TreeScene: tracks the content of each slot while pages of a tree are copied, and compares it with the tree's lists.
 
-A slot holds a token of a prefix, or the state at a prefix's end. A copy moves the contents of the slots that it pairs,
-in this record alone; no bytes are moved. If the engine reorders, moves or mixes up a list that the tree keeps, the list
-itself, the slots that it names, or the engine's own error at a free shows it.
+A slot holds a token of a prefix, or the state at a prefix's end. A copy moves contents between paired slots in this
+record only; no bytes are moved. If the engine reorders, moves or mixes up a list of the tree, the list itself, its
+slots, or the engine's own error at a free shows it.
 
 Invariants:
-- A list of device slots lies on the device, and a list of host slots on the host. This holds for pages and states.
+- A list of device slots lies on the device, and a list of host slots on the host, for pages and states.
 - The slots of a list hold the tokens of its node in order. The slot of a state holds the end of its prefix.
 """
 
@@ -31,10 +31,9 @@ WORTH = 6
 
 @dataclass(slots=True)
 class TreeScene:
-    """A tree and what its slots hold. way: how copies are made.
+    """A tree and the contents of its slots. way: of copying.
 
-    tail: the most tokens that a prefix adds. tokens: slots on the device. Both are set as the release's tree needs
-    them.
+    tail: the most tokens that a prefix adds. tokens: slots on the device. Both are set as the release's tree requires.
     """
 
     rig: Rig
@@ -118,7 +117,7 @@ class TreeScene:
     def check(self, step: str, *, is_loading: bool = False) -> None:
         """Check that every list of the tree lies on its side, and that its slots hold the tokens of its node.
 
-        is_loading: some device slots are allocated and nothing has been copied there yet.
+        is_loading: some device slots are allocated and not filled yet.
         """
         judge, name = self.rig.judge, self.tree.name
         self.step = step
@@ -142,8 +141,7 @@ class TreeScene:
                 judge.find("KV303", "contract", text, tier=listed.tier, lane=lane)
 
     def account(self, step: str) -> None:
-        """Check that no free slot is in a list, and none is free twice. All slots are allocated to see which are
-        free."""
+        """Check that no free slot is in a list, and none is free twice. All free slots are allocated to list them."""
         listed = list(self.tree.lists())
         pools = [("device", PAGES, self.tree.allocator), ("device", STATE, self.tree.states)]
         pools += [("host", kind, host) for kind, host in self.tree.hosts.items()]
@@ -166,7 +164,6 @@ class TreeScene:
             pool.free(given)
 
     def _insert(self, tokens: Sequence[int]) -> None:
-        """Insert the tokens that a request has computed on the device."""
         tree = self.tree
         pages = tree.allocator.alloc(len(tokens))
         state = tree.states.alloc(1) if tree.states is not None else None
