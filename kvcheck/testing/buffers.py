@@ -244,7 +244,7 @@ def _indices(held: Held, units: Units) -> list[tuple[int, ...]]:
 
 
 def _layer_paths(path: str, index: Sequence[int]) -> tuple[str, ...]:
-    """Both names of a layer: "arena[1, 0]", and "arena[1][0]" for patterns such as "arena[1]"."""
+    """The second name, "arena[1][0]", is for patterns such as "arena[1]"."""
     if not index:
         return (path,)
     return f"{path}[{', '.join(map(str, index))}]", path + "".join(f"[{number}]" for number in index)
@@ -298,10 +298,10 @@ def _match(held: Held, units: Units) -> RowTensor | None:
 def _each_byte_once(
     matched: Sequence[RowTensor], odd: Sequence[Held], units: Units
 ) -> tuple[list[RowTensor], tuple[str, ...], tuple[tuple[RowTensor, RowTensor], ...]]:
-    """Return tensors that cover all buffer memory once; texts on hidden tensors; and (part, whole) pairs.
+    """Return tensors that cover all buffer memory once; texts on hidden ones; and (part, whole) pairs.
 
-    Disjoint parts of a larger tensor hide nothing: layers of an arena, keys and values, scales in rows of bytes. A
-    tensor is hidden if it equals another one, crosses several, or is the only part of another.
+    Disjoint parts of a larger tensor hide nothing, such as layers of an arena or scales in rows of bytes. A tensor is
+    hidden if it equals another one, crosses several, or is the only part of another.
     """
     taken = ByteMap([each.held.tensor for each in matched] + [held.tensor for held in odd])
     kept: list[int] = []
@@ -352,7 +352,6 @@ def _across(others: Sequence[Held], kept: Sequence[RowTensor]) -> tuple[str, ...
 
 
 def _reached_again(kept: Sequence[RowTensor], again: Sequence[Held]) -> tuple[str, ...]:
-    """Texts on buffers listed twice, or under two names of one object: intended, or a multiplied list."""
     shared: dict[tuple[str, str], list[Held]] = {}
     for held in again:
         first = next((each.held for each in kept if each.held.tensor is held.tensor), None)

@@ -137,7 +137,7 @@ class _Scene:
     """Notes on reads on which no order was imposed."""
 
     def restored(self, begin: Callable[[], None]) -> tuple[set[object], tuple[str, ...]]:
-        """Load without delay. Return the keys of correctly restored buffers, and notes on the others and on padding."""
+        """Return the keys of buffers that a load without delay restores, and notes on the others and on padding."""
         begin()
         self.streams.release()
         give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
@@ -172,7 +172,6 @@ class _Scene:
         mark(self.judge.ownership, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
 
     def understood(self, begin: Callable[[], None], read: LayerReader, what: str) -> list[Buffer]:
-        """Return the buffer of each tensor that the reader returns after a finished load, or raise NotJudged."""
         self.streams.release()
         begin()
         self.streams.release()
@@ -194,10 +193,10 @@ class _Scene:
         return known
 
     def race(self, begin: Callable[[], None], reads: Sequence[LayerReader], reader: str, layer: int, seed: int) -> None:
-        """Run the last of `reads` during a late load and judge its rows.
+        """Judge the last of `reads` during a late load.
 
-        reads: of all layers up to this one. A reader may wait for the whole load at the first layer, so a layer that is
-        early when read alone is read again after the others.
+        A reader may wait for the whole load at the first layer, so a layer that is early when read alone is read again
+        after the earlier layers.
         """
         what = f"{reader} of layer {layer}"
         known = self.understood(begin, reads[-1], what)
@@ -220,7 +219,6 @@ class _Scene:
         what: str,
         seed: int,
     ) -> list[torch.Tensor]:
-        """After other reads, the load runs only as far as a wait requires."""
         self.streams.release()
         index = [held.index(rows_named(self.plan.into, held.unit, self.units)) for held in known]
         ids = [self.ids() for _ in reads]

@@ -3,8 +3,7 @@
 Invariants:
 - A part is padding only if load left it unchanged in every row of the request and the saved value does not contain it.
 - A part that was restored in another layer of the same buffer is KV if other layers agree or the saved value contains
-  it twice. So is a part if one of the same size in the same row is saved twice. No advice that hides such a part is
-  printed or accepted.
+  it twice. So is a part if one of the same size in the same row is saved twice.
 """
 
 from __future__ import annotations
@@ -197,8 +196,8 @@ def _is_read_twice(wanted: torch.Tensor, part: torch.Tensor, saved: Sequence[tor
 
 
 def _is_shared_in_row(left: Left, rows: LayerRows, saved: Sequence[torch.Tensor]) -> bool:
-    """Whether a part of the row as long as the longest run of `left` is saved more often than its neighbours, as if all
-    layers used the scales of one."""
+    """Whether another part of the row, as long as the longest run of `left`, is saved more often than its
+    neighbours."""
     start, end = max(_runs(left.bytes.tolist()), key=lambda run: run[1] - run[0])
     size, step = end - start, left.held.rows.element_size()
     kept = [bytes(each.tolist()) for each in saved]

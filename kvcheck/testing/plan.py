@@ -64,7 +64,6 @@ def plan_of(
 
 
 def _pages_of(name: str, ids: Sequence[int], units: Units, padded: Collection[int]) -> list[int]:
-    """Return the pages of given slots. Raises NotJudged unless they are whole pages, each once."""
     given = [int(number) for number in ids]
     pages = [number // units.page_size for number in given[:: units.page_size]]
     if not given or list(_tokens(pages, units)) != given or len(set(pages)) != len(pages):

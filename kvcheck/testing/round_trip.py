@@ -7,8 +7,7 @@
 Invariants:
 - The verdict on buffers uses only the rows that `load` restores, not the saved value.
 - A change of padding is named, and is a finding only if it puts NaN where save reads.
-- In save, `.to(device)` and `.cpu()` make copies, as they do for a pool on a device. On a CPU they would not.
-- save and load are called once; inside streams() again, with save's streams late, in several orders.
+- In save, `.to(device)` and `.cpu()` make copies, as for a pool on a device. On a CPU they would not.
 """
 
 from __future__ import annotations
@@ -137,7 +136,6 @@ def _late_copies(
 
 
 def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
-    """Raise NotJudged if a buffer does not hold the content written to it."""
     for held in found.buffers:
         rows = rows_named([*plan.ids, *plan.held, *plan.free], held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -152,7 +150,6 @@ def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
 
 
 def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
-    """Raise NotJudged if save changed rows of other requests: its own storage, or a bug."""
     for held in found.buffers:
         rows = rows_named([*plan.held, *plan.free], held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -167,10 +164,7 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
 
 
 def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
-    """Raise NotJudged if save wrote values to rows of the saved request: the next owner would overwrite them.
-
-    A single value is no copy: freed rows are cleared or poisoned with one.
-    """
+    """A single value is no copy: freed rows are cleared or poisoned with one."""
     for held in found.buffers:
         rows = rows_named(plan.ids, held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -186,7 +180,7 @@ def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Pla
 
 
 def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[Held, ...]:
-    """Return the saved tensors, without whole tensors of the pool: those are references to the pool, not copies."""
+    """Whole tensors of the pool are references to the pool, not copies."""
     own = {_place(each.tensor) for each in reached(pool, passed=Passed(exclude)) if is_readable(each.tensor)}
     found = reached(copy, root="copy", but=(pool,))
     return tuple(each for each in found if is_readable(each.tensor) and _place(each.tensor) not in own)
@@ -199,10 +193,8 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 def _judge_saved(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
 ) -> tuple[str, ...]:
-    """Add findings for saved tensors that share memory with the pool or changed with their former slots.
-
-    A view that also has rows of other requests is a reference to the pool. Returns notes on these.
-    """
+    """Find saved tensors that are no copies. Returns notes on references to the pool: views with rows of other
+    requests."""
     ways_back: list[str] = []
     for each, before in saved:
         judge.count("saved", len(before), 1)
@@ -237,7 +229,6 @@ def _judge_saved(
 
 
 def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]) -> tuple[str, ...]:
-    """Return notes on tensors that are saved beside the whole rows that contain them."""
     kept = [bytes(bits.tolist()) for _, bits in saved]
 
     def times(match: RowTensor) -> list[int]:
@@ -255,10 +246,7 @@ def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[H
 def _judge_loaded(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
 ) -> tuple[str, ...]:
-    """Judge the restored rows and those of the other requests. Returns notes on parts that could not be judged.
-
-    Raises NotJudged if there are no findings and a buffer was restored lossily or parts of rows were not moved.
-    """
+    """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings."""
     parts: list[Left] = []
     unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
     lossy: list[str] = []

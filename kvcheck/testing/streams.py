@@ -7,9 +7,7 @@ Invariants:
 - Work of a side stream uses the values that its arguments hold when it runs. Until then, floating-point results are NaN
   and bytes 0x55.
 - Operations that make the process wait on a device (item, tolist, nonzero, a blocking copy by cpu or to) wait for the
-  stream.
-- `copy_` in save waits only for a destination in host memory; see `host_memory`.
-- Equal seeds and equal calls give equal orders.
+  stream; `copy_` in save only if its destination is host memory, see `host_memory`.
 - Streams belong to one thread: other threads run everything at once.
 """
 
@@ -245,7 +243,6 @@ def _let_all_go(machine: CudaMachine, synchronize: Callable[..., Any], *device: 
 
 
 def _giving_way(machine: CudaMachine, kind: Any) -> dict[str, Any]:
-    """Methods of events or streams that make the process wait: held work is released until they are reached."""
     has_run, wait = kind.query, kind.synchronize
 
     def query(waited: Any) -> bool:
@@ -289,7 +286,7 @@ class _LateMachine(Machine):
         return {stream: stream.put_count for stream in self._side}
 
     def late(self, work: Callable[[], object]) -> None:
-        """Put work on the current stream. It runs as main-stream work, so that it is not deferred again."""
+        """The work runs as main-stream work, so that it is not deferred again."""
 
         def run() -> None:
             self.ran += 1
@@ -359,7 +356,7 @@ class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _takes_rows(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether it indexes by row numbers, which needs no value on the host, unlike a mask."""
+    """Row numbers need no value on the host, unlike a mask."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in args[1])
@@ -371,7 +368,6 @@ def _is_view(func: Any) -> bool:
 
 
 def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Return value of a writing operation: the arguments that it writes."""
     rows = zip(func._schema.arguments, range(len(func._schema.arguments)), strict=True)
     value = {each.name: args[at] if at < len(args) else named.get(each.name) for each, at in rows}
     found = [
@@ -382,7 +378,7 @@ def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def _spoil(made: Any, given: Sequence[torch.Tensor]) -> None:
-    """Overwrite values that an operation has not computed yet. Wide integers stay: they may be row numbers."""
+    """Overwrite values that are not computed yet, except wide integers: they may be row numbers."""
     own = {each.untyped_storage().data_ptr() for each in given}
     for each in tree_leaves(made):
         if not isinstance(each, torch.Tensor) or each.untyped_storage().data_ptr() in own:
@@ -400,8 +396,7 @@ def _refill(made: Any, now: Any) -> None:
 
 
 def _methods(machine: _LateMachine) -> dict[str, Any]:
-    """Tensor methods that make the process wait on a side stream, as on a device. `numpy` is not among them: it takes
-    host memory only, without a wait."""
+    """Tensor methods that make the process wait on a device. `numpy` takes host memory only, without a wait."""
 
     def waiting(method: Callable[..., Any], does_wait: Callable[..., bool]) -> Callable[..., Any]:
         def wait_and_call(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:

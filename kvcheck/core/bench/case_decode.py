@@ -1,8 +1,6 @@
-"""Case: a whole decode step with each protection on and off.
+"""Case: a whole decode step with each protection on and off, compared bit for bit with bare().
 
-Invariants:
-- All arms compute the same numbers from equal rows, compared bit for bit with those of bare().
-- "guards-alone" computes nothing: its time is the guards' share, without the noise of the step.
+"guards-alone" computes nothing: its time is the guards' share, without the noise of the step.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ def _guards(memory: FreshMemory, shape: ModelShape) -> Arm:
 
 
 def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
-    """A step that is captured once and replayed. guarded: each replay first waits for a whole load."""
+    """guarded: each replay first waits for a whole load."""
     backend = memory.backend()
     step = DecodeStep(memory, shape, backend)
     call = step.graphed(getattr(step, name), is_guarded=name == "guarded")

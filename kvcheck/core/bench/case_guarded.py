@@ -1,8 +1,7 @@
 """Case: read rows of a pool through the gate that waits for a layer's load, compared with reading the tensor directly.
 
-Invariants:
-- All arms gather equal rows of the same layers, on the pool's forward lane, for which guarded reads wait.
-- "behind-load" reads after a load that the process has not seen finish, so every read queries its events.
+All arms gather equal rows of the same layers, on the pool's forward lane, for which guarded reads wait. "behind-load"
+reads after a load that the process has not seen finish, so every read queries its events.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Case: load a prefix from the host tier next to a decode step that waits by layer, for the whole load, or not.
 
-Invariants:
-- The check wipes the loaded pages before the load, so it detects an arm that reads without a load.
-- An arm without a wait is correct on one thread only; it is the baseline. With concurrent lanes its step races with its
-  load: there the loaded pages are checked, and a step over them.
+The check wipes the loaded pages before the load, so it detects an arm that reads without a load. An arm without a wait
+is correct on one thread only; it is the baseline. With concurrent lanes its step races with its load: there the loaded
+pages are checked, and a step over them.
 """
 
 from __future__ import annotations

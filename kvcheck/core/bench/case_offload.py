@@ -2,8 +2,6 @@
 
 The upstream method indexes each layer of each buffer by chunks of token rows and moves the result to the host. Its
 first version did not save the index buffer of an NSA model, which is not checked for the partial method.
-
-Each call saves, restores and releases the host memory. Source and target pages are fragmented.
 """
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ class _End:
         )
 
     def seal(self) -> torch.Tensor:
-        """Return the seal row, [8] int64."""
         return self._sealer.seal(self._sealer.plan(self._content))
 
 

@@ -3,10 +3,6 @@
 On a device, "events" times work of one stream as it is launched. "wall" waits for the device before and after and reads
 the process's clock; only this includes the cost of a wait. Batches alternate between buffer sets that together exceed
 the second-level cache, so each call finds that cache cold.
-
-Invariants:
-- Only calls of one arm lie between two readings of a clock.
-- Clocks of the device are never set.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     requests  [ctx 0 ... 63 | new]  x 4      per layer: rows -> float32 -> scores -> softmax -> mix -> out[layer]
 
-Invariants:
-- Every layer computes on the forward lane, for which guarded reads wait. Only `numbers` makes the process wait for it.
-- Values are normal numbers of the model's type, so no product is a NaN or a denormal.
+Every layer computes on the forward lane. Values are normal numbers of the model's type, so no product is a NaN or a
+denormal.
 """
 
 from __future__ import annotations
@@ -175,7 +174,6 @@ class DecodeStep:
             launch(lane, self._layer, each, *self._guarded(each))
 
     def _guarded(self, each: _Layer) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of a layer, valid for work put on the forward lane from now on."""
         owner, lane = self.pool.sets[each.space], self.pool.forward
         keys = owner.read_view(each.keys, (each.local,), lane)[each.local]
         return keys, owner.read_view(each.values, (each.local,), lane)[each.local]
@@ -226,7 +224,6 @@ class DecodeStep:
 
     @staticmethod
     def _numbers(memory: FreshMemory, shape: tuple[int, ...]) -> torch.Tensor:
-        """Words of four bfloat16 numbers each."""
         random = torch.Generator().manual_seed(int(memory.random.integers(1 << 31)))
         numbers = torch.randn((*shape[:-1], shape[-1] * 4), generator=random).to(torch.bfloat16)
         return numbers.view(torch.int64).to(memory.device)

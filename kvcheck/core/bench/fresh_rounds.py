@@ -109,7 +109,7 @@ class FreshRounds:
 
 
 def _shape(record: RunRecord, row: BenchRow) -> str:
-    """Return the shape of the run's plan: rows without a shape do not name it."""
+    """Rows without a shape do not name the run's shape."""
     asked = record.plan.get("shape")
     return asked if isinstance(asked, str) else row.shape or ""
 
@@ -119,7 +119,6 @@ def _of_server(row: BenchRow) -> str | None:
 
 
 def _elsewhere(record: RunRecord, build: Mapping[str, object]) -> str | None:
-    """Return why fresh rounds on this machine cannot be compared with that run; None if they can."""
     here: dict[str, object] = {**build, "hardware": machine()}
     there: dict[str, object] = {**record.environment, **record.tool}
     for name, value in here.items():

@@ -6,8 +6,7 @@ value of an arm in a round is the median of its batches. Ratios are formed withi
 
 Invariants:
 - No garbage is collected between the first batch and the last. On a CPU one thread on one core does the work.
-- Each arm's output is checked after its last batch, outside the timed region, once its lanes are joined. A wrong output
-  raises WrongOutput, and the arm has no price.
+- Each arm's output is checked after its last batch, once its lanes are joined. A wrong arm has no price.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Samples:
         return [self._row(row, floor) for row in self.point.comparisons]
 
     def _check(self, name: str, arm: Arm) -> None:
-        """Reject the whole point if one of its arms is wrong: its earlier rounds are not reported either."""
+        """The earlier rounds of a wrong point are not reported either."""
         try:
             arm.check()
         except WrongOutput as error:
@@ -132,7 +131,6 @@ class Samples:
         return [math.log(each[arm] / each[baseline]) for each in self._rounds]
 
     def _batch(self, name: str, arms: list[Arm], memories: list[FreshMemory]) -> Batch:
-        """Run a warm batch of the arm. The first round determines its number of calls."""
         calls = [arm.call for arm in arms]
 
         def timed(count: int) -> Batch:
@@ -164,8 +162,7 @@ def _calibrated(timed: Callable[[int], Batch]) -> int:
 
 
 def _again(batch: Batch) -> int:
-    """Return the calls of a batch if the first call alone took long enough: 1 if later ones do, else calls for
-    BATCH_NS."""
+    """Return 1 if later calls also take BATCH_NS_LEAST, else the number of calls that take BATCH_NS."""
     taken = max(1, min(batch() for _ in range(2)))
     return 1 if taken >= BATCH_NS_LEAST else max(1, round(BATCH_NS / taken))
 

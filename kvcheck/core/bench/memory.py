@@ -6,7 +6,6 @@ sample.
 Invariants:
 - Memory is filled with random bytes, never zeros, and starts at a random multiple of 64 bytes into its allocation.
 - The backend reuses released pinned memory, as serving engines do. It does not poison memory.
-- An arm computes on a lane, by `launch`, ordered only by the waits of that lane.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ def machine() -> dict[str, object]:
 
 
 def _pressure() -> float | None:
-    """Percentage of the last ten seconds in which some task waited for a core."""
     text = _text(PRESSURE_FILE)
     for part in text.split() if text is not None else ():
         if part.startswith("avg10="):

@@ -1,8 +1,7 @@
 """run_bench: measures the points of all cases, round by round, until each is precise enough or time runs out.
 
 Invariants:
-- Rounds of all points alternate, so that a disturbed minute affects one round of each. A round begins with one point of
-  each case, in the order of the plan.
+- Rounds of all points alternate, so that a disturbed minute affects one round of each.
 - Rounds stop for precision or time only, never because of a result.
 - When interrupted, it reports every row that has a round, then raises the interruption again.
 - A round that the time limit ends is dropped, and a point without a complete round is named.

@@ -3,8 +3,6 @@
 It runs under the interpreter of the engine's environment. Each line of output is an error with the capabilities that it
 takes away. No output: all existing capabilities can be imported, and compiled code runs on a device. Capabilities that
 a release lacks are ignored.
-
-Only answers go to standard output. The engine's own output goes to standard error.
 """
 
 from __future__ import annotations

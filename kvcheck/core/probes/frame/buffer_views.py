@@ -2,7 +2,7 @@
 
 Invariants:
 - Buffers are found, not listed: a list would have the same omissions as the engine.
-- Rows share the engine's memory: the engine reads the bytes that are written to them.
+- Rows share the engine's memory.
 - A tensor of two or more dimensions that fits no unit is reported by name, not skipped.
 """
 
@@ -125,7 +125,7 @@ def _members(thing: object) -> Iterator[tuple[str, object]]:
 
 
 def _spread(value: object) -> Iterator[tuple[int, object]]:
-    """Yield (index, member) of a list, tuple or mapping, which may be nested; a single value has index 0."""
+    """Yield (index, member) of a list, tuple or mapping, which may be nested."""
     if isinstance(value, (list, tuple)):
         for at, each in enumerate(value):
             yield from ((at, inner) for _, inner in _spread(each))

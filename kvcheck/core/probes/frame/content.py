@@ -1,8 +1,6 @@
 """Content: writes content by kvcheck's rule to an engine's own memory, and judges it later.
 
-Invariants:
-- Each row encodes its owner, buffer, layer and position. All judged bytes are compared.
-- A buffer that was not compared has no count.
+Each row encodes its owner, buffer, layer and position. All judged bytes are compared.
 """
 
 from __future__ import annotations
@@ -109,7 +107,6 @@ class ProbeJudge(Tally):
 
 
 def _words(row: torch.Tensor, part: torch.Tensor | None) -> list[int | None]:
-    """Return the words of a row of bytes; None for a word with a byte that does not count."""
     whole = len(row) // 8 * 8
     words: list[int] = row[:whole].clone().view(torch.int64).tolist()
     if part is None:

@@ -1,8 +1,7 @@
 """Real CUDA streams behind the interface that probes use. Work on a side stream is held before it runs.
 
-The counterpart of `streams` for an environment with a GPU. A hold is a kernel in front of the work, on the same stream,
-that waits for a flag of the process. A read that ran while the work was held came before the work; a read that ran only
-after the release has waited for it.
+A hold is a kernel in front of the work, on the same stream, that waits for a flag of the process. A read that ran while
+the work was held came before the work; a read that ran only after the release has waited for it.
 
     side stream    hold | rows of layer 0 | hold | rows of layer 1 | ...
     main stream    the engine's read of layer 1, then a copy of the rows that it read
@@ -11,11 +10,10 @@ after the release has waited for it.
 Without triton a hold spins for a fixed number of cycles; the device decides which work runs meanwhile.
 
 Invariants:
-- Nothing of torch is replaced. The engine calls the real streams, events and synchronisation.
+- The engine calls torch's real streams, events and synchronisation.
 - No hold stands when this module makes the process wait for the device. A hold that the engine waits for ends by itself
   after LIMIT_NS; it has imposed no order, and is counted.
 - Tensors of queued work stay in memory until it has run: the allocator knows only the stream that made them.
-- Equal seeds and equal calls give equal holds.
 """
 
 from __future__ import annotations
@@ -202,7 +200,6 @@ class CudaMachine:
 
 
 def _made_holds(device: torch.device) -> list[CudaHold] | str:
-    """Return the device's holds, of which the first was tried, or the reason why there are none."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     made = cuda_holds(HOLDS_MOST, device, stream, limit_ns=LIMIT_NS, read=lambda outcome: int(outcome[0]))
     if isinstance(made, str):

@@ -1,7 +1,6 @@
 """A stand-in device: its tensors report that they lie on it, and their values lie in this machine's memory.
 
-An engine that moves a tensor between host and device does so here too. Operations on tensors of both sides are refused,
-as on a real device. The device is `torch.device("meta")`, which every machine has and no engine uses.
+The device is `torch.device("meta")`, which every machine has and no engine uses.
 
 Invariants:
 - A tensor that is made on the device or copied there inside `present()` keeps its values. A copy to the host is new.
@@ -143,7 +142,7 @@ def _is_device(named: object) -> bool:
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the values. Its results lie on the side of the real operation's results."""
+    """Results lie on the side of the real operation's results."""
     name = func._schema.name
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     makes = any(isinstance(each, OnDevice) for each in given)
@@ -168,7 +167,6 @@ def _tensors(args: object, kwargs: object) -> list[torch.Tensor]:
 
 
 def _refuse(name: str, args: tuple[Any, ...], given: list[torch.Tensor]) -> None:
-    """Raise WrongSide if host tensors other than scalars and indices are beside device tensors."""
     if name in _INDEXED and isinstance(args[0], OnDevice):
         chosen = tree_leaves(args[1])
         given = [each for each in given if not any(each is at for at in chosen)]

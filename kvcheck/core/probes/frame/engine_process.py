@@ -1,8 +1,7 @@
 """kvcheck's end of the child that holds an engine: sends requests, waits with a limit, and ends the child.
 
-Invariants:
-- A child that dies, hangs or writes anything but an answer is UnknownVerdict with the last line of its standard error.
-- Processes that the child has started end with it, also on an interruption and at kvcheck's end.
+A child that dies, hangs or writes anything but an answer is UnknownVerdict with the last line of its standard error.
+Processes that the child has started end with it, also on an interruption and at kvcheck's end.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class EngineProcess:
         return answer
 
     def _build(self) -> Build | None:
-        """Return the build of kvcheck in the child, None if it sent none. Raises InternalError for another build."""
+        """None if the child sent none. Raises InternalError for another build."""
         try:
             build = self._started.greet(self._patience.start_s)
         except TimeoutError:
@@ -137,7 +136,6 @@ class EngineProcess:
             raise self._lost(f"said {line[:60]!r}, which is no answer ({error}): {what}") from error
 
     def _lost(self, why: str) -> UnknownVerdict:
-        """End the child. Returns the error with the last line that it wrote."""
         told = tail(self._said.fileno(), TAIL).splitlines()
         self.close()
         last = f"its last line: {told[-1][-300:] if told else 'none'}"

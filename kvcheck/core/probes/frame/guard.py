@@ -3,7 +3,7 @@
 Invariants:
 - An exception is the engine's only if, of the frames of kvcheck and the engine, the innermost is the engine's. An
   exception about a missing name or module never is: an object that kvcheck made may lack an attribute of the real one.
-- Refused, from a stand-in that acts like the real thing, counts against the engine's frame that called it.
+- Refused counts against the engine's frame that called the stand-in.
 """
 
 from __future__ import annotations

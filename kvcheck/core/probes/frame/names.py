@@ -1,9 +1,7 @@
-"""Names: finds an engine's capabilities by trying the places of known releases. No version is read.
+"""Names: finds an engine's capabilities by trying the places of known releases, in order. No version is read.
 
-Invariants:
-- A capability is one row: its places, in the order in which they are tried.
-- A capability that is in none of its places is missing. A place that exists and cannot be imported is an error, with
-  the exception of the import.
+A capability that is in none of its places is missing. A place that exists and cannot be imported is an error, with the
+exception of the import.
 """
 
 from __future__ import annotations

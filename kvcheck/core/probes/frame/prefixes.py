@@ -1,8 +1,7 @@
 """Prefixes: pages by cached prefix, kept in a dictionary beside the engine's own prefix cache.
 
-Invariants:
-- A page holds a prefix from `register` until it is handed out again or the cache is flushed.
-- Keys are whole tuples of tokens. The engine's hashes, chains and trees are not used.
+A page holds a prefix from `register` until it is handed out again or the cache is flushed. Keys are whole tuples of
+tokens, not the engine's hashes, chains and trees.
 """
 
 from __future__ import annotations

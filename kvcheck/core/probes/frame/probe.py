@@ -1,8 +1,7 @@
 """Probe: one way to try an engine: its needs, a control that must pass first, and cases drawn from a seed.
 
 Invariants:
-- There is no verdict without the control. If the control finds something, judges nothing or raises, the probe cannot
-  drive the engine.
+- If the control finds something, judges nothing or raises, the probe cannot drive the engine: there is no verdict.
 - A case in whose measured section a stand-in was called is no evidence, whatever it found.
 """
 
@@ -156,10 +155,8 @@ def _run(probe: Probe, rig: Rig, wants: tuple[str, ...]) -> str | None:
 
 
 def _control(probe: Probe, rig: Rig) -> None:
-    """Run the control with a judge of its own, and discard its counts.
-
-    Raises CannotDrive if it fails, with the capabilities that the probe did without: this release may have moved one.
-    """
+    """Raises CannotDrive if it fails, with the capabilities that the probe did without: this release may have moved
+    one."""
     judge = rig.judge
     rig.names.done_without.clear()
     try:

@@ -1,10 +1,7 @@
 """Probe server: the child that holds an engine, run by the interpreter of the engine's environment.
 
-It needs numpy and torch from there. It answers each JSON line that it reads with one JSON line.
-
-Invariants:
-- Only answers are written to the parent. The engine's own output goes to standard error.
-- The child ends when its standard input does.
+It needs numpy and torch from there. It answers each JSON line that it reads with one JSON line, and ends when its
+standard input does. The engine's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -94,7 +91,7 @@ class ProbeServer:
         )
 
     def _missing(self, row: ProbeRow, subject: str) -> list[str]:
-        """Return a probe's needs that the release lacks; all of them if one cannot be imported."""
+        """All needs count as missing if one cannot be imported."""
         probe = load(row.entry)
         assert callable(probe)
         needs = probe().needs(subject)
@@ -140,7 +137,6 @@ def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:
 
 
 def _seed(row: ProbeRow, ask: Ask) -> int:
-    """A seed of its own for each probe, subject and schedule."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 

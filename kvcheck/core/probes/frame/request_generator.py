@@ -2,9 +2,6 @@
 
 The KV of a token depends on all tokens before it. So each token has one author: the first request that continued a
 prefix by it. Requests with a common prefix share its spans and write equal bytes.
-
-Invariants:
-- A token encodes its author and its position, so two prefixes never have equal tokens by chance.
 """
 
 from __future__ import annotations

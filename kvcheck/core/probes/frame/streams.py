@@ -4,7 +4,6 @@ The engine's own work is the main stream and runs at once, as on any CPU. Work o
 waits for it, or earlier if the schedule decides so. A missing wait shows in the values read.
 
 Invariants:
-- A stream runs in order. The main stream waits only at the engine's own waits.
 - Equal seeds and equal calls give equal orders.
 - A wait binds to the latest record of its event. A wait for an event that was never recorded does nothing.
 """
@@ -31,8 +30,8 @@ ORDERS = (LAZY, RANDOM, EAGER)
 class HoldReport:
     """How work was held on a real device. It is empty for stand-in streams, which need no holds.
 
-    placed: holds that the process released, plus `fired`: holds that the watchdog ended. spun: holds of a fixed number
-    of cycles. why_spin: why they could not be released. lacking: pieces of work without a hold, since all were in use.
+    placed: holds with a flag, of which the watchdog ended `fired` and the process the others. spun: holds of a fixed
+    number of cycles; why_spin: why they have no flag. lacking: pieces of work without a hold, since all were in use.
     """
 
     placed: int = 0

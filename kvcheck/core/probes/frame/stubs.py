@@ -2,9 +2,8 @@
 
 Invariants:
 - A stub is served only if every other finder has failed, the package is on the allow-list, and the importing module is
-  the engine's, or of one of ASKERS. Optional imports of other libraries still fail. Once a package was served, every
-  module gets the rest of it.
-- Every served module and every call of its attributes is recorded. A case with a call inside a window is no evidence.
+  the engine's, or of one of ASKERS. Once a package was served, every module gets the rest of it.
+- A case with a call of a stand-in inside a window is no evidence.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing: a stand-in has no code."""
 
     def _asker(self) -> str | None:
-        """Return the package of the importing module."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", "")).partition(".")[0]

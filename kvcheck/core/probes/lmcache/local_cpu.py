@@ -1,11 +1,9 @@
 """Probe local-cpu: LMCache's LocalCPUBackend over its own allocator: put, find, hold, pin, evict and remove.
 
-Subjects are its replacement policies. A policy may evict any chunk that no reader holds or has pinned.
+Subjects are its replacement policies. A policy may evict any chunk that no reader holds or has pinned; such a chunk
+keeps its bytes until the reader gives it back.
 
-Invariants:
-- Content is written and read through the engine's own memory objects.
-- A chunk that a reader holds or has pinned keeps its bytes until the reader gives it back.
-- The bytes in use are those of chunks that are cached, held or pinned. They are counted without the engine.
+The bytes in use are those of chunks that are cached, held or pinned. They are counted without the engine.
 """
 
 from __future__ import annotations
@@ -118,7 +116,6 @@ class _BackendRun:
                 return
 
     def find(self, key: int) -> bool:
-        """Return the backend's answer for a key, compared with the dictionary."""
         has = bool(self.rig.measured(lambda: self.backend.contains(self._key(key)), "contains"))
         if has != (key in self.cached):
             what = "is there, which was evicted or never put" if has else "is not there, which nobody evicted"
@@ -126,7 +123,6 @@ class _BackendRun:
         return has and key in self.cached
 
     def put(self, key: int) -> bool:
-        """Allocate, write and put a chunk. Returns whether there was room."""
         shape, form = torch.Size(SHAPE), self.rig.names["allocator.format"]
         made = self.rig.measured(
             lambda: self.backend.allocate(shape, torch.float32, form, eviction=True, busy_loop=False), "allocate"
@@ -158,7 +154,7 @@ class _BackendRun:
         self.readers.append(Reader(key, memory, is_pin=False))
 
     def pin(self, key: int) -> None:
-        """Pin a chunk by its key, as a lookup does that announces a load."""
+        """Pin a chunk by its key, as a lookup does before a load."""
         if self.rig.measured(lambda: self.backend.pin(self._key(key)), "pin"):
             self.readers.append(Reader(key, self.cached[key], is_pin=True))
         else:
@@ -174,7 +170,6 @@ class _BackendRun:
         self.rig.judge.count("loads")
 
     def remove(self, key: int) -> None:
-        """Remove a chunk without pins. Readers that hold it keep it."""
         if not any(reader.is_pin and reader.key == key for reader in self.readers):
             if not self.rig.measured(lambda: self.backend.remove(self._key(key)), "remove"):
                 self._find("KV301", "contract", f"chunk {key} is cached and cannot be removed", key)
@@ -182,7 +177,6 @@ class _BackendRun:
             self.rig.judge.count("aborts")
 
     def account(self, when: str) -> None:
-        """Check that the allocator has handed out each cached or held chunk once."""
         self.rig.judge.count("orderings_checked")
         told, wanted = int(self.memory.pin_allocator.total_allocated_size), len(self._in_use()) * UNIT
         if told != wanted:
@@ -190,7 +184,6 @@ class _BackendRun:
             self._find(code, "accounting", f"{when}: {told} bytes are in use; cached or held are {wanted}", 0)
 
     def close(self) -> None:
-        """Give everything back and clear. Nothing may be left in use."""
         while self.readers:
             self.give_back(0)
         for key in sorted(self.cached):
@@ -200,7 +193,6 @@ class _BackendRun:
         self.account("with everything given back and cleared")
 
     def _evicted(self) -> None:
-        """Find the evicted chunks by the backend's own list of keys."""
         left = {int(key.chunk_hash) for key in self.rig.measured(self.backend.get_keys, "get_keys")}
         for key in [each for each in self.cached if each not in left]:
             users = self._users(self.cached.pop(key))
@@ -210,7 +202,7 @@ class _BackendRun:
             self.rig.judge.count("host_evictions_during_load", int(bool(self.readers)))
 
     def _users(self, memory: Any) -> int:
-        """Count readers of this object. A chunk that was removed and put again is a different object."""
+        """A chunk that was removed and put again is a different object."""
         return sum(reader.memory is memory for reader in self.readers)
 
     def _in_use(self) -> dict[int, int]:

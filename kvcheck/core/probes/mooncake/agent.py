@@ -3,7 +3,6 @@
 Invariants:
 - It enters the private network before the library is loaded, and it ends with the judge.
 - The library sees the judge's variables; MC_ variables of the user's environment are dropped.
-- Only answers go to the judge. The library's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -65,14 +64,11 @@ class Agent:
         return self._memory.address(Plane(told["plane"]), told["peer"], told["at"])
 
     def _notified(self, text: str) -> tuple[Any, Any]:
-        """Return the opcode and the notification of a write with a notification."""
         return self._names["opcode"].Write, self._names["notification"](text, text)
 
     def _listen(self, peer: int, writes: dict[str, list[list[int]]], within_s: float) -> dict[str, list[int]]:
-        """Return notification -> numbers of its writes whose bytes were missing when it arrived.
-
-        writes: notification -> (offset, bytes) of its writes. Ends when all notifications have arrived or time is up.
-        """
+        """Return notification -> numbers of its writes whose bytes were missing when it arrived. writes: notification
+        -> (offset, bytes) of its writes."""
         heard: dict[str, list[int]] = {}
         until = time.monotonic() + within_s
         while len(heard) < len(writes) and time.monotonic() < until:

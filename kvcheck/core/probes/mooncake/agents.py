@@ -1,9 +1,4 @@
-"""Agents: the judge's end of the processes with the library.
-
-Invariants:
-- An agent that ends or stays silent raises an exception that names it.
-- All agents end with the judge, also stopped ones.
-"""
+"""Agents: the judge's end of the processes with the library. All of them end with the judge, also stopped ones."""
 
 from __future__ import annotations
 

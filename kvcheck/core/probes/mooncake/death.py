@@ -3,10 +3,7 @@
     killed, frozen    a peer, during writes to it and to two others
     writer-killed     a writer, during a write to a peer that another writer uses afterwards
 
-Invariants:
-- The process is killed or stopped once bytes of the write are in its peer's memory, and before the write is reported
-  done.
-- A healthy peer is harmed only if every call to it fails for HARMED_S: a busy machine is no finding.
+A healthy peer is harmed only if every call to it fails for HARMED_S: a busy machine is no finding.
 """
 
 from __future__ import annotations
@@ -90,7 +87,7 @@ def _hit_peer(scene: Scene) -> None:
 
 
 def _hit(scene: Scene, lanes: list[Lane]) -> list[list[Result]] | None:
-    """Kill or stop the victim during the first lane. Returns None, and adds a finding, if the writer was lost."""
+    """Return None, with a finding, if the writer was lost."""
     writer, victim, subject = scene.writers[0], scene.peers[VICTIM], scene.rig.subject
     limit_s = longest_call_s(scene.variables)
     writer.begin(lanes)
@@ -114,7 +111,7 @@ def _hit(scene: Scene, lanes: list[Lane]) -> list[list[Result]] | None:
 
 
 def _require_alive(scene: Scene, peer: int, writer: int, writes: Writes) -> None:
-    """Write to a healthy peer. If all tries fail, for longer than the library's limits, add a finding."""
+    """It is a finding if all tries fail for longer than the library's limits."""
     codes: list[int] = []
     until = time.monotonic() + HARMED_S
     while len(codes) < LEAST_TRIES or time.monotonic() < until:
@@ -132,7 +129,6 @@ def _require_alive(scene: Scene, peer: int, writer: int, writes: Writes) -> None
 
 
 def _kill_writer(scene: Scene) -> None:
-    """Kill a writer. Its peer and another one then get writes of the other writer."""
     lane = _big(scene)
     scene.writers[0].begin([lane])
     has_begun = wait_until(lambda: _has_begun(scene, lane), BEGIN_S, every_s=0.0002)

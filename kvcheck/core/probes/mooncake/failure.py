@@ -5,9 +5,7 @@ The caller may then reuse its memory: source and target get other content.
     refused   one write of a batch goes to unregistered memory
     frozen    the peer is stopped until the call has failed, and continues then
 
-Invariants:
-- Later landing is a conditional finding: the library does not document when memory of a failed write is free again.
-- Bytes of the failed write are distinguished from bytes put into the source after the failure.
+Later landing is a conditional finding: the library does not document when memory of a failed write is free again.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ def _batch(scene: Scene) -> tuple[int, int]:
 
 
 def _with_bad_entry(scene: Scene, call: Call) -> Call:
-    """Direct one write of the call to unregistered memory of the peer."""
     bad = scene.rig.mix.below(len(call.writes))
     addresses = [*call.addresses]
     addresses[bad] = scene.peers[0].address(Plane.REUSED, MOST_PEERS - 1, call.writes[bad][0])
@@ -70,8 +67,7 @@ def _with_bad_entry(scene: Scene, call: Call) -> Call:
 
 
 def _fails(scene: Scene, lane: Lane) -> bool:
-    """Make the call. Returns False, with a finding, if it was reported done although a write was illegal or the peer
-    stopped."""
+    """Return False, with a finding, if the call was reported done although a write was illegal or the peer stopped."""
     writer, peer = scene.writers[0], scene.peers[0]
     is_frozen = scene.rig.subject == "frozen"
     if is_frozen:
@@ -99,8 +95,7 @@ def _fails(scene: Scene, lane: Lane) -> bool:
 
 
 def _watch(scene: Scene, call: Call, generations: tuple[int, int, int]) -> None:
-    """Compare the target, reused since the failure. generations: of the failed write, of the source's later content, of
-    the target."""
+    """generations: of the failed write, of the source's later content, of the target's."""
     failed, later, reused = generations
     memory, tally = scene.memory, scene.rig.tally
     time.sleep(WATCH_S)

@@ -3,9 +3,7 @@
 Subjects are the write calls. `frozen` writes to a peer that is stopped and then continues: a write reported done
 meanwhile lies in a queue, not in the peer's memory.
 
-Invariants:
-- A schedule without a finding has made equally many calls in each size class, also at both ends of a class.
-- Every write is compared at its status, and all memory again at the end.
+A schedule without a finding has made equally many calls in each size class, also at both ends of a class.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def _call_of(scene: Scene) -> str:
 
 
 def _write(scene: Scene, low: int, high: int, turn: int) -> None:
-    """Make one call to each of 1 to 4 peers at the same time. turn: 0 and 1 use the ends of the class."""
+    """turn: 0 and 1 use the ends of the class."""
     mix = scene.rig.mix
     lanes = []
     first = mix.below(MOST_PEERS)

@@ -1,9 +1,7 @@
 """Lanes: sequential writes of a process to one peer, each compared when its status arrives.
 
-Invariants:
-- The thread that gets a status compares at once: first the ends of all writes, the last write first, and then all
-  bytes. The ends land last, and comparing them takes microseconds.
-- Differing bytes are copied before anything else happens, to be judged later.
+The thread that gets a status compares at once: first the ends of all writes, the last write first, and then all bytes.
+The ends land last, and comparing them takes microseconds.
 """
 
 from __future__ import annotations
@@ -70,7 +68,6 @@ class LaneRunner:
             return list(threads.map(self._follow, lanes))
 
     def _follow(self, lane: Lane) -> list[Result]:
-        """Make the calls of a lane, up to the first failure: later calls would show nothing."""
         results: list[Result] = []
         for call in lane.calls:
             results.append(self._call(lane, call))
@@ -139,7 +136,7 @@ class LaneRunner:
         return code, code == 0, wrong
 
     def _looks(self, lane: Lane, call: Call, numbers: Sequence[int]) -> list[int]:
-        """Return the writes whose target differs from the source. The target is kept in SEEN."""
+        """Return the writes whose target differs from the source, and keep it in SEEN."""
         memory, peer = self._memory, lane.peer
         late = set()
         for number in reversed(numbers):

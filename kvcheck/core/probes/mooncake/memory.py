@@ -7,9 +7,7 @@ Each peer has a region in each plane, at the same offsets:
     REUSED  a target's content after a failed write
     EXPECTED  a target's expected content, by all reports
 
-Invariants:
-- All processes map the same memory, so the judge compares the receiver's own bytes.
-- The first and the last GUARD bytes of a region are never registered.
+The first and the last GUARD bytes of a region are never registered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Probe notification: the notification of a write arrives after the data of that write.
 
-Invariants:
-- The receiver itself compares its bytes as soon as it has the notification.
-- Each write has a place of its own, so its bytes belong to one notification.
+The receiver itself compares its bytes as soon as it has the notification.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class Notification:
 
 
 def _write(scene: Scene, count: int, mark: str) -> tuple[list[str], int]:
-    """Make the calls. Returns the early notifications, and the number of all."""
     mix = scene.rig.mix
     sizes = [64 << mix.below(14) for _ in range(count * (MOST_BATCH if scene.rig.subject == "batch" else 1))]
     places = [*spread(mix, [size + mix.below(size) for size in sizes])]

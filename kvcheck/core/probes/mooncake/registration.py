@@ -1,10 +1,6 @@
 """Probe registration: a write to memory that its peer has not registered is refused, and changes nothing.
 
 All addressed memory exists in the peer, so an accepted write shows in bytes and not in a crash.
-
-Invariants:
-- A legal write up to both ends of the registered memory is done.
-- After each refusal a legal write still works.
 """
 
 from __future__ import annotations
@@ -69,8 +65,7 @@ class Registration:
 
 
 def _write_again(scene: Scene, name: str) -> None:
-    """Make a legal write after an illegal one. If the first try fails, add a note: the engine may drop a connection
-    then."""
+    """A first try may fail: the engine may drop a connection after a refusal."""
     for number in range(LEGAL_TRIES):
         ((result,),) = scene.run([scene.lane(0, [scene.call(scene.rig.subject, 0, ((START, SIZE),))])])
         if result.is_done:
@@ -81,7 +76,6 @@ def _write_again(scene: Scene, name: str) -> None:
 
 
 def _refuse(scene: Scene, name: str) -> None:
-    """Make one illegal write, and add a finding if it is reported done or changes bytes."""
     tally, memory = scene.rig.tally, scene.memory
     place = ILLEGAL[name](scene.peers[0])
     call = scene.call(scene.rig.subject, 0, ((START + SIZE, SIZE),))

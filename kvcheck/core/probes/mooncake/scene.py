@@ -4,7 +4,6 @@ Invariants:
 - A write is judged by the bytes at its receiver: at its status, and until its place is written again.
 - Bytes that differ at a status are compared again for SETTLE_S, to separate late bytes from lost ones.
 - A failed write may have landed or not, and that is no finding here: its peer is no longer compared as a whole.
-- A finding has the number of tries.
 """
 
 from __future__ import annotations

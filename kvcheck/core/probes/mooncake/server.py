@@ -4,8 +4,7 @@ It loads no library itself: its agents do. It answers each JSON line that it rea
 
 Invariants:
 - Needs only the standard library and kvcheck's base.
-- There is no verdict without the control: if a call of it fails, or no byte of a write arrives, the engine cannot be
-  driven.
+- There is no verdict without the control.
 - All engines of a child are in one private network; a note states if the system refuses one.
 """
 
@@ -115,7 +114,6 @@ class TransferServer:
 
 
 def _run(row: ProbeRow, rig: TransferRig) -> str | None:
-    """Return why the schedule is no evidence, or None. Findings are in the rig's tally."""
     module, attribute = row.entry.split(":")
     probe = cast(TransferProbe, getattr(importlib.import_module(module), attribute)())
     try:
@@ -135,7 +133,6 @@ def _run(row: ProbeRow, rig: TransferRig) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    """Digest of the package's Python files and its compiled library."""
     found = hashlib.sha256(folder_digest(folder).encode())
     for library in sorted(folder.glob("engine*.so")):
         found.update(file_digest(library).encode())

@@ -2,9 +2,7 @@
 
     word = owner:8 | generation:24 | place:32        place: the number of the word in its peer's region
 
-Invariants:
-- Two writes to one place differ in every word. A word of another place or peer is never equal.
-- An unwritten word is 0, and no write has generation 0.
+An unwritten word is 0, and no write has generation 0.
 """
 
 from __future__ import annotations

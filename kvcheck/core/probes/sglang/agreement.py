@@ -1,12 +1,12 @@
 """Probe agreement: requests that are reported done before their bytes have landed, at a different time on each rank.
 
 Metadata takes the default route, or the intra-node NVLink route, which an environment variable of the engine selects.
-Either the metadata or every byte lands after it was reported done. In half of the schedules other requests have used
-every slot and page before, and their content is still there.
+Either the metadata or every byte lands late. In half of the schedules other requests have used every slot and page
+before, and their content is still there.
 
 Invariants:
 - Late writes of a rank land in the order in which they were sent. So do messages.
-- The ranks are judged by their results: their queues are equal after each poll, and each committed request was whole.
+- The ranks' queues must be equal after each poll, and each committed request whole.
 """
 
 from __future__ import annotations
@@ -205,7 +205,6 @@ class AgreementScene:
 
     @contextmanager
     def _released(self) -> Iterator[None]:
-        """Make an abort free nothing in this block: the probe frees slots itself."""
         names = vars(sys.modules[type(self._queues[0]).__module__])
         kept = names["release_kv_cache"]
         names["release_kv_cache"] = lambda *_, **__: None
@@ -230,7 +229,6 @@ class AgreementScene:
             raise CannotDrive(f"pop_transferred: {fault.text} ({fault.where})")
 
     def _check(self, rank: int, request: int, when: str) -> None:
-        """Compare a committed request's metadata as read by get_buf, and its current pages."""
         judge, target = self._rig.judge, self._sent[request - 1].targets[rank]
         what = f"{when}: rank {rank} committed request {request}"
         rows = self._snapshots[rank].get(target.slot)
@@ -303,7 +301,6 @@ class AgreementScene:
         return int(slot)
 
     def _room(self, request: int) -> int:
-        """The room number that equals the content of the metadata field for it."""
         held = next((each for each in self._stamps[0].found.buffers if each.name == ROOM), None)
         if held is None:
             raise CannotDrive(f"metadata buffers have no {ROOM}")
@@ -319,7 +316,6 @@ class AgreementScene:
 
 
 def _scheduler() -> SimpleNamespace:
-    """The attributes of a scheduler that a queue reads when nothing has failed."""
     quiet = SimpleNamespace(enable_metrics=False)
     return SimpleNamespace(
         server_args=SimpleNamespace(disaggregation_transfer_backend="mooncake"),

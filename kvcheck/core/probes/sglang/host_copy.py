@@ -1,15 +1,13 @@
 """Probe host-copy: pages of several requests backed up, evicted, loaded back and read, on both tiers at once.
 
-The release's own controller makes the copies, over its own pools of both tiers. On a CPU Python versions replace the
-compiled copies; they run at the engine's waits or at moments drawn from the seed. On a device the engine's compiled
-copies run, each held on the stream that the engine has chosen. The probe acts like a prefix tree: it frees pages once
-the controller has acknowledged the copies that use them, and another request writes them at once.
+The release's own controller makes the copies, over its own pools. On a CPU Python versions replace the compiled copies;
+they run at the engine's waits or at moments drawn from the seed. On a device the engine's own copies run, held on the
+stream that it has chosen. The probe frees pages once the controller has acknowledged the copies that use them, as a
+prefix tree does, and another request writes them at once.
 
 Invariants:
 - The pages of a request, on both tiers, are written by the content rule or by a copy of the controller.
-- Only as many getters read as are needed to see every byte, those of token rows first. The probe layer-wait tries the
-  waits of all getters.
-- The control runs on the plainest pool, and all its copies run at once.
+- Only as many getters read as are needed to see every byte. The probe layer-wait tries the waits of all getters.
 """
 
 from __future__ import annotations
@@ -97,8 +95,7 @@ class HostCopy:
             rig.judge.note(f"not exercised: copies compiled at run time with host memory {layout}")
 
     def _run(self, rig: Rig, layout: str, order: str) -> Collection[str]:
-        """Run rounds over a fresh tier. Returns the names of its copies. Orders count only if no watchdog ended a
-        hold."""
+        """Orders count only if no watchdog ended a hold."""
         family, _, backend = rig.subject.partition("-")
         rig.machine.reset(order, rig.mix.next_u64())
         before = rig.judge.counts.get(ORDERINGS, 0)
@@ -110,8 +107,8 @@ class HostCopy:
         return tier.copies.asked
 
     def _rehearse(self, rig: Rig, layout: str) -> None:
-        """Make every copy once, unheld: a device loads and compiles code at its first call, and may block meanwhile.
-        Findings are kept, counts are not."""
+        """Make every copy once, unheld: a device loads and compiles code at its first call. Findings are kept, counts
+        are not."""
         family, _, backend = rig.subject.partition("-")
         counts = dict(rig.judge.counts)
         with closing(make_host_tier(rig, family, backend, layout)) as tier:
@@ -463,8 +460,7 @@ def _content(request: int, held: BufferView, count: int) -> torch.Tensor:
 
 
 def _fewest(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> tuple[str, ...]:
-    """Return getters that together show every byte of every buffer: those of token rows first, and of these the
-    plainest."""
+    """Getters that together show every byte: those of token rows first, and of these the plainest."""
     hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.writer.found.buffers}
     taken: list[tuple[bool, str]] = []
     for name in sorted(

@@ -2,10 +2,6 @@
 
 The hybrid controller gets the calls of a tree (`hybrid_scene`). Trees are driven by their own calls (`tree_scene`). The
 device is a stand-in, so that a list on the wrong side is detected. No bytes are copied.
-
-Invariants:
-- The tree's lists do not change after the controller has received them: same values, same side, on both tiers.
-- The copy's lists pair the same host and device pages, and lie on the side that the copy requires, if any.
 """
 
 from __future__ import annotations
@@ -61,7 +57,6 @@ class IndexMoves:
 
 
 def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]) -> None:
-    """Drive every tree of the release for the subject's model, with the first way of copying that it accepts."""
     model = rig.subject.rpartition("-")[0]
     for kind in found_kinds(rig, model):
         _one_tree(rig, kind, model, ways, policy, drive)

@@ -1,8 +1,6 @@
 """Probe layer-wait: every reader of a pool waits for the load of its layer before it reads.
 
-The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream. On
-a CPU the stream advances at the engine's waits or at moments drawn from the seed; on a device it is held, and released
-step by step.
+The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream.
 
 Invariants:
 - Readers are found on the pool by their parameters, not by a list. A reader that cannot be driven is named.
@@ -64,7 +62,7 @@ def _race(rig: Rig, name: str, order: str) -> None:
 
 
 def _is_read_in_order(rig: Rig, made: SmallPool, tokens: torch.Tensor, name: str, layer: int, order: str) -> bool:
-    """Judge a read of a layer during a load. Returns whether all holds of the load imposed an order."""
+    """Return whether all holds of the load imposed an order."""
     rig.machine.reset(order, rig.mix.next_u64())
     _load(rig, made, tokens)
     got = rig.measured(partial(call, made, name, layer, tokens), name)
@@ -85,7 +83,6 @@ def _tokens(rig: Rig, made: SmallPool) -> torch.Tensor:
 
 
 def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
-    """Return readers that can be judged, with their results, and the reasons why the others cannot."""
     made = _made(rig)
     driven: dict[str, list[Seen]] = {}
     why = []
@@ -103,7 +100,6 @@ def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
 
 
 def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
-    """Write stale rows, and start a load that reports each layer to the engine's own counter."""
     made.write(STALE, tokens)
     counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
     made.pool.register_layer_transfer_counter(counter)

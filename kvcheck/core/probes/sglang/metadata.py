@@ -3,10 +3,8 @@
 The other request's row is delivered field by field in a drawn order, and the first result, which must not change, is
 judged after each field. A slot is also read when its row has arrived in part.
 
-Invariants:
-- Rows are delivered as by a transfer, byte by byte into every field of the buffers, and by set_buf.
-- The bytes of the first result identify the field of each returned tensor. Later results have the same order. A tensor
-  of no field ends the probe.
+The bytes of the first result identify the field of each returned tensor. Later results have the same order. A tensor of
+no field ends the probe.
 """
 
 from __future__ import annotations

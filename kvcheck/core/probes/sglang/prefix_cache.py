@@ -1,13 +1,13 @@
 """Probe prefixes: SGLang's prefix trees over its own allocators and pools, driven like its scheduler drives them.
 
 Requests with shared prefixes are prefilled in chunks, decode, are retracted, resume, are aborted and finish, over a
-pool that is too small for them. Then everything is flushed, and more requests follow.
+pool that is too small for them.
 
 Invariants:
 - Hits are compared with a dictionary of whole prefixes, and the bytes of every tensor of the pool with the content of a
   prefix's tokens.
 - The schedule's number selects pages of one token or of four (one for states), and the core of the tree, compiled or in
-  Python, in releases that have both.
+  Python.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class PrefixCacheRun(SchedulerLoop):
         self.reset()
 
     def _resume_one(self) -> None:
-        """Retract and resume one of two small requests: a window pool may never hold two drawn ones."""
+        """Retract one of two small requests: a window pool may never hold two drawn ones."""
         for _ in range(2):
             self.add(self.generator.unshared(SHORT, FEW, 0))
         self.must_retract = True
@@ -245,7 +245,6 @@ class PrefixCacheRun(SchedulerLoop):
         return [("token", ids), ("window", tuple(mapping[torch.tensor(ids, dtype=torch.int64)].tolist()))]
 
     def _step_state(self, tracked: TrackedRequest, start: int, end: int, when: str) -> None:
-        """Read the state before the first position and write the one after the last."""
         slot = self._states().get(tracked.name)
         if slot is None:
             text = f"{when}: it holds no state"

@@ -1,13 +1,12 @@
 """Probe retract: a request is retracted and resumed by the scheduler's calls. Another request uses its pages between.
 
 On a device it is repeated while batches of the model are held on a stream of their own, as with overlapped scheduling:
-one batch writes the request's pages and state when it is saved, and a batch of another request writes those that it
-gets when it is restored. A CPU does not show it: there the platform of newer releases waits for nothing.
+one writes the request's pages and state when it is saved, and one of another request those that it gets when it is
+restored. A CPU does not show it: there the platform of newer releases waits for nothing.
 
 Invariants:
 - Rows, pages and states come from the engine's own tables and allocators, and go back to them.
 - The control makes the same calls on the MHA pool. A failure there is no bug of another family.
-- A first part without concurrent work separates wrong copies from reads and writes that are too early.
 """
 
 from __future__ import annotations
@@ -123,7 +122,6 @@ def overlapped(rig: Rig) -> None:
 
 
 def _overlap(rig: Rig, judge: ProbeJudge) -> None:
-    """Save behind a batch that writes the pages, and restore behind one that writes the request's new pages."""
     machine, made = rig.machine, small_pool(rig, rig.subject)
     machine.reset(LAZY, 0)
     forward = machine.side()
@@ -156,7 +154,6 @@ def _overlap(rig: Rig, judge: ProbeJudge) -> None:
 
 
 def _at_work(rig: Rig, forward: Any, arrivals: list[Arrival]) -> None:
-    """Launch a batch on its stream, behind the scheduler's queued work, as a scheduler does."""
     with rig.machine.on(forward):
         forward.wait_stream(rig.machine.main)
         rig.machine.queue(partial(arrive, arrivals))

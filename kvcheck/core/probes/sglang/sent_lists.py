@@ -1,13 +1,12 @@
 """Probe sent-lists: the lists of pages and states that SGLang's prefill side builds itself, chunk by chunk.
 
-A prompt is prefilled in chunks, the engine's `send_kv_chunk` is called after each, and kvcheck's sender records the
-lists. The decode side lists the pages of the whole prompt, so both must be equal for any chunks.
+The engine's `send_kv_chunk` is called after each chunk, and kvcheck's sender records the lists. The decode side lists
+the pages of the whole prompt, so both must be equal for any chunks.
 
 Invariants:
-- Rows, slots and maps come from the engine's own table and allocator, and the expected lists from them.
+- The expected lists follow from the engine's own table and allocator.
 - The last chunk is sent as the engine sends it: the sampled token is already among the request's outputs.
-- The control sends a prompt in one piece that ends inside a page, and compares only its pages. With pages of one token
-  every prompt ends with a page, and its states are the subject.
+- The control's prompt ends inside a page, and only its pages are compared.
 """
 
 from __future__ import annotations
@@ -111,7 +110,6 @@ class _Prefill:
             setattr(self.scheduler, name, value)
 
     def run(self, length: int, cuts: Sequence[int]) -> None:
-        """Prefill a prompt in chunks, and compare the sent lists with its pages and states."""
         rig, made, size = self.rig, self.made, self.size
         request = make_request(rig, "probe", range(1, length + 1), 8)
         row = admit(made, request)
@@ -139,7 +137,6 @@ class _Prefill:
         self.rig.measured(lambda: self.scheduler.send_kv_chunk(request, last_chunk=is_last), "send_kv_chunk")
 
     def _states(self, slots: torch.Tensor, length: int) -> list[int]:
-        """Return the state pages of the prompt: all, or those of its window, which begins with a page."""
         size = self.size
         if self.made.family != "swa":
             return [int(each) for each in slots[:length:size] // size]

@@ -1,11 +1,7 @@
 """Probe state-failure: a copy of states fails, and the copies of pages and of metadata around it succeed.
 
 The copy engine reports that every copy of states failed, as over a broken link. In half of the schedules the first of
-them succeeds.
-
-Invariants:
-- The control sends the same request by the same calls, and no copy fails.
-- Both sides are judged by their status. A request without its states must end on both sides, and on neither as Success.
+them succeeds. A request without its states must end on both sides, and on neither as Success.
 """
 
 from __future__ import annotations
@@ -54,7 +50,6 @@ class StateFailure:
 
 
 def _judge(rig: Rig, transfer: StateTransfer) -> None:
-    """Both sides must report the request as failed. Its rows may then hold anything."""
     peers = transfer.peers
     sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
     states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}

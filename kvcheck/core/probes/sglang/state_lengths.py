@@ -1,12 +1,10 @@
 """Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
 
-Two requests go through one worker. The lists of the first one differ in the subject's direction: at the end, and in a
-family with a window also at the start, since windows may begin at different pages.
+Two requests go through one worker. The lists of the first one differ at the end, and in a family with a window also at
+the start, since windows may begin at different pages.
 
 Invariants:
 - A row of state is written by position, so its content identifies the position.
-- The control sends lists of equal length by the same calls.
-- Every schedule tries each place at which lists can differ, and notes the result.
 - Unequal lists alone are no finding: a request may succeed with every row in its place.
 - Findings about the request itself are conditional: its two sides must build unequal lists. Findings about other
   requests are not.
@@ -70,7 +68,6 @@ class StateLengths:
 
 
 def _unequal(rig: Rig, ours: range, theirs: range, rows: int, case: str) -> str:
-    """Send unequal lists and judge the result. Returns it in words."""
     transfer = StateTransfer(rig)
     died = transfer.send(ours, theirs, rows)
     rig.judge.count("requests", 2)

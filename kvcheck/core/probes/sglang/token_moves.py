@@ -4,8 +4,7 @@ Tokens of two pages move to slots of two other pages. In half of the schedules t
 slots that other tokens of the same call leave.
 
 Invariants:
-- Every transferred buffer is judged. Of a page of index keys, the key and the scale of each token move.
-- Rows that are no target stay unchanged, in every buffer.
+- Of a page of index keys, the key and the scale of each token move. Rows that are no target stay unchanged.
 - A release that lacks the call or raises NotImplementedError is UNKNOWN, not a finding.
 """
 
@@ -128,7 +127,7 @@ def _ids(made: SmallPool, held: BufferView, tokens: torch.Tensor) -> list[int]:
 
 
 def _compare(rig: Rig, held: BufferView, wanted: torch.Tensor, what: str, condition: str | None) -> None:
-    """Compare every row of a buffer except the first, which is padding."""
+    """The first row is padding."""
     judge, seen = rig.judge, held.rows
     judge.reads += 1
     judge.words[held.name] = judge.words.get(held.name, 0) + seen[1:].numel() // 8

@@ -1,9 +1,7 @@
 """BlockBytes: the bytes of the blocks that vLLM numbers, and the accounts of those blocks.
 
-Invariants:
-- Bytes are judged by the content rule, and counts by the block tables of live requests, not by the engine's own
-  counters.
-- Block 0 is the engine's placeholder and is in no account.
+Bytes are judged by the content rule, and counts by the block tables of live requests, not by the engine's own counters.
+Block 0 is the engine's placeholder and is in no account.
 """
 
 from __future__ import annotations
@@ -70,7 +68,6 @@ def cache_config(rig: Rig, blocks: int, *, has_tensor: bool = False) -> Any:
 
 
 def _tensor(rig: Rig, blocks: int, block_bytes: int) -> Any:
-    """The one layer's tensor, as the engine describes it, without memory."""
     offered = {
         "size": blocks * block_bytes,
         "layers": ["layer"],
@@ -151,7 +148,7 @@ class BlockBytes:
         return [tracked.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
 
     def _is_same(self, tracked: TrackedRequest, other: TrackedRequest, block: int) -> bool:
-        """True if the block has the same tokens for both requests, so that both may compute it."""
+        """True if the block has the same tokens for both requests."""
         place = tracked.table.index(block)
         span = range(place * BLOCK, (place + 1) * BLOCK)
         same = all(tracked.author_at(at) == other.author_at(at) for at in span)

@@ -5,7 +5,6 @@ resume, are aborted and finish, over a pool that is too small for them.
 
 Invariants:
 - A request that got blocks in a step is not preempted in that step. The manager's cache relies on it.
-- Hits are compared with a dictionary of prefixes before use. Contents are compared after the step.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class _ManagerRun:
             self.rig.judge.count("aborts")
 
     def _admit(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
-        """Match its prefix and allocate. Returns whether it fits."""
         rig, request = self.rig, tracked.request
         found = rig.measured(lambda: self.manager.get_computed_blocks(request), "get_computed_blocks")
         blocks, hit = found[0], int(found[1])
@@ -132,7 +130,7 @@ class _ManagerRun:
         return True
 
     def _allocate(self, tracked: TrackedRequest, done: int, more: int, **hits: Any) -> bool:
-        """Allocate blocks for `more` tokens. A block that is handed out loses its old prefix."""
+        """A block that is handed out loses its old prefix."""
         rig, request = self.rig, tracked.request
         before = (
             set(tracked.table) | {block.block_id for block in hits["new_computed_blocks"].blocks[0]}

@@ -1,12 +1,12 @@
 """Probe connector: vLLM's SimpleCPUOffloadConnector, created and called by vLLM's own scheduler.
 
-Subjects are its store modes: eager stores computed blocks at once, lazy those that will soon be evicted. Connector and
-scheduler hold block numbers; the worker that copies is kvcheck's, over bytes of kvcheck's.
+Subjects are its store modes: eager stores computed blocks at once, lazy those that will soon be evicted. The worker
+that copies is kvcheck's, over bytes of kvcheck's.
 
 Invariants:
 - The worker keeps the guarantees of vLLM's own: loads and stores each end in the order of their events, a store begins
-  after the pass that computed its blocks, and a flush ends all copies before the next pass computes.
-- Within these, the seed decides when a copy reads and writes between its start and the report of its end.
+  after the pass that computed its blocks, and a flush ends all copies before the next pass computes. Within these, the
+  seed decides when a copy reads and writes.
 - Accounts are taken when no copy is in progress: until then the connector holds blocks of no request.
 """
 
@@ -80,7 +80,6 @@ class _ConnectedRun(SchedulerRun):
         self.step()
 
     def drain(self) -> None:
-        """End the copies in progress, and take the accounts of both tiers."""
         for _ in range(IDLE_STEPS):
             if not (self.loads or self.stores or self.rig.measured(self.connector.has_pending_push_work, "pending")):
                 break
@@ -97,7 +96,6 @@ class _ConnectedRun(SchedulerRun):
             self.rig.judge.find("KV401" if free < there else "KV402", "accounting", text, tier="host")
 
     def begin_pass(self, plan: Any) -> None:
-        """A flush, and the loads of this step. A load may move its bytes at once."""
         told = self._told(plan)
         if told.need_flush:
             for copy in (*self.loads, *self.stores):
@@ -115,7 +113,6 @@ class _ConnectedRun(SchedulerRun):
             self.rig.judge.count("host_hit_pages", len(told.load_cpu_blocks))
 
     def end_pass(self, plan: Any) -> Any:
-        """Start the stores of this step, and report the copies that have ended."""
         told = self._told(plan)
         if told.store_event >= 0:
             self._start(
@@ -140,7 +137,6 @@ class _ConnectedRun(SchedulerRun):
         )
 
     def _told(self, plan: Any) -> Any:
-        """Return the connector's metadata for its worker in this step."""
         told = plan.kv_connector_metadata
         if not hasattr(told, "load_event_to_reqs"):
             raise CannotDrive(f"{type(told).__name__} has no load_event_to_reqs; copies cannot be told")
@@ -152,7 +148,6 @@ class _ConnectedRun(SchedulerRun):
             self._move(copy)
 
     def _ended(self, queue: list[Copy], steps: int) -> list[int]:
-        """Return the events that end now, in order."""
         ended = []
         while queue and self.rig.mix.chance(1, steps):
             copy = queue.pop(0)

@@ -1,10 +1,7 @@
 """Probe cpu-offload: vLLM's CPUOffloadingManager, whose chunks are stored, pinned by loads, evicted and stored again.
 
-Subjects are its replacement policies. A policy may choose any chunk that no load has pinned.
-
-Invariants:
-- A load reads its chunks when it is prepared and again before it is completed. Pinned chunks must not change.
-- The manager may refuse a store only if too few chunks are free or idle by the probe's own dictionary.
+Subjects are its replacement policies. A policy may choose any chunk that no load has pinned. The manager may refuse a
+store only if too few chunks are free or idle by the probe's own dictionary.
 """
 
 from __future__ import annotations
@@ -118,7 +115,6 @@ class _Desk:
         self.rig.measured(lambda: self.manager.on_request_finished(context), "on_request_finished")
 
     def lookup(self, key: int, context: Any) -> str:
-        """Compare the manager's answer for a key with the dictionary."""
         told = self.rig.measured(lambda: self.manager.lookup(self._key(key), context), "lookup")
         name = getattr(told, "name", None)
         if name not in ("MISS", "HIT", "HIT_PENDING"):
@@ -146,7 +142,6 @@ class _Desk:
         self.jobs.append(Job(is_load=True, keys=keys, context=context))
 
     def store(self, keys: list[int], context: Any) -> None:
-        """Request room for the missing chunks, and record the chunks evicted for it."""
         names = [self._key(key) for key in keys]
         new = [key for key in keys if key not in self.chunks]
         idle = sum(each.is_ready and not each.loads for key, each in self.chunks.items() if key not in keys)

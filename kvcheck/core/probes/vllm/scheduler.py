@@ -2,9 +2,6 @@
 
 Subjects are its policies. A threshold cuts prompts into pieces, so that one step may admit a request, give it blocks,
 and preempt it for another. One subject has no threshold, and a draft model with lookahead slots.
-
-Invariants:
-- A step computes exactly its plan. Each request then reads all tokens that the scheduler counts as computed.
 """
 
 from __future__ import annotations
@@ -148,7 +145,6 @@ class SchedulerRun:
         """The report of a connector's worker after a pass; None without a connector."""
 
     def _count(self, tracked: TrackedRequest, scheduled: int) -> None:
-        """Count preemptions and resumes by the scheduler's own counters."""
         preempted = int(tracked.request.num_preemptions)
         if preempted > tracked.preemptions:
             self.rig.judge.count("retractions", preempted - tracked.preemptions)
@@ -181,12 +177,10 @@ class SchedulerRun:
 
 
 def _is_whole(tracked: TrackedRequest) -> bool:
-    """True if all its tokens are computed, so that it produces the next one."""
     return bool(tracked.request.num_computed_tokens >= tracked.request.num_tokens)
 
 
 def _scheduler(rig: Rig, blocks: int, folder: str, transfer: Any) -> Any:
-    """Make the engine's scheduler for a model of one small layer, on a pool of that many blocks."""
     names = rig.names
     (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     offered = {
@@ -237,6 +231,6 @@ def _scheduler(rig: Rig, blocks: int, folder: str, transfer: Any) -> Any:
 
 
 def _policy(subject: str) -> str:
-    """Return the subject's policy; subjects of other probes name none."""
+    """Subjects of other probes name none."""
     name = subject.partition("-")[0]
     return name if name in POLICIES else POLICIES[0]

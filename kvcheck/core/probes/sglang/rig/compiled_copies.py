@@ -1,13 +1,11 @@
 """Compiled copies: the engine's own copies between the tiers, on a device, each behind a hold of its stream.
 
-The names of the copies in the modules of the engine's host pools are replaced by the same functions behind a hold, so a
-copy is late on the stream that the engine has chosen. They are the functions of `sgl_kernel.kvcacheio`, and those that
-newer releases compile at run time.
+The copies are replaced in the modules of the engine's host pools by the same functions behind a hold: those of
+`sgl_kernel.kvcacheio`, and those that newer releases compile at run time.
 
 Invariants:
 - Arguments are passed on unchanged and not kept: index lists that the engine frees too early are lost, as in a server.
-- A call that the compiled function refuses goes to `complain`, as with the stand-ins of a CPU. An error of the device
-  itself, or of a compiler, is no finding.
+- A call that the compiled function refuses goes to `complain`. An error of the device or of a compiler is no finding.
 """
 
 from __future__ import annotations

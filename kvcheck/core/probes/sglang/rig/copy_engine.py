@@ -1,10 +1,8 @@
 """Copy engine: copies between host and device pools, in place of the compiled ones, on the stand-in streams.
 
-They copy the bytes. A copy is queued on the current stream and runs late, at a wait for the stream or at a moment drawn
-from the seed.
-
 Invariants:
-- Index lists are read at the call. Bytes are read and written when the copy runs.
+- Index lists are read at the call. Bytes are read and written when the copy runs: at a wait for its stream, or at a
+  moment drawn from the seed.
 - A copy that the compiled one refuses, or that leaves the memory of both tiers, goes to `complain` and is not made. A
   call with unknown parameters ends the probe.
 """

@@ -1,8 +1,7 @@
 """Fake process group: the ranks of an engine as threads of one process, with an all-reduce between them.
 
-Invariants:
-- The result does not depend on the order of threads. A call ends when every rank has made it or has ended.
-- A rank that waits for an ended rank, or brings a different shape, gets CollectiveMismatch. A real group would hang.
+A call ends when every rank has made it or has ended. A rank that waits for an ended rank, or brings a different shape,
+gets CollectiveMismatch. A real group would hang.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class FakeProcessGroup:
                 self._close(torch.amin)
 
     def _close(self, reduce: Callable[..., torch.Tensor]) -> None:
-        """End a collective call. The caller holds the lock."""
+        """The caller holds the lock."""
         tensors = [self._brought[rank] for rank in sorted(self._brought)]
         same = len(tensors) == self._size and len({tuple(each.shape) for each in tensors}) == 1
         self._result = reduce(torch.stack(tensors), dim=0) if same else None

@@ -1,10 +1,7 @@
 """Host tier: a release's own prefix tree over a small pool, for its cache controller and its host pools.
 
-The tree is made by its constructor with a server's arguments, so the release itself connects pools and controller. On a
-CPU copies between the tiers are those of `copy_engine.py`; on a device they are the engine's own, held
-(`compiled_copies.py`).
-
-Host memory is found by a search for tensors. The sizes of its axes determine its layout, not the layout's name.
+The tree is made by its constructor with a server's arguments, so the release itself connects pools and controller. Host
+memory is found by a search for tensors. The sizes of its axes determine its layout, not the layout's name.
 """
 
 from __future__ import annotations
@@ -210,7 +207,6 @@ def _copies(rig: Rig, memory: Sequence[torch.Tensor]) -> CopyEngine | CompiledCo
 
 @contextmanager
 def _late(rig: Rig) -> Iterator[None]:
-    """Make host pools in this block as on a device with compiled JIT kernels."""
     able = SimpleNamespace(capabilities=SimpleNamespace(hicache_device_kernels=True))
     own = {
         "_is_cuda": True,
@@ -226,7 +222,6 @@ def _late(rig: Rig) -> Iterator[None]:
 
 
 def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
-    """Return the modules of the host pools' classes, which call the copies by name."""
     pools = [host, *(entry.host_pool for entry in getattr(host, "entries", ()))]
     kinds = [kind.__module__ for pool in pools for kind in type(pool).__mro__]
     names = dict.fromkeys(name for name in kinds if name.partition(".")[0] == package)
@@ -234,7 +229,7 @@ def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
 
 
 def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], tokens: int) -> Iterator[HostBuffer]:
-    """Yield host memory as buffers. The n-th host memory of a unit belongs to the n-th device buffer of that unit."""
+    """The n-th host memory of a unit belongs to the n-th device buffer of that unit."""
     parts: dict[str, list[tuple[str, list[torch.Tensor]]]] = {"token": [], "page": []}
     paged: dict[str, int] = {}
     for name, at, tensor in found:
@@ -255,8 +250,7 @@ def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], to
 
 
 def _pieces(name: str, tensor: torch.Tensor, page_size: int, tokens: int) -> tuple[str, int, list[list[torch.Tensor]]]:
-    """Return the unit, tokens of a page (0 without such an axis), and the layers of each buffer in a tensor, units
-    first, by the sizes of the axes."""
+    """Return the unit, tokens of a page (0 without such an axis), and the layers of each buffer, units first."""
     shape = list(tensor.shape)
     pages = [at for at, size in enumerate(shape) if size in (tokens // page_size, tokens // page_size + 1)]
     rows = [at for at, size in enumerate(shape) if size == tokens]

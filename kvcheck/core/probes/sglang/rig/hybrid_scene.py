@@ -178,7 +178,6 @@ class HybridScene:
         return made
 
     def _pools(self) -> dict[str, Any]:
-        """The release's group over pools of pages and states, and the allocators of device ids."""
         group = self._group(self.staged)
         if self.staged != (False, False) and not hasattr(group, "can_use_write_back_jit"):
             group = self._group((False, False))  # a release without staged backups
@@ -229,7 +228,6 @@ class HybridScene:
     def _submitted(
         self, is_backup: bool, transfers: Any, *_: object, on_layer_done: Any = None, **__: object
     ) -> SimpleNamespace:
-        """Submit the copies of a controller together, and report them as done."""
         for each in transfers:
             is_staged = is_backup and each.host_pool.can_use_write_back_jit
             self._take(each.host_indices, each.device_indices, is_staged)
@@ -242,7 +240,6 @@ class HybridScene:
 
 
 def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
-    """Back up and load with a side pool, by the calls of a hybrid model's tree."""
     names, rig = scene.rig.names, scene.rig
     controller = scene.controller("hicache.hybrid")
     transfer = names["hicache.transfer"]

@@ -1,9 +1,7 @@
 """AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python, as lists of byte copies.
 
-Kernels copy item by item, from a start address and sizes. Direct copies copy runs of rows or whole pages between slices
-of tensors. They take both index lists to the host first.
-
-Names and parameters are those of the compiled functions. Calls that those refuse raise Refused.
+Names and parameters are those of the compiled functions. Calls that those refuse raise Refused. Direct copies take both
+index lists to the host first.
 """
 
 from __future__ import annotations

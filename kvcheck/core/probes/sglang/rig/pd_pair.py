@@ -1,8 +1,7 @@
 """PD pair: a prefill and its decode ranks, from the engine's own transfer managers, in one process.
 
-The transfer worker of the prefill and the receive loop of a decode rank are the engine's own. The managers are made
-without their start-up. The transfer engine and the sockets between them are kvcheck's, so that a schedule decides when
-bytes and messages arrive.
+The transfer worker of the prefill and the receive loop of a decode rank are the engine's own, in managers without their
+start-up. The transfer engine and the sockets are kvcheck's, so that a schedule decides when bytes and messages arrive.
 
 Invariants:
 - Bytes are copied only between registered memory. Anything else is refused, as by hardware.
@@ -280,7 +279,6 @@ class PDPair:
         }
 
     def _receive_loop(self, rank: int) -> Callable[[], None]:
-        """Return the body of the thread that `start_decode_thread` would start."""
         manager, inbox = self.ranks[rank], self.link.wires[rank + 1]
 
         def receive(*_: object) -> list[bytes]:
@@ -342,8 +340,6 @@ class _AtOnce:
 
 @contextmanager
 def _caught_threads(module: Any, bodies: list[Callable[[], None]]) -> Iterator[None]:
-    """Collect the bodies of the module's threads in this block, without starting them."""
-
     def make(target: Callable[[], None], **_: object) -> SimpleNamespace:
         bodies.append(target)
         return SimpleNamespace(start=lambda: None, join=lambda *_: None)

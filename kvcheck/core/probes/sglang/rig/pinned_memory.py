@@ -2,8 +2,6 @@
 
 Releases pin the memory of a host pool until the process ends. A probe makes many host pools in one process, the system
 reuses their addresses, and memory that is pinned already cannot be pinned.
-
-The engine's calls go to the real runtime and are recorded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Prefix trees: SGLang's own, made by their constructors, and those over a host tier with their lists.
 
-The device under a tree with a host tier is a stand-in (`frame/device.py`): its index lists have values and report that
-they lie on it. Host pools' copies are replaced, so that the probe gets their lists.
-
-Pools hand out their slots in a shuffled order, so that a sorted list differs from the original.
+The device under a tree with a host tier is a stand-in (`frame/device.py`). Host pools' copies are replaced, so that the
+probe gets their lists. Pools hand out their slots in a shuffled order, so that a sorted list differs from the original.
 """
 
 from __future__ import annotations
@@ -289,7 +287,6 @@ def _hosts(cache: Any) -> dict[str, Any]:
 
 
 def _stand_in(host: Any, kind: str, given: Given) -> None:
-    """Replace the copies of a host pool by calls of `given`."""
     for name, is_backup in COPIES.items():
         if hasattr(host, name):
             setattr(host, name, _copying(inspect.signature(getattr(host, name)), kind, is_backup, given))
@@ -311,7 +308,6 @@ def _shuffle(rig: Rig, pool: Any) -> None:
 
 
 def _request(found: Any) -> SimpleNamespace:
-    """The attributes of a request that a tree reads."""
     return SimpleNamespace(
         rid="0",
         mamba_pool_idx=None,

@@ -111,10 +111,9 @@ def _rows_of(
     tokens: torch.Tensor,
     behind: int,
 ) -> Seen | None:
-    """Return a tensor as rows of a buffer: the buffer itself, the first part of its rows, or gathered rows, keys or
-    scales.
+    """A tensor is the buffer itself, the first part of its rows, or gathered rows, keys or scales.
 
-    values: its values when read. behind: bytes of the rows in earlier tensors, if rows are returned in parts.
+    behind: bytes of the rows in earlier tensors, if rows are returned in parts.
     """
     ids = next((owned.ids for owned in made.owned(tokens) if owned.unit == held.unit), ())
     size = held.rows.shape[1]

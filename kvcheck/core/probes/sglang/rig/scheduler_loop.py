@@ -1,13 +1,13 @@
 """Scheduler loop: one rank of SGLang's scheduler without its processes, on the engine's own batches, tree and pools.
 
-Each step does the same as a step of the scheduler: stash the request that is prefilled in chunks, merge the prefilled
-batch, admit requests that fit or else decode, retract if decoding does not fit, then give each request one token.
+A step stashes the request that is prefilled in chunks, merges the prefilled batch, admits requests that fit or else
+decodes, retracts if decoding does not fit, and gives each request one token.
 
 Invariants:
 - It makes the scheduler's calls in the scheduler's order. The engine decides on room, locks and eviction.
 - Batches do not overlap: one is answered before the next is made.
-- A request's own row field is not enough, since a release may never reset it. A row belongs to the request that got it
-  last, until the table has it free.
+- A row belongs to the request that got it last, until the table has it free: a release may never reset a request's own
+  row field.
 """
 
 from __future__ import annotations
@@ -127,8 +127,7 @@ class SchedulerLoop:
             self._park(request)
 
     def _park(self, request: Any) -> None:
-        """Free the row of a chunk, in releases whose scheduler does so because their table does not keep rows by
-        request: the next chunk gets another row."""
+        """Free the row of a chunk, in releases whose table does not keep rows by request."""
         free, row = self.made.request_pool.free, row_of(request)
         if known := optional(free, free_index=row, free_mamba_cache=False):
             self.rig.measured(lambda: free(**known), "freeing the row of a chunk")
@@ -179,7 +178,6 @@ class SchedulerLoop:
         return self._batch_of(adder)
 
     def _admit(self, adder: Any, tracked: TrackedRequest) -> bool:
-        """Match its prefix and call the adder. Returns whether to continue with the next request."""
         rig, request, added = self.rig, tracked.request, self.rig.names["batch.added"]
         if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
             self.running.batch_is_full = True
@@ -296,7 +294,6 @@ class SchedulerLoop:
             self._publish(request, chunked=False)
 
     def _move_states(self, batch: Any) -> None:
-        """Copy and clear the states that the scheduler leaves to the forward pass."""
         if getattr(batch, "mamba_clear_indices", None) is not None:
             self.made.request_pool.mamba_pool.clear_slots(batch.mamba_clear_indices)
         if getattr(batch, "mamba_cow_src_indices", None) is not None:

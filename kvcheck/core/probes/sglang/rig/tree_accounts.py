@@ -3,7 +3,6 @@
 Invariants:
 - The tree is walked from its root. The sizes and locks that it reports are compared with the walk.
 - Requests are identified by the rows that they hold, not by the tree's locks.
-- The units are those that were free before the first request.
 """
 
 from __future__ import annotations
@@ -216,7 +215,6 @@ class TreeAccounts:
         return free
 
     def _settle(self, account: Account, when: str) -> None:
-        """Check that each unit has exactly one owner."""
         find, what, known = self._rig.judge.find, account.what, set(account.units)
         owners: dict[int, list[str]] = {}
         for owner, units in (("free", account.free), ("the tree", account.in_tree), *account.held):
@@ -235,7 +233,6 @@ class TreeAccounts:
             find("KV401", "accounting", text, page=lost[0], lane=what)
 
     def _locks(self, view: View, rows: dict[str, tuple[int, ...]], when: str) -> None:
-        """Check that a node has as many locks as requests with its tokens in their rows."""
         find = self._rig.judge.find
         users = Counter(each for row in rows.values() for each in set(row))
         for token in view.tokens:

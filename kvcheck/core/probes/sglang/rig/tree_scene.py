@@ -1,11 +1,11 @@
 """TreeScene: tracks the content of each slot while pages of a tree are copied, and compares it with the tree's lists.
 
 A slot holds a token of a prefix, or the state at a prefix's end. A copy moves contents between paired slots in this
-record only; no bytes are moved. If the engine reorders, moves or mixes up a list of the tree, the list itself, its
-slots, or the engine's own error at a free shows it.
+record only; no bytes are moved. A list that the engine reorders, moves or mixes up shows in the list itself, in its
+slots, or in the engine's own error at a free.
 
 Invariants:
-- A list of device slots lies on the device, and a list of host slots on the host, for pages and states.
+- A list of device slots lies on the device, and a list of host slots on the host.
 - The slots of a list hold the tokens of its node in order. The slot of a state holds the end of its prefix.
 """
 
@@ -189,7 +189,7 @@ class TreeScene:
             raise CannotDrive(f"{self.tree.name}: no {way} of {kind} was asked for, {self.step}")
 
     def _copy(self, kind: str, is_backup: bool, host: torch.Tensor, device: torch.Tensor) -> None:
-        """Record a copy of a host pool. All layers have the same lists, so one is enough."""
+        """All layers have the same lists, so one copy is enough."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], self.tree.device)
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1
