@@ -90,7 +90,6 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Bytes of a row that hold KV."""
         return self.width if self.used is None else len(self.used) * self.rows.element_size()
 
     @property

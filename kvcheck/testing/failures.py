@@ -1,9 +1,4 @@
-"""Outcomes of a call of kvcheck.testing: its result, its findings, or the reason why it could not judge.
-
-Invariants:
-- A failure prints causes first, each with the bytes seen and expected.
-- NotJudged is neither a finding nor a pass.
-"""
+"""Outcomes of a call: its result, its findings with causes first, or the reason why it could not judge."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """Host memory: decides from how a tensor was made whether it would lie on the host of a machine with a GPU.
 
 With stand-in streams all tensors lie on the CPU. A blocking copy waits for its stream only if its destination is host
-memory.
+memory. If this is undecided, the copy runs late and its destination is named.
 
-Invariants:
-- Memory is the host's if save made it without `device=`; if it was made with `pin_memory=` and the KV was not; or if
-  exactly one of it and the KV was made with `device=`.
-- If this is undecided, a blocking copy runs late and its destination is named.
+Memory is the host's if save made it without `device=`; if it was made with `pin_memory=` and the KV was not; or if
+exactly one of it and the KV was made with `device=`.
 """
 
 from __future__ import annotations

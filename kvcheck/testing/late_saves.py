@@ -1,9 +1,6 @@
 """Late saves: find copies that save takes before its streams have made them.
 
-Invariants:
-- Each call of save is for a new request, from SAVED_LATE on, so leftovers of an earlier copy do not pass for a late
-  one.
-- The first order runs queued work only at a wait; the others are drawn from the seed.
+Each call of save is for a new request, from SAVED_LATE on, so leftovers of an earlier copy do not pass for a late one.
 """
 
 from __future__ import annotations
@@ -52,10 +49,7 @@ def judge_late_save(
     *,
     keys: Collection[object] | None = None,
 ) -> tuple[str, ...]:
-    """Find copies that save takes before its streams have run them. Returns notes for not_tried.
-
-    keys: buffers that are restored correctly if streams run at once; None for all.
-    """
+    """Return notes for not_tried. keys: buffers that are restored correctly if streams run at once; None for all."""
 
     requests = count(SAVED_LATE)
 

@@ -54,7 +54,6 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def has_part(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether `one` contains some bytes of `other`, but not all."""
     if not overlap(one, other):
         return False
     taken = ByteMap((one, other))

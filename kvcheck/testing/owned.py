@@ -1,7 +1,4 @@
-"""watch: checks that a value that was handed out keeps its bytes and shares none with memory that will be reused.
-
-Overlap means bytes in common: two disjoint slices of one arena share nothing.
-"""
+"""watch: checks that a value that was handed out keeps its bytes and shares none with memory that will be reused."""
 
 from __future__ import annotations
 

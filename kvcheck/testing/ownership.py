@@ -1,7 +1,5 @@
 """Ownership: the content that is written to each row of the user's pool, and the owner of a row that is read.
 
-The bytes of a row follow from (buffer, layer, request, position), cut to the row's size.
-
 Invariants:
 - Floating-point elements are finite and normal, so a copy through a wider type keeps them, also if integer rows of two
   bytes and more are viewed as floating point.
@@ -60,7 +58,6 @@ class Ownership:
         return tuple(known[hit] for hit in hits)
 
     def owners_in(self, held: Buffer, row: torch.Tensor) -> tuple[int, ...]:
-        """Return the requests whose content matches an aligned 8-byte word of the row."""
         whole = len(row) // 8 * 8
         if not whole:
             return ()
@@ -70,7 +67,6 @@ class Ownership:
         return tuple(dict.fromkeys(owner.request for owner, hit in zip(known, hits.tolist(), strict=True) if hit))
 
     def buffer_of(self, held: Buffer, row: torch.Tensor, others: Sequence[Buffer]) -> tuple[Buffer, Owner] | None:
-        """Return another buffer or layer whose content the row is, and the owner."""
         for other in others:
             if other.key != held.key and other.size == held.size and len(found := self.owners_of(other, row)) == 1:
                 return other, found[0]

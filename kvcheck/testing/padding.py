@@ -1,7 +1,7 @@
 """Padding: parts of rows that neither save nor load moves, either alignment or forgotten KV.
 
 Invariants:
-- A part is padding only if load left it unchanged in every row of the request and the saved value does not contain it.
+- A part that the saved value contains is no padding.
 - A part that was restored in another layer of the same buffer is KV if other layers agree or the saved value contains
   it twice. So is a part if one of the same size in the same row is saved twice.
 """
@@ -54,7 +54,7 @@ def untouched(
 ) -> torch.Tensor | None:
     """Return the elements of a row that neither save nor load moved, if they contain all wrong bytes; else None.
 
-    before, seen, wanted: [rows, bytes]. saved: bytes of the saved tensors. Returns [elements of a whole row] bool.
+    before, seen, wanted: [rows, bytes]. Returns [elements of a whole row] bool.
     """
     wrong = seen != wanted
     columns = wrong.any(0)
@@ -73,7 +73,6 @@ def untouched(
 
 
 def named_and_left(held: Buffer, rows: LayerRows) -> Left | None:
-    """Return the part of a layer that unused= names, if load left it unchanged."""
     if held.used is None:
         return None
     columns = torch.ones(held.width // held.rows.element_size(), dtype=torch.bool)
@@ -89,10 +88,8 @@ def judge_left(
     saved: Sequence[torch.Tensor],
     request: int,
 ) -> list[str]:
-    """Add findings for parts that were restored in another layer. Returns notes on the other parts.
-
-    Raises NotJudged if unused= names a part that was restored in another layer.
-    """
+    """Add findings for parts that were restored in another layer; NotJudged if unused= names one. Returns notes on the
+    others."""
     told: list[str] = []
     families: dict[tuple[object, ...], list[Left]] = {}
     for left in found:

@@ -84,7 +84,6 @@ def rows_named(ids: Sequence[int], unit: str, units: Units) -> list[int]:
 
 
 def mark(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
-    """Make a request the owner of slots and write its content to every buffer."""
     for unit in dict.fromkeys(each.unit for each in found.buffers):
         ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
 

@@ -48,10 +48,8 @@ def is_named(path: str, stem: str, names: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Passed:
-    """Objects that are not entered. names: their names. paths: those met that are no tensors.
-
-    again: tensors reached a second time. threads: paths of objects that run code in other threads.
-    """
+    """Objects that are not entered. again: tensors reached a second time. threads: paths of objects that run code in
+    threads."""
 
     names: Collection[str]
     paths: list[str] = field(default_factory=list)
@@ -62,10 +60,8 @@ class Passed:
 def reached(
     thing: object, *, root: str = "", but: Collection[object] = (), passed: Passed | None = None
 ) -> tuple[Held, ...]:
-    """Return the tensors below an object, in the order of the source. but: objects to skip.
-
-    passed: names to skip; a tensor with such a name is returned all the same. Too deep a nesting raises NotJudged.
-    """
+    """Return the tensors below an object. passed: names to skip, except tensors. Too deep a nesting raises
+    NotJudged."""
     return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}, passed or Passed(())))
 
 

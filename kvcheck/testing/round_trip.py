@@ -356,10 +356,8 @@ def judge_padding(
     saved: Sequence[tuple[Held, torch.Tensor]],
     known: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return notes on changed padding rows, by buffer, added to `known`.
-
-    A padding row with NaN or infinity that save reads is a finding, since padded reads get these values.
-    """
+    """Add notes on changed padding rows to `known`. A row with NaN or infinity that save reads is a finding: padded
+    reads get it."""
     changed: dict[str, list[Buffer]] = {}
     story: dict[str, str] = {}
     kept = [bytes(bits.tolist()) for _, bits in saved]

@@ -6,9 +6,8 @@ read without the wait therefore returns the rows from before the load.
 Invariants:
 - Work of a side stream uses the values that its arguments hold when it runs. Until then, floating-point results are NaN
   and bytes 0x55.
-- Operations that make the process wait on a device (item, tolist, nonzero, a blocking copy by cpu or to) wait for the
-  stream; `copy_` in save only if its destination is host memory, see `host_memory`.
-- Streams belong to one thread: other threads run everything at once.
+- Operations that make the process wait on a device (item, tolist, nonzero, a blocking copy) wait for the stream;
+  `copy_` in save only if its destination is host memory.
 """
 
 from __future__ import annotations
@@ -72,11 +71,9 @@ class Streams:
         """Keep held work held. On a device, work that side streams get from now on is not held."""
 
     def release(self) -> None:
-        """Run all queued work, and new work at once."""
         self._machine.follow(EAGER, 0)
 
     def progress(self) -> Mapping[Any, int]:
-        """Number of operations put on each side stream so far."""
         return self._machine.given()
 
     def finish_since(self, before: Mapping[Any, int]) -> None:
@@ -100,8 +97,6 @@ class Streams:
 
 
 class _RealStreams(Streams):
-    """Streams of a CUDA device, with a hold at each entry into a side stream."""
-
     is_real = True
 
     def __init__(self, device: str) -> None:
@@ -313,8 +308,6 @@ class _LateStream(SideStream):
 
 
 class _LateEvent(SideEvent):
-    """An event that comes nearer with each query."""
-
     def query(self) -> bool:
         is_done = super().query()
         if not is_done and self._record is not None:
@@ -323,8 +316,6 @@ class _LateEvent(SideEvent):
 
 
 class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Defers operations on a side stream."""
-
     def __init__(self, machine: _LateMachine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._machine = machine

@@ -1,7 +1,4 @@
-"""Trial: results of the calls of one test, for a runner that chooses the seed.
-
-A trial is bound to its context (ContextVar) and never shared between tests.
-"""
+"""Trial: results of the calls of one test, for a runner that chooses the seed."""
 
 from __future__ import annotations
 

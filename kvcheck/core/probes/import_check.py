@@ -40,7 +40,6 @@ def errors(engine: str, device: str = "cpu") -> list[str]:
 
 
 def compiled_errors(spec: EngineSpec, device: str) -> list[str]:
-    """Return why the engine's compiled code does not run on the device, if it does not."""
     if not spec.compiled:
         return []
     module, attribute = spec.compiled.split(":")

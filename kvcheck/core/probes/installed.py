@@ -52,7 +52,6 @@ class EngineTarget:
 
 
 def checkout_of(engine: str, folder: Path) -> Path | None:
-    """Return the folder of an engine's package in a checkout, or None."""
     places = (folder / root / engine for root in ROOTS)
     return next((place for place in places if (place / "__init__.py").is_file()), None)
 

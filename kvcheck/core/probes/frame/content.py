@@ -34,8 +34,6 @@ def content(site: Site, request: int, positions: Sequence[int], size: int) -> to
 
 @dataclass(slots=True)
 class ProbeJudge(Tally):
-    """Compares rows of an engine's own memory with their expected content."""
-
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
         """Add the comparisons and findings of another judge. code, why: new code, and an addition to the message, of
         findings about rows."""
@@ -120,7 +118,6 @@ class ContentWriter:
         self.found = found
 
     def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
-        """Write the request's content to these units, position by position from `first`."""
         for held in self.found.buffers:
             if held.unit == unit:
                 self.write_field(held, request, ids, first)

@@ -62,8 +62,6 @@ class Standing:
 
 
 class CudaMachine:
-    """The streams of one device, and the holds on them."""
-
     def __init__(self, device: str) -> None:
         if not torch.cuda.is_available():
             raise CannotDrive(f"torch {torch.__version__} of this environment sees no CUDA device, asked for {device}")
@@ -102,24 +100,22 @@ class CudaMachine:
         return context
 
     def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
-        """Run `work` behind a hold on the current stream. Work that blocks the host would wait for the hold."""
+        """Work that blocks the host would wait for the hold."""
         self.queued += 1
         self.delay(goes_last=goes_last)
         self._kept.append(work)
         work()
 
     def delay(self, *, goes_last: bool = False) -> None:
-        """Hold the current stream from here on, if the order requires it."""
         if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
             self._hold(goes_last)
 
     def hold_no_more(self) -> None:
-        """Keep standing holds; do not hold new work."""
         self._order = EAGER
 
     def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
-        """Copy the read tensors on the current stream, and release only the holds that the stream waits for. Holds that
-        spin cannot be released: without rest_stays nothing is copied then."""
+        """Release only the holds that the read waits for. Holds that spin cannot be released: without rest_stays
+        nothing is copied then."""
         if self._why_spin is not None and not rest_stays:
             return read
         copies = [each.clone() for each in read]
@@ -131,14 +127,14 @@ class CudaMachine:
         return copies
 
     def has_reached(self, is_reached: Callable[[], bool]) -> bool:
-        """Query once released work has had time to run. At random, one hold is released before."""
+        """At random, one hold is released before the query."""
         if self._standing and self._order not in (EAGER, LAZY) and self._mix.chance(1, 2):
             self._let_first_go()
         return _is_soon(is_reached)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The engine may make the process wait in this block. Holds are released after WAIT_S."""
+        """Holds are released WAIT_S after entry."""
         timer = Timer(WAIT_S, self.let_go)
         timer.start()
         try:
@@ -153,7 +149,7 @@ class CudaMachine:
             self._let_go(going.pop(0))
 
     def polled(self, is_reached: bool) -> None:
-        """Count a poll of the process. One hold is released after POLLS_MOST failed ones."""
+        """One hold is released after POLLS_MOST failed polls."""
         self._polls = 0 if is_reached else self._polls + 1
         if self._polls >= POLLS_MOST and self._standing:
             self._polls = 0

@@ -77,7 +77,7 @@ class OnDevice(torch.Tensor):
 
 @contextmanager
 def present() -> Iterator[None]:
-    """Provide the device in this block: tensors on it, pinned memory, and streams."""
+    """Provide the device in this block, with pinned memory and streams."""
     setattr(torch, DEVICE, torch.cpu)
     try:
         with pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
@@ -99,7 +99,6 @@ def pinning() -> Iterator[None]:
 
 
 def on_host(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor's current values, on either side."""
     return (value.held if isinstance(value, OnDevice) else value).clone()
 
 

@@ -28,7 +28,7 @@ class Prefixes:
         return self._prefix.get(page) == tuple(tokens)
 
     def hand_out(self, page: int) -> bool:
-        """Give the page a new owner. Returns whether a cached prefix was lost."""
+        """Return whether a cached prefix was lost."""
         prefix = self._prefix.pop(page, None)
         if prefix is None:
             return False
@@ -36,7 +36,6 @@ class Prefixes:
         return True
 
     def register(self, tokens: Sequence[int], table: Sequence[int]) -> None:
-        """Register tokens computed in the pages of this table, now or before the step ends."""
         for place in range(len(tokens) // self._size):
             prefix, page = tuple(tokens[: (place + 1) * self._size]), table[place]
             if self._prefix.get(page) != prefix:

@@ -61,14 +61,14 @@ class StreamsOfDevice(Protocol):
         """Query without a wait, after as much work has run as the order requires."""
 
     def let_go_until(self, is_reached: Callable[[], bool], *, on: Any = None) -> None:
-        """Release held work step by step until this is true: the process is about to wait for it. on: of one stream
+        """Release held work step by step until this is true, before the process waits for it. on: of one stream
         only."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """The engine may make the process wait in this block. Held work is released meanwhile."""
+        """The engine may make the process wait in this block: held work is released."""
 
     def settle(self) -> None:
-        """Run all queued work."""
+        ...
 
     def take_report(self) -> HoldReport:
         """How work was held since the last report. Call it when settled."""
@@ -80,7 +80,7 @@ class Stop(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Rig:
-    """Context of a probe in one schedule. judge: of the current part, the control or the measured cases."""
+    """Context of a probe in one schedule. judge: of the control or of the measured cases."""
 
     package: str
     names: Names
@@ -121,7 +121,7 @@ class Probe(Protocol):
         """A case that passes on every known release, by the same calls. It is judged like the cases of `measure`."""
 
     def measure(self, rig: Rig) -> None:
-        """The cases of one schedule."""
+        ...
 
 
 def load(entry: str) -> object:
@@ -130,7 +130,7 @@ def load(entry: str) -> object:
 
 
 def run(probe: Probe, rig: Rig, wants: tuple[str, ...] = ()) -> str | None:
-    """Run the control and the cases. Returns why the schedule is no evidence, or None. Findings are in `rig.judge`."""
+    """Return why the schedule is no evidence, or None. Findings are in `rig.judge`."""
     try:
         result = attempt(lambda: _run(probe, rig, wants), rig.package)
     except CannotDrive as why:  # what a probe itself looked at is not implemented

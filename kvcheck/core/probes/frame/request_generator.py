@@ -54,7 +54,6 @@ class TrackedRequest:
         return next((each.author for each in self.spans if each.first <= position < each.end), self.number)
 
     def author_runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (start, stop, author) of each span between two positions."""
         start = first
         while start < end:
             author, stop = self.author_at(start), start + 1
@@ -64,12 +63,11 @@ class TrackedRequest:
             start = stop
 
     def tokens(self, end: int) -> list[int]:
-        """Its tokens before that position, including those that it will produce."""
         return [token(self.author_at(at), at) for at in range(end)]
 
 
 def finish_requests(rig: Rig, unfinished: Mapping[str, TrackedRequest], step: Callable[[], None], steps: int) -> None:
-    """Step until all requests have finished. Requests left after `steps` steps are a finding, KV901."""
+    """Step until all requests have finished. Requests left after `steps` are a finding, KV901."""
     for _ in range(steps):
         if not unfinished:
             return
@@ -87,7 +85,7 @@ class RequestGenerator:
     made: list[TrackedRequest] = field(default_factory=list)
 
     def draw(self, longest: int, outputs: int) -> TrackedRequest:
-        """Draw a request with a new prompt, or one that begins like the prompt and output of an earlier request."""
+        """The prompt is new, or begins like the prompt and output of an earlier request."""
         mix, number = self.rig.mix, len(self.made) + 1
         base: tuple[TokenSpan, ...] = ()
         kind, pick, cut = mix.below(4), mix.below(max(1, len(self.made))), mix.below(longest - self.page)

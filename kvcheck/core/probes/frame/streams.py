@@ -55,7 +55,6 @@ class HoldReport:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """Notes on holds that imposed no order, or one that time decides."""
         told = [f"work is held by a kernel that spins for a fixed time: {self.why_spin}"] if self.spun else []
         if self.fired:
             told.append(f"{self._ended}; these imposed no order")
@@ -65,7 +64,6 @@ class HoldReport:
 
     @property
     def gap(self) -> str | None:
-        """Why the order of held work was not tried, or None."""
         if not self.placed or self.fired < self.placed:
             return None
         return f"not exercised: {self._ended}, so no order was imposed"
@@ -76,8 +74,6 @@ class HoldReport:
 
 
 class Machine:
-    """All streams of a child process, and the order that they follow."""
-
     fired = 0
     """Holds that a watchdog ended: there is none here."""
 
@@ -108,7 +104,6 @@ class Machine:
         self.tick()
 
     def tick(self) -> None:
-        """Run side streams as far as the order requires."""
         busy = [stream for stream in self._side if stream.pending]
         if self._order == LAZY or not busy:
             return
@@ -168,7 +163,6 @@ class SideStream:
         return bool(self._queue)
 
     def put(self, work: Callable[[], None]) -> None:
-        """Queue the work. On the main stream, run it."""
         self.put_count += 1
         if self.is_main:
             self._done_count += 1
@@ -183,7 +177,6 @@ class SideStream:
             work()
 
     def reach(self, count: int) -> None:
-        """Run until `count` pieces have run."""
         while self._queue and self._done_count < count:
             self.advance()
 
@@ -232,7 +225,6 @@ class SideEvent:
         self._record: tuple[SideStream, int] | None = None
 
     def mark(self) -> Callable[[], None]:
-        """Return a wait for the event's current record."""
         record = self._record
         return lambda: record[0].reach(record[1]) if record is not None else None
 

@@ -39,7 +39,6 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     @contextmanager
     def window(self) -> Iterator[dict[str, int]]:
-        """Count the calls of stand-ins in this block, by name."""
         called: dict[str, int] = {}
         self._windows.append(called)
         try:

@@ -58,8 +58,6 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The child cannot drive the engine, and ends."""
-
     reason: str
 
 

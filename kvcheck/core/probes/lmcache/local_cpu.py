@@ -40,8 +40,6 @@ class Reader:
 
 
 class LocalCpu:
-    """The backend under requests that share prefixes of chunks."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return ("backend", "backend.config", "backend.key", "allocator", "allocator.format")
 

@@ -28,8 +28,6 @@ LISTEN_S = 0.0001
 
 
 class Agent:
-    """One engine, and the memory that all processes of the schedule share."""
-
     def __init__(self, told: dict[str, Any]) -> None:
         if told["network"] is not None:
             enter(str(told["network"]))

@@ -28,7 +28,7 @@ class Lost(Exception):
 
 
 class Ended(Lost):
-    """An agent's process has ended; the text has its exit status or signal."""
+    pass
 
 
 class Silent(Lost):
@@ -46,14 +46,13 @@ class AgentProcess:
         tell(self._process, json.dumps(told))
 
     def get_ready(self) -> None:
-        """Wait until its engine listens. Raises CannotDrive if it cannot."""
+        """Raises CannotDrive if the engine cannot listen."""
         said = self._hear(READY_S)
         if "refused" in said:
             raise CannotDrive(f"{self.name}: {said['refused']}")
         self.session, self._base = str(said["session"]), int(said["base"])
 
     def address(self, plane: Plane, peer: int, at: int) -> int:
-        """Address of a byte of the memory in this process."""
         return self._base + offset(plane, peer, at)
 
     def register(self, plane: Plane, peer: int, at: int, size: int) -> None:
@@ -70,13 +69,13 @@ class AgentProcess:
         self.tell({"do": "run", "lanes": to_plain([*lanes])})
 
     def results(self, within_s: float) -> list[list[Result]]:
-        """Return the results of the calls begun. Raises Ended, Silent."""
+        """Raises Ended, Silent."""
         said = self.hear(within_s)
         made: list[list[Result]] = [[value_from(Result, each, "result") for each in lane] for lane in said]
         return made
 
     def ask(self, told: dict[str, object], within_s: float) -> Any:
-        """Send a command and return the answer. Raises Ended, Silent, CannotDrive."""
+        """Return the answer to a command. Raises Ended, Silent, CannotDrive."""
         self.tell(told)
         return self.hear(within_s)
 
@@ -91,7 +90,7 @@ class AgentProcess:
         return said["done"]
 
     def freeze(self) -> None:
-        """Stop the process. All of its threads have stopped when this returns."""
+        """All threads of the process have stopped when this returns."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -131,7 +130,7 @@ def start_all(
     variables: dict[str, str],
     needs: Sequence[str],
 ) -> list[AgentProcess]:
-    """Start agents and wait until they are ready. If one is not, ends all and raises CannotDrive."""
+    """Return ready agents. If one does not get ready, ends all and raises CannotDrive."""
     told: dict[str, object] = {
         "network": network,
         "memory": memory.file,

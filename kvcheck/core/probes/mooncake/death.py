@@ -40,7 +40,6 @@ class Death:
         )
 
     def control(self, scene: Scene) -> None:
-        """The same writes, shorter, without a death."""
         for writer in range(len(scene.writers)):
             for peer in range(len(scene.peers)):
                 call = scene.call("batch", peer, spread(scene.rig.mix, BIG[:2]))

@@ -55,7 +55,6 @@ class Memory:
 
     @property
     def file(self) -> str:
-        """Path under which a process of the same user can open it."""
         return f"/proc/{os.getpid()}/fd/{self._made}"
 
     def address(self, plane: Plane, peer: int, at: int) -> int:
@@ -76,7 +75,7 @@ class Memory:
         return not _memcmp(self.address(one, peer, at), self.address(other, peer, at), size)
 
     def close(self) -> None:
-        """Close the file. The mapping stays until the process ends, because libraries may hold addresses of it."""
+        """The mapping stays until the process ends, because libraries may hold addresses of it."""
         if self._made is not None:
             os.close(self._made)
             self._made = None

@@ -46,7 +46,6 @@ class Registration:
         return Scene(rig, self.needs(rig.subject), peers=1, settings={})
 
     def control(self, scene: Scene) -> None:
-        """Legal writes at both ends, and to memory that is unregistered afterwards."""
         scene.peers[0].register(Plane.REUSED, 0, START, SIZE)
         call = scene.call(scene.rig.subject, 0, ((START + SIZE, SIZE),))
         scene.run_unjudged([scene.lane(0, [replace(call, addresses=(ILLEGAL[FREED](scene.peers[0]),))])])

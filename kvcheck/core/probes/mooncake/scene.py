@@ -118,7 +118,7 @@ class Scene:
         self.close()
 
     def fill(self, plane: Plane, peer: int, writes: Writes) -> int:
-        """Write new content. Returns its generation."""
+        """Return the generation of the new content."""
         self.generation += 1
         for at, size in writes:
             content = self.places.content(owner=peer + 1, generation=self.generation, at=at, size=size)
@@ -126,7 +126,7 @@ class Scene:
         return self.generation
 
     def call(self, name: str, peer: int, writes: Writes, *, after: bool = False, note: str = "") -> Call:
-        """Return a call that writes new content, and fill its source."""
+        """Return a call, with its source filled."""
         self.fill(Plane.SOURCE, peer, writes)
         self._tops[peer] = max([self._tops[peer], *(at + size for at, size in writes)])
         addresses = tuple(self.peers[peer].address(Plane.TARGET, peer, at) for at, _ in writes)
@@ -136,13 +136,13 @@ class Scene:
         return Lane(peer=peer, session=self.peers[peer].session, calls=tuple(calls))
 
     def run(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
-        """Make the calls and judge those reported done. Raises CannotDrive if a process is lost."""
+        """Raises CannotDrive if a process is lost."""
         results = self.run_unjudged(lanes, writer, within_s)
         self.judge(lanes, results)
         return results
 
     def run_unjudged(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
-        """Make the calls. Raises CannotDrive if a process is lost."""
+        """Raises CannotDrive if a process is lost."""
         self.writers[writer].begin(lanes)
         try:
             return self.writers[writer].results(within_s)
@@ -150,7 +150,7 @@ class Scene:
             raise CannotDrive(str(why)) from why
 
     def run_healthy(self, lanes: Sequence[Lane], writer: int = 0) -> None:
-        """Like `run`, with calls that must succeed. Raises CannotDrive if one fails."""
+        """Raises CannotDrive if a call fails."""
         for lane, results in zip(lanes, self.run(lanes, writer), strict=True):
             if failed := [result for result in results if not result.is_done]:
                 code = failed[0].code
@@ -242,13 +242,12 @@ class Scene:
 
     def require_landed(self) -> None:
         """Raise CannotDrive if bytes of a control write are lost or strange: the probe is then more likely wrong than
-        the engine. Otherwise discard all counts."""
+        the engine."""
         if astray := self.wrong.lost + self.wrong.strange:
             raise CannotDrive(f"the control case failed: {astray[0]}")
         self.wrong, self.rig.tally = Wrong(), Tally(notes=self.rig.tally.notes)
 
     def accept(self, peer: int) -> None:
-        """Take the current content of the peer's region as expected."""
         self.memory.copy(Plane.TARGET, Plane.EXPECTED, peer, 0, REGION)
 
     def report(self) -> None:
@@ -267,7 +266,6 @@ class Scene:
 
 
 def spread(mix: Rng, sizes: Sequence[int], most: int = REGION - GUARD) -> Writes:
-    """Place writes of these sizes one after the other with gaps, as far as there is room."""
     writes, at = [], GUARD
     for size in sizes:
         at += WORD * mix.below(9)

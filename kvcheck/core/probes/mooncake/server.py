@@ -47,7 +47,7 @@ class TransferProbe(Protocol):
         """A case that passes on every engine that works, by the same calls."""
 
     def measure(self, scene: Scene) -> None:
-        """The cases of one schedule."""
+        ...
 
 
 class TransferServer:

@@ -22,7 +22,6 @@ class Places:
         self._places = array("I", range(region_bytes // WORD))
 
     def content(self, *, owner: int, generation: int, at: int, size: int) -> memoryview:
-        """Return the bytes of a write of `size` bytes at `at` of the owner's region."""
         assert at % WORD == 0 and 0 < generation < MOST_GENERATIONS and 0 < owner < 256
         first, count = at // WORD, -(-size // WORD)
         words = array("I", bytes(WORD * count))
@@ -80,7 +79,7 @@ def held(
     write.
 
     before: the former content. after: the written content; None: unchanged words are right, and only others are
-    counted. A word may be cut: only some of its bytes have landed. Of many words about MOST_WORDS are classified.
+    counted. A cut word has landed in part. Of many words about MOST_WORDS are classified.
     """
     count = len(seen) // WORD
     halves = array("I", seen[: count * WORD])

@@ -90,8 +90,6 @@ class Agreement:
 
 
 class AgreementScene:
-    """A prefill and two decode ranks with requests in transfer."""
-
     def __init__(self, rig: Rig, late: Callable[[int], bool] | None) -> None:
         self._rig, self.agreed, self.polls = rig, True, 0
         self._pools = [small_pool(rig, "mla") for _ in range(1 + RANKS)]
@@ -145,7 +143,6 @@ class AgreementScene:
         self._rig.judge.count("transfers", REQUESTS * RANKS)
 
     def reuse(self) -> None:
-        """Send other requests in the slots and pages of the first ones, which have been freed."""
         for sent in self._sent:
             self._slots[0].free(sent.slot)
         self.send()
@@ -161,7 +158,7 @@ class AgreementScene:
         return any(link.wires.values()) or any(link.flying.values())
 
     def poll(self, when: str) -> None:
-        """Poll both ranks. Their queues must be equal, and each committed request must be whole."""
+        """The ranks' queues must be equal after the poll, and each committed request whole."""
         before = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         if not any(before):
             return
@@ -191,7 +188,7 @@ class AgreementScene:
             self._rig.judge.find("KV601", "protocol", text, lane="queue")
 
     def finish(self) -> None:
-        """Deliver everything. No request may wait after that."""
+        """No request may wait after everything is delivered."""
         if self.agreed:
             for rank in range(RANKS):
                 self.peers.link.land(session(rank))
@@ -333,7 +330,6 @@ def _scheduler() -> SimpleNamespace:
 
 @contextmanager
 def route(rig: Rig) -> Iterator[None]:
-    """Set the environment variable of the subject's route in this block."""
     if rig.subject.startswith(DEFAULT):
         if rig.names.has("transfer.custom-pool") and rig.names["transfer.custom-pool"]()[0]:
             raise CannotDrive(f"expected the default route, and the environment asks for another; unset {VARIABLE}")

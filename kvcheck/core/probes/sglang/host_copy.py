@@ -161,7 +161,7 @@ class HostCopyScene:
         return not isinstance(self.rig.machine, Machine)
 
     def run_plain(self) -> None:
-        """One request there and back. All queued work runs at once: no order is tried."""
+        """One request there and back. No order is tried."""
         self.is_at_once = True
         self.admit(2)
         self.backup()
@@ -216,7 +216,6 @@ class HostCopyScene:
         self.compute(self.requests, tokens)
 
     def compute(self, request: int, tokens: torch.Tensor) -> None:
-        """Write the request's content on the device, on the model's stream."""
         machine = self.rig.machine
         self.catch_up()
         work = partial(arrive, self.tier.made.arrivals(request, tokens))
@@ -234,7 +233,7 @@ class HostCopyScene:
         self.is_behind = False
 
     def backup(self) -> None:
-        """Back up all requests that lie only on the device, one node each; some are merged into one copy."""
+        """Back up all requests that lie only on the device; some are merged into one copy."""
         controller, mix = self.tier.controller, self.rig.mix
         later = optional(controller.write, flush=False) if mix.chance(1, 2) else {}
         for cached in self.of(lambda each: each.host is None and each.device is not None):
@@ -277,7 +276,7 @@ class HostCopyScene:
         self.judged(partial(self.check_device, cached, "acknowledged as loaded"))
 
     def judged(self, look: Callable[[ProbeJudge], None]) -> None:
-        """Compare. Bytes that are wrong now and right once all work has run show a missing wait: KV201."""
+        """Bytes that are wrong now and right once all work has run show a missing wait: KV201."""
         first, later = ProbeJudge(), ProbeJudge()
         look(first)
         if first.findings:
@@ -289,7 +288,7 @@ class HostCopyScene:
         self.rig.judge.absorb(first, "KV201" if late else None, why if late else "")
 
     def evict(self, every: bool = False) -> None:
-        """Free pages of the device, which another request writes at once. every: free all evictable ones."""
+        """Another request writes the freed pages at once."""
         mix, made = self.rig.mix, self.tier.made
         able = self.of(lambda each: each.device is not None and each.host is not None and not busy(each))
         while able and (every or mix.chance(2, 3) or made.allocator.available_size() < MOST_PAGES * made.page_size):
@@ -304,8 +303,7 @@ class HostCopyScene:
             self.rig.judge.count("foreign_reuses")
 
     def evict_host(self, most: int | None = None) -> None:
-        """Free pages of the host, which get another request's content at once. most: number of requests; None:
-        drawn."""
+        """Another request's content is written to the freed pages at once. most: number of requests; None: drawn."""
         mix = self.rig.mix
         able = self.of(lambda each: each.host is not None and not busy(each))
         while able and (mix.chance(1, 2) if most is None else most > 0):
@@ -321,7 +319,6 @@ class HostCopyScene:
                 del self.cached[cached.request]
 
     def load(self) -> None:
-        """Load one or two requests that lie only on the host, in one load."""
         controller, mix = self.tier.controller, self.rig.mix
         able = self.of(lambda each: each.device is None and each.host is not None and not busy(each))
         taken: list[int] = []
@@ -389,7 +386,6 @@ class HostCopyScene:
             )
 
     def finish(self) -> None:
-        """Run all work, then check the pages of all requests on both tiers."""
         while self.loads:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
@@ -404,7 +400,7 @@ class HostCopyScene:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
 
     def check_list(self, cached: CachedRequest, tier: str, kept: torch.Tensor | None) -> None:
-        """Check that the index list, which the tree keeps too, has not changed since the controller received it."""
+        """The index list, which the tree keeps too, must not change after the controller has received it."""
         given = cached.given.pop(tier, None)
         if given is not None and kept is not None and (found := kept.tolist()) != given:
             changed = sum(one != other for one, other in zip(found, given, strict=True))

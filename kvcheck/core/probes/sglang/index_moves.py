@@ -37,7 +37,6 @@ class IndexMoves:
         return NEEDS
 
     def control(self, rig: Rig) -> None:
-        """Copy a page whose list nobody keeps; run a tree that makes no copy."""
         if rig.subject.startswith("hybrid"):
             with present():
                 HybridScene(rig, STAGED).plain()

@@ -34,7 +34,6 @@ class MetadataSlots:
         return ("metadata.buffers", "metadata.slots", *REQUEST_NEEDS)
 
     def control(self, rig: Rig) -> None:
-        """A slot that is not reused is read as it was delivered."""
         buffers, writer, slots = make(rig)
         slot = slots.alloc()
         writer.write(FIRST, "slot", (slot,))
@@ -82,7 +81,7 @@ class MetadataSlots:
 def deliver_in_parts(
     rig: Rig, buffers: Any, writer: ContentWriter, slot: int, held: list[tuple[BufferView, torch.Tensor]]
 ) -> None:
-    """Deliver the second request's row field by field. It is read once in between, and at the end."""
+    """Deliver the row field by field. It is read once in between, and at the end."""
     coming = list(writer.found.buffers)
     order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
     torn_at = rig.mix.below(len(order))
@@ -109,7 +108,7 @@ def deliver_in_parts(
 
 
 def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tuple[BufferView, torch.Tensor]]:
-    """Return the tensors of a later result with the fields of their places: a wrong tensor's bytes match no field."""
+    """Match tensors with fields by place: a wrong tensor's bytes match no field."""
     tensors = _tensors(got)
     if len(tensors) != len(held):
         raise CannotDrive(f"get_buf returned {len(held)} tensors of one row and {len(tensors)} of the next")
@@ -133,7 +132,7 @@ def make(rig: Rig, size: int = SLOTS) -> tuple[Any, ContentWriter, Any]:
 
 
 def fields(rig: Rig, writer: ContentWriter, got: Any, slot: int) -> list[tuple[BufferView, torch.Tensor]]:
-    """Return the tensors with their fields. Raises CannotDrive if a tensor is a row of no field."""
+    """Raises CannotDrive if a tensor is a row of no field."""
     pairs = []
     for tensor in _tensors(got):
         seen = _bytes(tensor)
@@ -150,7 +149,7 @@ def fields(rig: Rig, writer: ContentWriter, got: Any, slot: int) -> list[tuple[B
 
 
 def judge(rig: Rig, held: list[tuple[BufferView, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
-    """Check that every tensor holds the request's row. set_buf writes words of its own as well."""
+    """set_buf writes words of its own as well."""
     for field, tensor in held:
         seen = _bytes(tensor)[None]
         rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when, has_others=True)

@@ -23,7 +23,6 @@ class PoolCopy:
         return pool_names(subject)
 
     def control(self, rig: Rig) -> None:
-        """Save and restore at once, into the same pages."""
         made, tokens = small_pool(rig, rig.subject), None
         tokens = take(made, LEAST_PAGES)
         state = 1 if rig.subject == "mamba" else None
@@ -88,7 +87,6 @@ def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None)
 def recycle(
     made: SmallPool, everything: torch.Tensor, held: torch.Tensor, states: tuple[int | None, int | None, int | None]
 ) -> None:
-    """Write a third request's content to everything that is not the bystander's."""
     kept = set(held.tolist())
     tokens = torch.tensor([token for token in everything.tolist() if token not in kept])
     made.write(RECYCLER, tokens)

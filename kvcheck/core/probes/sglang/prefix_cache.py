@@ -59,8 +59,7 @@ class PrefixCache:
         return (*SCHEDULER_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
-        """One request that fits is computed and read. Nothing is shared or evicted. Then the owners of rows are
-        identified."""
+        """One request that fits is computed and read. Then the owners of rows are identified."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             run = PrefixCacheRun(rig, arguments)
             run.add(run.generator.unshared(SHORT, SHORT, 0))
@@ -142,7 +141,7 @@ class PrefixCacheRun(SchedulerLoop):
         self.work()
 
     def require_rows_while_one_waits(self) -> None:
-        """Prefill another request in chunks and retract one. Raises CannotDrive if the owner of a row is unclear."""
+        """Raises CannotDrive if the owner of a row is unclear with one request in chunks and one retracted."""
         self.add(self.generator.unshared(SHORT, FEW, 0))
         self.must_retract = True
         for _ in range(SHORT):
@@ -157,7 +156,7 @@ class PrefixCacheRun(SchedulerLoop):
         finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def judged_step(self) -> None:
-        """A step, and the accounts after it. Raises Stop after a finding."""
+        """Raises Stop after a finding."""
         self.step()
         self._settle("after a step")
         if self.rig.judge.findings:
@@ -188,7 +187,6 @@ class PrefixCacheRun(SchedulerLoop):
     def computed(
         self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
     ) -> None:
-        """Write the computed positions, and read all positions that the requests attend to."""
         size, judge = self.made.page_size, self.rig.judge
         for tracked, start, end in zip(served, starts, ends, strict=True):
             tracked.table = self.table(tracked, end)

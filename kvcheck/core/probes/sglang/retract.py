@@ -51,7 +51,6 @@ class Retract:
         return (*chain, *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
-        """Save and restore on the MHA pool, into the same row and pages."""
         made = small_pool(rig, PLAINEST)
         request = make_committed_request(rig, 2 * made.page_size)
         row = admit(made, request)
@@ -106,7 +105,7 @@ class Retract:
 
 
 def overlapped(rig: Rig) -> None:
-    """Repeat it with batches at work. Orders count only if no watchdog ended a hold."""
+    """Orders count only if no watchdog ended a hold."""
     for _ in range(TRIES):
         found = ProbeJudge()
         _overlap(rig, found)
@@ -160,12 +159,11 @@ def _at_work(rig: Rig, forward: Any, arrivals: list[Arrival]) -> None:
 
 
 def mixed(rig: Rig, made: SmallPool) -> None:
-    """Make the allocator hand out pages in a drawn order."""
     give_back(rig, made, take(made, made_pages(made)))
 
 
 def give_back(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
-    """Free the pages one by one in a drawn order. An allocator may sort pages that are freed at once."""
+    """Free pages one by one: an allocator may sort pages that are freed at once."""
     for page in shuffled(rig, tokens.view(-1, made.page_size)):
         made.allocator.free(page)
 

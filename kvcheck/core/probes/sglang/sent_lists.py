@@ -72,7 +72,6 @@ class SentLists:
         made.check(rig.judge, PLAIN, plain, when="beside a prompt that was sent")
 
     def measure(self, rig: Rig) -> None:
-        """Prompts in drawn chunks. Half of them end with a page."""
         made = small_pool(rig, rig.subject)
         mixed(rig, made)
         prefill, size = _Prefill(rig, made), made.page_size
@@ -84,8 +83,6 @@ class SentLists:
 
 
 class _Prefill:
-    """A prefill scheduler without a model: the attributes that `send_kv_chunk` reads."""
-
     def __init__(self, rig: Rig, made: SmallPool, *, judges_states: bool = True) -> None:
         self.judges_states = judges_states
         self.rig, self.made, self.window = rig, made, WINDOW_PAGES * made.page_size

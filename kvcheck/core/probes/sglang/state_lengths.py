@@ -34,7 +34,6 @@ CONDITION = (
 
 
 def parts(subject: str) -> tuple[str, str]:
-    """Split a subject into family and direction of the prefill side's list."""
     family, _, direction = subject.partition("-")
     return family, direction
 
@@ -52,7 +51,6 @@ class StateLengths:
         transfer.check_others("beside states that were sent with equal lists")
 
     def measure(self, rig: Rig) -> None:
-        """Lists that differ by one row or more, at each place."""
         family, direction = parts(rig.subject)
         for place in PLACES[family]:
             found = len(rig.judge.findings)
@@ -108,7 +106,7 @@ class StateTransfer:
         self._window: dict[int, range] = {}
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
-        """Send the unequal request and the one behind it. Returns the worker's exception, if any."""
+        """Return the worker's exception, if any."""
         total = self._rows(self._theirs)
         self._theirs.writer.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]
@@ -133,7 +131,7 @@ class StateTransfer:
         return died
 
     def judge_unequal(self, what: str, theirs: range, case: str) -> str:
-        """Check that both sides fail it, or that both succeed with every row in place. Returns the result in words."""
+        """Both sides must fail it, or succeed with every row in place. Returns the result in words."""
         sides = {"prefill": self.peers.sender, "decode": self.peers.ranks[0]}
         states = {side: self.peers.status(manager, UNEQUAL) for side, manager in sides.items()}
         told = ", ".join(f"{side} says {status}" for side, status in states.items())
@@ -166,7 +164,6 @@ class StateTransfer:
         self.check_rows(request, theirs, when)
 
     def check_rows(self, request: int, theirs: range, when: str, condition: str | None = None) -> bool:
-        """Compare the rows of the receiving list with their positions' content. Returns whether all are right."""
         right = True
         for held in self._held():
             ids = self._kept[request][1]

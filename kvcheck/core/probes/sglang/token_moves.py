@@ -47,7 +47,6 @@ class TokenMoves:
         return ("server.variables", *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
-        """A token of the plainest pool, to a slot of another page."""
         with _native(rig):
             made = small_pool(rig, PLAINEST)
             tokens = take(made, 2)

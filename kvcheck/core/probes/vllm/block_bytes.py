@@ -94,7 +94,7 @@ class BlockBytes:
         return tuple(group)
 
     def write(self, tracked: TrackedRequest, first: int, end: int, others: Sequence[TrackedRequest]) -> None:
-        """Write the positions that the request computes. others: live requests, whose content must not change."""
+        """others: live requests, whose content must not change."""
         ids = self._ids(tracked, first, end)
         for block in dict.fromkeys(each // BLOCK for each in ids):
             for other in others:
@@ -108,7 +108,6 @@ class BlockBytes:
             self.held.rows[at] = content(self._site, author, range(start, stop), ROW_BYTES)
 
     def read(self, tracked: TrackedRequest, end: int, when: str) -> None:
-        """Read all positions before `end`, to which the request attends."""
         ids = self._ids(tracked, 0, end)
         for start, stop, author in tracked.author_runs(0, end):
             part = ids[start:stop]
@@ -122,8 +121,7 @@ class BlockBytes:
             )
 
     def account(self, running: Sequence[TrackedRequest], when: str) -> None:
-        """Check that every block is either free or held, and that its reference count is the number of tables with
-        it."""
+        """Every block is either free or held, and its reference count is the number of tables with it."""
         find = self._rig.judge.find
         pool, held = self._pool, Counter(block for tracked in running for block in tracked.table if block)
         free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]

@@ -34,7 +34,6 @@ class Blocks:
         return (*DEVICE_NEEDS, "request.status")
 
     def control(self, rig: Rig) -> None:
-        """One request in a large enough pool is computed and read. Nothing is freed."""
         run = _ManagerRun(rig, LENGTH // BLOCK + 2)
         run.waiting.append(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):

@@ -43,8 +43,6 @@ class Copy:
 
 
 class Connected:
-    """The scheduler with a connector, under requests that fit neither on the device nor on the host."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*Scheduling().needs("fcfs"), *NEEDS)
 

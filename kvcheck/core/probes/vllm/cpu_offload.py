@@ -38,8 +38,6 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A store or load that is not completed."""
-
     is_load: bool
     keys: list[int]
     context: Any
@@ -77,8 +75,6 @@ class CpuOffload:
 
 @dataclass(slots=True)
 class _Desk:
-    """A manager, its chunks' bytes, and the probe's dictionary."""
-
     rig: Rig
     manager: Any = None
     chunks: dict[int, Chunk] = field(default_factory=dict)

@@ -50,18 +50,14 @@ class Scheduling:
         return (*DEVICE_NEEDS, *CONFIGS, *own, "scheduler", "scheduler.output", "scheduler.grammars")
 
     def control(self, rig: Rig) -> None:
-        """One request in a large enough pool is computed and read. Nothing is freed."""
         run = SchedulerRun(rig, LENGTH // BLOCK + 2)
         run.add(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
             run.step()
 
     def measure(self, rig: Rig) -> None:
-        """Requests of several priorities with shared prefixes outgrow the pool; then pairs.
-
-        A pair is a long prompt and a short one of higher priority that may request one block too many in the step that
-        gives the long one its last piece.
-        """
+        """At the end, pairs: a long prompt and a short one of higher priority that may request one block too many in
+        the step that gives the long one its last piece."""
         run = SchedulerRun(rig, POOL)
         for _ in range(REQUESTS):
             run.add(run.generator.draw(LONGEST, OUTPUTS))
@@ -99,10 +95,8 @@ class SchedulerRun:
         finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def conversations(self) -> None:
-        """A long prompt, a short one of higher priority, and the long one's next turn, which reads all of it.
-
-        The short one needs a block more in the step that gives the long one the last token of a block.
-        """
+        """The short prompt needs a block more in the step that gives the long one the last token of a block. The long
+        one's next turn reads all of it."""
         for _ in range(TURNS):
             more = self.rig.mix.below(BLOCK)
             first = self.generator.unshared(SAID + more, 6 - more + self.rig.mix.below(2), 2)

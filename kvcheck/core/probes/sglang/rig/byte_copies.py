@@ -55,7 +55,6 @@ def moved(source: Place, target: Place, pairs: Sequence[tuple[int, int]], *, lay
 
 
 def rows(start: int, apart: int) -> Place:
-    """Memory of one layer, with items `apart` bytes from each other."""
     return lambda _, index: (start + index * apart,)
 
 

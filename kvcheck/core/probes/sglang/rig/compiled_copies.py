@@ -51,7 +51,6 @@ class CompiledCopies:
 
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
-        """Hold copies of the engine's modules in this block."""
         with ExitStack() as stack:
             for module in dict.fromkeys(modules):
                 own = {name: vars(module)[name] for name in (*AOT_KERNELS, *JIT_KERNELS) if name in vars(module)}
@@ -72,8 +71,8 @@ class CompiledCopies:
 
 
 def require_compiled(device: str) -> str:
-    """Describe the compiled copies. Raises CannotDrive, with the next command, unless they are installed and a trial
-    copy arrives on this device."""
+    """Describe the compiled copies. Raises CannotDrive unless they are installed and a trial copy arrives on this
+    device."""
     found = attempt(lambda: import_module(MODULE))
     if isinstance(found, StubModule):
         raise CannotDrive(f"{MODULE} is not in this environment; {_next()}")

@@ -43,7 +43,6 @@ class CopyEngine:
 
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
-        """Replace the compiled copies in the engine's modules in this block."""
         with lent(modules, self.table()):
             yield
 

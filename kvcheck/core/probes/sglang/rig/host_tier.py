@@ -76,7 +76,6 @@ class HostTier:
     pinned: PinnedMemory
 
     def close(self) -> None:
-        """Unpin the host memory, once nothing uses it."""
         if self.pinned.starts:
             self.machine.settle()
             self.pinned.give_back()
@@ -88,7 +87,6 @@ class HostTier:
         return tuple(name for name in self.made.writer.found.names() if name not in has)
 
     def extras(self, phase: str, names: Any, **indices: torch.Tensor | None) -> dict[str, Any]:
-        """Return the tree's arguments for the controller in addition to the indices of a node."""
         if hasattr(self.tree, "_get_extra_pools"):
             extra: dict[str, Any] = self.tree._get_extra_pools()
             return extra
@@ -101,7 +99,6 @@ class HostTier:
         return {}
 
     def pages(self, host: torch.Tensor) -> dict[str, list[int]]:
-        """Return the units of host slots, by kind."""
         ids = host.to(torch.int64).tolist()
         return {"token": ids, "page": [first // self.made.page_size for first in ids[:: self.made.page_size]]}
 

@@ -70,14 +70,12 @@ class HybridScene:
     issued: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, nodes: int, how: str) -> None:
-        """Back up `nodes` nodes, evict them from the device, and load them again."""
         _hybrid(self, nodes, how)
         self.rig.judge.count("requests", nodes)
         self.rig.judge.count("backups", nodes)
         self.rig.judge.count("loads", nodes)
 
     def plain(self) -> None:
-        """Copy one page without a side pool: nothing to reorder, and no kept list."""
         controller, rig = self.controller("hicache.hybrid"), self.rig
         host = rig.measured(partial(controller.write, self.ids(1, DEVICE), node_id=0), "write")
         value, was_host = self.issued[-2:]
@@ -124,7 +122,6 @@ class HybridScene:
                 judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name)
 
     def check_given(self, how: str) -> None:
-        """Check that the copy got the same pairs, on the side from which it reads them."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], DEVICE)
         for given in self.given:

@@ -57,7 +57,6 @@ def all_layers(
     block_quota: int | None = None,
     page_size: int | None = None,
 ) -> Pieces:
-    """Rows of all layers, by tables of addresses on both sides."""
     start_apart = kv_cache_src_stride_bytes or cache_src_stride_bytes
     end_apart = kv_cache_dst_stride_bytes or cache_dst_stride_bytes
     pairs = paired(indices_src, indices_dst)
@@ -88,8 +87,7 @@ def staged(
     unroll: int | None = None,
     block_quota: int | None = None,
 ) -> Pieces:
-    """Pages gathered with all their layers in the staging memory, then copied whole. The first index of a page names
-    the page."""
+    """Gather pages in the staging memory, then copy them whole. The first index of a page names the page."""
     if src_indices.numel() % page_size:
         raise Refused(f"{src_indices.numel()} indices for pages of {page_size}")
     first = paired(src_indices, dst_indices)[::page_size]

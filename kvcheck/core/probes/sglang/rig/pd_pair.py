@@ -59,7 +59,7 @@ class Link:
     def batch_transfer_sync(
         self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        """Called by the managers. Returns 0 for done, -1 for refused or failed."""
+        """Return 0 for done, -1 for refused or failed."""
         for source, target, length in zip(sources, targets, lengths, strict=True):
             if not (self._holds(PREFILL, source, length) and self._holds(session, target, length)):
                 self.refused += 1
@@ -105,8 +105,6 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Destination of a request on one decode rank."""
-
     pages: Sequence[int]
     slot: int
     states: list[int]
@@ -150,7 +148,7 @@ class PDPair:
         return ([values] if self._kind else []) if several else values
 
     def send(self, requests: Sequence[Sent]) -> Fault | None:
-        """Send the requests in order by the engine's worker. Returns the exception that ended it, if any."""
+        """Return the exception that ended the engine's worker, if any."""
         waiting = deque(self._chunk(request) for request in requests)
         with self._rig.stubs.window() as called:
             died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
@@ -158,7 +156,7 @@ class PDPair:
         return died
 
     def deliver(self, rank: int, most: int | None = None) -> Fault | None:
-        """Run the rank's receive loop for `most` messages, or all. Returns the exception that ended it, if any."""
+        """Return the exception that ended the rank's receive loop, if any. most: messages; None: all."""
         self._allowed[rank] = len(self.link.wires[rank + 1]) if most is None else most
         with self._rig.stubs.window() as called:
             died = self._run(self._loops[rank], "decode_thread")

@@ -32,7 +32,7 @@ class PinnedMemory:
             torch.cuda.cudart = before
 
     def give_back(self) -> None:
-        """Unpin all. Raises CannotDrive if the runtime refuses. No work may be queued on the device."""
+        """Raises CannotDrive if the runtime refuses. No work may be queued on the device."""
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         refused = [code for start in self.starts if (code := int(runtime.cudaHostUnregister(start)))]
         self.starts.clear()

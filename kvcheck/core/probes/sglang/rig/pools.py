@@ -87,7 +87,6 @@ class SmallPool:
     writer: ContentWriter
 
     def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[Owned]:
-        """Yield the units that a request with these slots owns, kind by kind."""
         ids, size = tokens.to(torch.int64), self.page_size
         yield Owned("token", tuple(ids.tolist()))
         pages = (ids[::size] // size).tolist()
@@ -102,8 +101,7 @@ class SmallPool:
             self.writer.write(request, owned.unit, owned.ids)
 
     def arrivals(self, request: int, tokens: torch.Tensor, state: int | None = None) -> list[Arrival]:
-        """Return the request's content for all its units, on each buffer's device: queued work may not wait for the
-        host."""
+        """The rows lie on each buffer's device: queued work may not wait for the host."""
         found = []
         for owned in self.owned(tokens, state):
             for held in self.writer.found.buffers:
@@ -116,7 +114,7 @@ class SmallPool:
     def check(
         self, judge: ProbeJudge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str
     ) -> None:
-        """Check that all units of the request hold its content. Of a partial page, the bytes of its tokens count."""
+        """Of a partial page, only the bytes of its tokens count."""
         for owned in self.owned(tokens, state):
             whole = len(owned.ids) - (1 if owned.tail else 0)
             lost = self.writer.check(judge, request, owned.unit, owned.ids[:whole], when=when)
@@ -190,7 +188,6 @@ def small_pool(
 
 
 def make_pools(rig: Rig, family: str, offered: Mapping[str, Any], device: str) -> tuple[Any, Any, Any]:
-    """Return a pool of the family, its allocator and its request table. offered: from `sizes`."""
     pool_name, rows_name, allocator_name = pool_names(family, offered["page_size"])
     offered = {**offered, "device": device}
     if family == "mamba":
@@ -247,7 +244,7 @@ def state_params() -> Any:
 
 
 def take(made: SmallPool, pages: int) -> torch.Tensor:
-    """Allocate slots of `pages` pages. Raises CannotDrive if the allocator has too few."""
+    """Raises CannotDrive if the allocator has too few pages."""
     ids = made.allocator.alloc(pages * made.page_size)
     if ids is None:
         raise CannotDrive(f"the allocator has no {pages} pages left; it has {made.allocator.available_size()} tokens")
@@ -256,6 +253,5 @@ def take(made: SmallPool, pages: int) -> torch.Tensor:
 
 
 def optional(call: Callable[..., Any], **values: Any) -> dict[str, Any]:
-    """Return the values for which the call has parameters in this release."""
     known = inspect.signature(call).parameters
     return {name: value for name, value in values.items() if name in known}

@@ -79,7 +79,7 @@ class Listed:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The tokens that its slots must hold. A state is identified by the last token of its prefix."""
+        """The tokens that its slots must hold; for a state, the last token of its prefix."""
         return self.tokens if self.kind == PAGES else self.tokens[-1:]
 
 
@@ -114,12 +114,10 @@ class Tree:
         self.rig.measured(lambda: self.cache.evict_host(tokens), f"{self.name}: evict_host")
 
     def evict_host_states(self, count: int) -> None:
-        """Evict states from the host, in trees that evict them separately."""
         if hasattr(self.cache, "evict_mamba_host"):
             self.rig.measured(lambda: self.cache.evict_mamba_host(count), f"{self.name}: evict_mamba_host")
 
     def ask_load(self, tokens: Sequence[int]) -> None:
-        """Match the prefix and request a load of its part on the host."""
         names, call = self.rig.names, self.cache.init_load_back
         found = self._match(tokens)
         if names.has("tree.load"):
@@ -138,12 +136,10 @@ class Tree:
         self.rig.measured(self.cache.ready_to_load_host_cache, f"{self.name}: ready_to_load_host_cache")
 
     def settle(self) -> None:
-        """Process finished copies, as each step of the scheduler does."""
         self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
 
     def lists(self) -> Iterator[Listed]:
-        """Yield every list of the tree. A compiled core shows no nodes: of it, the device lists of each known
-        prefix."""
+        """A compiled core shows no nodes: of it, the device lists of each known prefix."""
         core, names = getattr(self.cache, "tree_core", self.cache), self.rig.names
         if names.has("tree.compiled-core") and isinstance(core, names["tree.compiled-core"]):
             yield from self._by_prefix(core)
@@ -194,7 +190,7 @@ class Tree:
 
 
 def found_kinds(rig: Rig, model: str) -> list[TreeKind]:
-    """Return this release's trees for such a model. Raises CannotDrive with every missing name if there are none."""
+    """Raises CannotDrive with every missing name if there are none."""
     names, missing = rig.names, []
     kinds = []
     for kind in KINDS[model]:
@@ -219,10 +215,8 @@ def make_tree(
     host_tier: Any = None,
     **more: Any,
 ) -> Any:
-    """Make a tree of the release by its constructor. name: its capability. more: parameters that not all trees have.
-
-    host_tier: server arguments for a tree with a host tier, or None.
-    """
+    """name: its capability. more: parameters that not all trees have. host_tier: server arguments for a tree with
+    one."""
     names = rig.names
     offered = {
         "disable": False,
@@ -249,8 +243,7 @@ def make_tree(
 
 
 def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, tokens: int = TOKENS) -> Tree:
-    """Make a tree with a host tier over pools of its own. tokens: slots on the device. Raises the engine's ValueError
-    if it refuses the io_backend and the layout of the arguments."""
+    """Raises the engine's ValueError if it refuses the io_backend and the layout of the arguments."""
     family = FAMILIES[model]
     _, allocator, rows = make_pools(rig, family, sizes(1, tokens, tokens, STATES), kind.device)
     cache = make_tree(rig, kind.name, family, request_pool=rows, allocator=allocator, page_size=1, host_tier=arguments)

@@ -31,14 +31,12 @@ class Seen:
     ids: tuple[int, ...]
 
     def whole(self) -> torch.Tensor:
-        """Return rows of full size, with 0 for bytes that were not returned."""
         full = torch.zeros((len(self.ids), self.held.rows.shape[1]), dtype=torch.uint8)
         full[:, self.part] = self.rows.cpu()
         return full
 
 
 def understood(rig: Rig, made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
-    """Return a getter's result for the first layer, or why it cannot be judged."""
     with rig.stubs.window() as called:
         got = attempt(partial(_try, made, name, tokens), rig.package)
     if called:

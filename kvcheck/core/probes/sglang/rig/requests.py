@@ -45,7 +45,7 @@ def make_committed_request(rig: Rig, committed: int) -> Any:
 
 
 def record_of(request: Any) -> Any:
-    """Return the object with the row and state of a request: the request, or its own `kv` record."""
+    """The row and state of a request lie in its `kv` record in some releases."""
     record = getattr(request, "kv", None)
     return record if hasattr(record, "req_pool_idx") else request
 
@@ -65,7 +65,6 @@ def prefix_of(request: Any) -> int:
 
 
 def end_of(request: Any) -> int:
-    """Return the position after its last token of this round."""
     for name in ("extend_end", "extend_range.end", "fill_len"):
         try:
             return int(operator.attrgetter(name)(request))
@@ -75,7 +74,6 @@ def end_of(request: Any) -> int:
 
 
 def extend_to(request: Any, end: int) -> None:
-    """Set the end of this round's prompt, by each release's field; see `end_of`."""
     request.extend_end = request.fill_len = end
     request.fill_ids = request.origin_input_ids[:end]
     if hasattr(request, "set_extend_range"):

@@ -75,7 +75,6 @@ class SchedulerLoop:
 
     @property
     def held(self) -> list[TrackedRequest]:
-        """Requests that hold a row of token ids now."""
         free = self.made.request_pool.free_slots
         rows = {tracked.name: row_of(tracked.request) for tracked in self.unfinished.values()}
         return [

@@ -22,7 +22,7 @@ def prepare(names: Names) -> None:
 
 @contextmanager
 def published(names: Names, **values: object) -> Iterator[Any]:
-    """Set arguments of the server in this block. Yields the arguments, or None in a release without them."""
+    """Yields the arguments, or None in a release without them."""
     try:
         yield _publish(names, values)
     finally:

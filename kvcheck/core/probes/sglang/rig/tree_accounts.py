@@ -123,7 +123,6 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def free_pages(allocator: Any) -> list[int]:
-    """Return the free pages of an allocator, in its order."""
     pages: Callable[[], torch.Tensor] | None = getattr(allocator, "get_all_free_pages", None)
     free = pages() if pages is not None else torch.cat((allocator.free_pages, allocator.release_pages))
     ids: list[int] = free.tolist()

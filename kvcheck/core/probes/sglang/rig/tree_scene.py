@@ -76,7 +76,6 @@ class TreeScene:
         return prefixes
 
     def run(self) -> None:
-        """Back up, evict from the device, load back, evict from the host, and repeat with the freed slots."""
         rig, tree = self.rig, self.tree
         prefixes = self.fill()
         self._evict("after the first leaf was evicted from the device", 1, 0)
@@ -141,7 +140,7 @@ class TreeScene:
                 judge.find("KV303", "contract", text, tier=listed.tier, lane=lane)
 
     def account(self, step: str) -> None:
-        """Check that no free slot is in a list, and none is free twice. All free slots are allocated to list them."""
+        """Check that no free slot is in a list or free twice. All free slots are allocated to list them."""
         listed = list(self.tree.lists())
         pools = [("device", PAGES, self.tree.allocator), ("device", STATE, self.tree.states)]
         pools += [("host", kind, host) for kind, host in self.tree.hosts.items()]
