@@ -21,7 +21,7 @@ from kvcheck.core.probes.frame.wire import Hello, Refusal
 from kvcheck.core.probes.installed import ENGINES
 
 MOST_NAMED = 4
-"""Capabilities that an error takes away, by name; the first ones are needed by most probes."""
+"""Capabilities named by an error; the first ones are needed by most probes."""
 
 
 def errors(engine: str, device: str = "cpu") -> list[str]:

@@ -30,7 +30,7 @@ ENGINES: Registry[EngineSpec] = Registry(
 )
 
 ROOTS = ("python", "", "src")
-"""Where a checkout has the folder of its package."""
+"""Parent folders of the package in a checkout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from kvcheck.core.probes.frame.buffer_views import BufferView, Inventory
 from kvcheck.core.probes.frame.tally import Tally
 
 REQUESTS = 4096
-"""Owners that a schedule may have: requests, or prefixes that requests share."""
+"""Most owners in a schedule: requests, or prefixes that requests share."""
 UNWRITTEN = 0
-"""A word of an engine's memory that nobody has written: pools are zeroed when they are made."""
+"""An unwritten word of an engine's memory: pools are zeroed when they are made."""
 STALE = ("KV101", "KV102", "KV103", "KV104")
-"""Rows that what was awaited has not reached, or not whole."""
+"""Codes of rows that the awaited work has not reached, or only in part."""
 
 
 def content(site: Site, request: int, positions: Sequence[int], size: int) -> torch.Tensor:

@@ -34,22 +34,23 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, HoldReport
 
 HOLD_CYCLES = 40_000_000
-"""Cycles that a hold without triton spins: 20 ms at 2 GHz, thousands of times what a small copy takes."""
+"""Spin cycles of a hold without triton: 20 ms at 2 GHz, thousands of times the duration of a small copy."""
 
 LIMIT_NS = 250_000_000
-"""A hold ends by itself after so long."""
+"""A hold ends by itself after this time."""
 
 HOLDS_MOST = 256
-"""Holds between two settlements. More would have to be made while streams are held, and that may wait for them."""
+"""Holds between two settlements. To make more while streams are held might wait for them."""
 
 GRACE_S, GRACE_LOOKS = 0.002, 20
-"""So long, and in so many looks, a read that waits for nothing may take to run: a hundred times what it takes."""
+"""Time, and number of polls, for a read that waits for nothing: a hundred times its duration."""
 
 WAIT_S = 0.02
-"""What is held goes so long after a call that may wait has begun: a call that does not wait has read by then."""
+"""Held work is released this long after the start of a call that may wait: a call that does not wait has read by
+then."""
 
 POLLS_MOST = 1000
-"""After so many polls without success one hold goes: a process that only polls would wait for the watchdog."""
+"""Failed polls after which one hold is released: a process that only polls would wait for the watchdog."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Re
 
 TAIL = 20_000
 PROGRAM = "kvcheck.core.probes.frame.probe_server:main"
-"""What the child of an engine runs, unless the engine's tables name another program."""
+"""Program of an engine's child, unless the engine's tables name another one."""
 
 
 @dataclass(frozen=True, slots=True)

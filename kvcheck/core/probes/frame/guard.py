@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 OURS = "kvcheck"
 _OF_THE_HARNESS = (AttributeError, NameError, ImportError)
-"""Exceptions that an object of kvcheck's can cause inside the engine."""
+"""Exceptions that an object of kvcheck can cause inside the engine."""
 
 
 class CannotDrive(Exception):

@@ -36,7 +36,7 @@ class Names:
         self._table = table
         self._found: dict[str, Found] = {}
         self.done_without: dict[str, str] = {}
-        """What a schedule asked for with `has` and did without, with the places tried. Emptied before each."""
+        """Capabilities that `has` did not find in this schedule, with the places tried."""
 
     def __getitem__(self, name: str) -> Any:
         """Return the class or function. Raises CannotDrive if no known place has it."""

@@ -13,7 +13,7 @@ from typing import Any
 from kvcheck.core.probes.frame.probe import Rig
 
 LENGTH = 64
-"""Positions that a request may have."""
+"""Most positions of a request."""
 
 
 @dataclass(frozen=True, slots=True)

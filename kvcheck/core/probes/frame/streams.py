@@ -23,7 +23,7 @@ from kvcheck.core.base.rng import Rng
 
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
 ORDERS = (LAZY, RANDOM, EAGER)
-"""When queued work runs: at the first wait (lazy), whenever the seed says so (random), or at once (eager)."""
+"""When queued work runs: at the first wait (lazy), at moments drawn from the seed (random), or at once (eager)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class HoldReport:
 
 class Machine:
     fired = 0
-    """Holds that a watchdog ended: there is none here."""
+    """Holds that a watchdog ended: always 0 here."""
 
     def __init__(self) -> None:
         self.reset(EAGER, 0)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 ASKERS = {"torchvision": "transformers"}
-"""Package -> a library that refuses what the engine does at import where the package is not there (SGLang 0.5.21)."""
+"""Package -> a library that refuses an import of the engine if the package is missing (SGLang 0.5.21)."""
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -11,7 +11,7 @@ STATED = "MC_TRANSFER_TIMEOUT"
 SOON = {STATED: "10", "MC_TCP_PROGRESS_TIMEOUT_SEC": "3", "MC_TCP_STATUS_TIMEOUT_SEC": "3"}
 """Settings of probes in which calls fail: shorter limits than the library's own, for the same outcome."""
 LEAST_S = 5
-"""The library takes a shorter limit for this one."""
+"""The library replaces a shorter limit by this one."""
 USUAL_S = 30
 PATIENCE_S = 20.0
 

@@ -20,13 +20,13 @@ from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, Writes, sprea
 VICTIM = 0
 BIG = ((1 << 20),) * 12
 TIMES = 200
-"""Calls to the victim, one behind the other: more than a second, so that it is hit before they are done."""
+"""Sequential calls to the victim: more than a second, so that it is hit before they are done."""
 SMALL_SIZE, SMALL_COUNT, SMALL_CALLS = 64 << 10, 16, 12
 BEGIN_S = 10.0
 SETTLE_S = 0.5
 HARMED_S, LEAST_TRIES, BETWEEN_S = 20.0, 3, 0.2
 AFTER_BIG = 13 << 20
-"""Where memory begins that the dead writer did not write to."""
+"""Start of memory that the dead writer did not write to."""
 
 
 class Death:

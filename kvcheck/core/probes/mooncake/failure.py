@@ -23,7 +23,7 @@ from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, spread
 WATCH_S = 1.5
 REFUSED = (256 << 10, 40)
 FROZEN = (1 << 20, 14)
-"""Bytes of a write, and writes in the call: more than the system's buffers take for a peer that is stopped."""
+"""Bytes of a write, and writes in the call: more than the system's buffers hold for a stopped peer."""
 CONDITION = (
     "memory of a failed write is used again while the writer's engine lives; the library does not say when it is free"
 )

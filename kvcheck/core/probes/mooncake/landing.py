@@ -22,9 +22,9 @@ FROZEN_S = 0.3
 QUIET_S = 0.2
 FROZEN_CALLS = 6
 ENOUGH = 40
-"""Writes that were not what their status said, after which a schedule has shown it."""
+"""Wrong writes after which a schedule ends."""
 MOST_FROZEN = 64 << 10
-"""A write that fits the system's buffers, so that it could be taken for done while the peer is stopped."""
+"""Bytes of a write that fit the system's buffers, so that it could be reported done while the peer is stopped."""
 
 
 class Landing:

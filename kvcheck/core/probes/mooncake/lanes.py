@@ -15,11 +15,11 @@ from typing import Any
 from kvcheck.core.probes.mooncake.memory import Memory, Plane
 
 RUNNING = 0
-"""The status of a submitted write that has not ended."""
+"""Status of a submitted write in progress."""
 DONE = 1
 POLL_S = 0.00002
 END = 64
-"""Bytes of a write that are compared before all others."""
+"""Last bytes of a write, which are compared first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

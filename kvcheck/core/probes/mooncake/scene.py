@@ -22,7 +22,7 @@ from kvcheck.core.probes.mooncake.words import WORD, Held, Places, generation_of
 
 SETTLE_S = 1.0
 CALL_S = 90.0
-"""The longest that calls to healthy peers may take. The library waits 61 s for a handshake."""
+"""Limit of calls to healthy peers. The library waits 61 s for a handshake."""
 BLOCK = 64 << 10
 SIZE_CLASSES = (
     ("64 B to 1 KiB", 64, 1 << 10),

@@ -40,15 +40,15 @@ LAYOUTS = {
     "direct": ("layer_first", "page_first_direct"),
     "mha-kernel": ("layer_first", "page_first", "page_head"),
 }
-"""Layouts of the host's memory by the way of a copy, or by the subject where it has others."""
+"""Layouts of host memory by way of copying, or by subject if it has others."""
 LEFT_OUT = "page_first_kv_split, which is made for another kind of device"
 OTHERS = 4000
-"""First of the owners of pages that were given away."""
+"""First owner of pages that were freed."""
 COPYING = ("write", "start_writing", "start_loading")
-"""Calls of the controller that ask for copies."""
+"""Calls of the controller that make copies."""
 ORDERINGS = "orderings_checked"
 TRIES = 2
-"""Of a schedule on a device, if its watchdog ended a hold in the first."""
+"""Tries of a schedule on a device, if its watchdog ended a hold in the first."""
 ROUNDS = 5
 MOST_PAGES = 3
 
@@ -150,7 +150,7 @@ class HostCopyScene:
     requests: int = 0
     others: int = OTHERS
     is_behind: bool = False
-    """Whether the main stream may stand behind the model: who waits for it then waits for the model."""
+    """Whether the main stream may wait for the model's stream."""
     is_at_once: bool = False
 
     def __post_init__(self) -> None:

@@ -20,11 +20,11 @@ from kvcheck.core.probes.sglang.rig.tree_scene import TreeScene
 
 KERNEL, DIRECT = ("kernel", "layer_first"), ("direct", "layer_first")
 KERNEL_BY_PAGE, STAGED = ("kernel", "page_first"), ("direct", "page_first_direct")
-"""Ways of a copy: how it is made, and the layout of the host's memory."""
+"""(io_backend, layout of the host's memory)."""
 WAYS = {"kernel": (KERNEL, KERNEL_BY_PAGE), "direct": (DIRECT, STAGED)}
-"""Of a subject, in the order in which a tree is offered them."""
+"""Ways of copying by subject, in the order in which a tree is offered them."""
 POLICIES = ("write_through", "write_back")
-"""When pages are backed up: as soon as the tree has them, or when they have to leave the device."""
+"""Pages are backed up as soon as the tree has them, or when they leave the device."""
 
 
 class IndexMoves:

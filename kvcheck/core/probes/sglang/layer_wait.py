@@ -23,7 +23,7 @@ from kvcheck.core.probes.sglang.rig.readers import Seen, call, readers, seen, te
 LOADED, STALE = 1, 2
 PAGES_LOADED = 3
 TRIES = 2
-"""Loads of a layer, if the watchdog of a device ends a hold of the first: a kernel that is compiled takes so long."""
+"""Loads of a layer, if the watchdog of a device ends a hold of the first: compiling a kernel takes that long."""
 
 
 class LayerWait:

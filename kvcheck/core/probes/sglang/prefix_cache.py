@@ -43,7 +43,7 @@ WINDOW = 8
 LONGEST = 24
 """Tokens of a prompt, and of an output."""
 SHORT, FEW = 10, 3
-"""Tokens of a prompt that comes in two chunks, and of an output. Two such requests fit any pool of these."""
+"""Tokens of a prompt in two chunks, and of an output. Two such requests fit any pool of these."""
 REQUESTS = 14
 STEPS = 400
 PAGED = 4

@@ -31,16 +31,16 @@ SAVED, BYSTANDER, RECYCLER, BEFORE = 1, 2, 3, 4
 PLAINEST = "mha"
 BYSTANDER_PAGES = 2
 ROOM = PAGES - 3
-"""Pages that each family has, also the window pool."""
+"""Pages of each family, also of the window pool."""
 ORDERS_EACH = 2
 """Saved behind a batch, and restored behind one."""
 TRIES = 2
-"""Of these on a device, if its watchdog ended a hold in the first."""
+"""Tries of them on a device, if its watchdog ended a hold in the first."""
 OVERLAPPED = (
     "a scheduler that retracts and resumes while a batch is at work on another stream (overlapped scheduling), and "
     "does not itself wait for that stream before"
 )
-"""The condition of what is found then: the calls of a request alone do not show whether its scheduler waits."""
+"""Condition of these findings: the calls of a request do not show whether its scheduler waits."""
 
 
 class Retract:

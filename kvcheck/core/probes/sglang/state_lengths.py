@@ -23,7 +23,7 @@ from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, s
 UNIT = {"nsa": "page", "swa": "window"}
 KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
 UNEQUAL, BEHIND, OTHER = 1, 2, 3
-"""Requests: the one with unequal lists, the one behind it, and the owner of all other rows of the decode side."""
+"""Requests: with unequal lists, behind it, and the owner of all other rows of the decode side."""
 PLACES = {"nsa": ("end",), "swa": ("end", "start")}
 """Where lists can differ. Lists of all pages begin at the same page on both sides, those of a window anywhere."""
 

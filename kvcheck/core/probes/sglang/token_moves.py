@@ -35,9 +35,9 @@ PLAINEST = "mha"
 SINGLE = ("token", "window")
 """Units whose rows are tokens."""
 NATIVE = "SGLANG_NATIVE_MOVE_KV_CACHE"
-"""Variable of the engine that makes torch move the tokens. The compiled kernel needs a device."""
+"""Variable of the engine that moves the tokens by torch. The compiled kernel needs a device."""
 LATENT = ("nsa",)
-"""Pools that releases serve with chains of drafts alone."""
+"""Pools that releases use only with chains of drafts."""
 DRAFTS = "a server that drafts trees (--speculative-eagle-topk above 1) with this pool: no other moves its tokens"
 """The condition of findings on the pools in LATENT."""
 

@@ -28,7 +28,7 @@ REQUESTS = 30
 IDLE_STEPS = 80
 NEEDS = ("manager.tensor", "connector", "connector.config", "connector.report", "connector.stored")
 BLOCK_BYTES = BLOCK * 2 * 4
-"""Of a block by the engine's own account: keys and values of one head of one float32."""
+"""Bytes of a block by the engine's account: keys and values of one head of one float32."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,7 @@ class ByteCopy:
 
 
 Pieces = Sequence[Sequence[ByteCopy]]
-"""A copy, in pieces that run one after the other."""
+"""A copy, in sequential pieces."""
 
 
 class Refused(Exception):

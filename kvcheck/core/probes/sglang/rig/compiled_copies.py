@@ -30,11 +30,11 @@ from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 
 MODULE = "sgl_kernel.kvcacheio"
 PACKAGES = ("sglang-kernel", "sgl-kernel")
-"""Distributions that bring it: the newer name first."""
+"""Distributions that contain it: the newer name first."""
 TRIAL = "transfer_kv_per_layer_mla"
 ROWS, WORDS = 8, 16
 OF_THE_MACHINE = ("cuda error", "cuda driver error", "device-side assert", "nvcc", "ninja", "compil")
-"""In what is said where a device or a compiler fails, whoever asked for the work."""
+"""In error texts of a device or compiler that fails."""
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from kvcheck.core.probes.sglang.rig.server_args import published
 RATIO = 1.4
 """Host pages to device pages: 17 to 12. No other dimension is 17."""
 SCRATCH = "staging"
-"""In the names of staging memory, which some copies go through. Nothing stays in it."""
+"""In the names of staging memory, which some copies go through and which keeps nothing."""
 HOST_POOLS = ("host.mha", "host.mla", "host.index")
 LATE = "late"
 """Part of a subject: copies by JIT kernels."""

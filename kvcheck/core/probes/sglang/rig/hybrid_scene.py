@@ -28,7 +28,7 @@ from kvcheck.core.probes.sglang.rig.byte_copies import reads_lists_on
 LAYERS, HOST_SLOTS = 2, 64
 SIDES = {"device": DEVICE, "host": HOST}
 STAGED_BACKUPS = ((False, False), (True, True), (True, False), (False, True))
-"""Whether backups of pages, and of states, are staged page by page: copies that read host ids on the host as well."""
+"""Whether backups of pages, and of states, are staged page by page: these copies read host ids on the host as well."""
 POLICIES = ("write_through", "write_back", "write_through_selective")
 
 

@@ -43,10 +43,10 @@ INDEX_HEAD_DIM, SCALE_BYTES = 128, 4
 PAGE_SIZES = {"nsa": 64}
 """Tokens of a page if not 16. The layout of the index buffer needs 64."""
 UNPAGED = ("swa",)
-"""Families whose allocator gives out lists of tokens only for pages of one token, in some releases."""
+"""Families whose allocator hands out lists of tokens only with pages of one token, in some releases."""
 
 REGISTERED = ("get_contiguous_buf_infos", "get_state_buf_infos")
-"""Methods that name the memory of a pool that a transfer moves: what a request owns."""
+"""Methods that return the memory of a pool for transfers: the memory that a request owns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Listed:
 
 
 Given = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
-"""Called with what a host pool is told to copy: kind, whether to the host, host ids, device ids."""
+"""Called with the arguments of a host pool's copy: kind, whether to the host, host ids, device ids."""
 
 
 @dataclass(slots=True, kw_only=True)

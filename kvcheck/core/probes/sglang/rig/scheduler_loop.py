@@ -37,12 +37,12 @@ from kvcheck.core.probes.sglang.rig.requests import (
 CHUNK = 8
 INPUT = 1 << 12
 RATIO = 0.1
-"""new_token_ratio: the share of possible output for which room is kept. It is small, so that requests are retracted."""
+"""new_token_ratio: the share of possible output for which room is reserved; small, so that requests are retracted."""
 RUNNING = 5
 STATES_EACH = 3
 """States that the engine's own sizing counts for a running request."""
 SQUEEZE = 6
-"""One decode in so many retracts a request although there is room."""
+"""One decode in so many retracts a request despite enough room."""
 SCHEDULER_NEEDS = (
     *REQUEST_NEEDS,
     "tree.params",
@@ -67,10 +67,10 @@ class SchedulerLoop:
         self.chunked: Any = None
         self.last: Any = None
         self.must_retract: bool | None = None
-        """Whether the next decode retracts a request although there is room. None: drawn."""
+        """Whether the next decode retracts a request despite enough room. None: drawn."""
         self._rows = sorted(made.request_pool.free_slots)
         self._given: dict[int, str] = {}
-        """The request that got a row last."""
+        """The last request of each row."""
         self.running: Any = fitted(rig.names["batch"], {"reqs": [], "batch_is_full": False})
 
     @property

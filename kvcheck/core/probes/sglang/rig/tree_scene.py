@@ -24,7 +24,7 @@ from kvcheck.core.probes.sglang.rig.byte_copies import reads_lists_on
 from kvcheck.core.probes.sglang.rig.prefix_tree import PAGES, STATE, STATES, TOKENS, Tree, TreeKind, build
 
 SHARED, TAIL = 4, 16
-"""Tokens that two prefixes share, and the longest end that one has alone, where a tree loads ten tokens or more."""
+"""Tokens that two prefixes share, and the most that one has alone, if a tree loads ten tokens or more."""
 WORTH = 6
 """Tokens by which the longest end is longer than the fewest that a tree loads; drawn ends are up to three shorter."""
 
