@@ -35,7 +35,7 @@ class Judged:
 
 
 class IntegrityError(AssertionError):
-    """Findings of a call. findings: causes first, each followed by its symptoms. judged: the call's result."""
+    """Raised with the findings of a call: causes first, each followed by its symptoms. judged: the call's result."""
 
     __module__ = "kvcheck.testing"
 

@@ -85,11 +85,11 @@ def waits(
     save took before its stream had made it. Raises NotJudged if nothing ran on a stream, or if `read` returns no row of
     a buffer even after the load.
 
-    A pass covers this reader, this load and the order that was tried. With stand-in streams every missing wait is
-    found, also a wait for the event of an earlier layer. A longer wait than needed is no finding, nor is a wait for the
-    whole load at the first layer, if layers are read in the order of `layers`. Not covered: other threads, C++
-    extensions with streams of their own, buffers that `read` does not return (the result names them), and a load whose
-    source is reused too early.
+    A pass covers this reader, this load and the order that was tried. With stand-in streams a reader without a wait is
+    always found, also one that waits for the event of an earlier layer. A longer wait than needed is no finding, nor is
+    a wait for the whole load at the first layer, if layers are read in the order of `layers`. Not covered: other
+    threads, C++ extensions with streams of their own, buffers that `read` does not return (the result names them), and
+    a load whose source is reused too early.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
     drawn = seed_of(seed)
@@ -223,6 +223,7 @@ class _Scene:
         index = [held.index(rows_named(self.plan.into, held.unit, self.units)) for held in known]
         ids = [self.ids() for _ in reads]
         fired = self.streams.fired
+        # After other reads the load runs only as far as a wait requires.
         self.streams.hold(seed, is_lazy=len(reads) > 1 or seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
         begin()
         self.streams.hold_no_more()  # a stream of the reader's own runs before the load, as far as it does not wait

@@ -20,7 +20,7 @@ class watch:
         with watch(buffers.get(slot), of=buffers, name="metadata of slot 3", owner="request 1"):
             buffers.put(slot, the_next_request)
 
-    On entry, a tensor that shares bytes with a tensor below `of` is KV305. At the end of the block, or when `check` is
+    At once, a tensor that shares bytes with a tensor below `of` is KV305. At the end of the block, or when `check` is
     called, a tensor whose bytes have changed is KV303. Both raise IntegrityError; a value without tensors raises
     NotJudged.
 

@@ -88,8 +88,8 @@ def judge_left(
     saved: Sequence[torch.Tensor],
     request: int,
 ) -> list[str]:
-    """Add findings for parts that were restored in another layer; NotJudged if unused= names one. Returns notes on the
-    others."""
+    """Add findings for parts that were restored in another layer. Returns notes on the others. Raises NotJudged if
+    unused= names a restored part."""
     told: list[str] = []
     families: dict[tuple[object, ...], list[Left]] = {}
     for left in found:

@@ -48,8 +48,8 @@ def is_named(path: str, stem: str, names: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Passed:
-    """Objects that are not entered. again: tensors reached a second time. threads: paths of objects that run code in
-    threads."""
+    """Objects that are not entered. paths: of those that are no tensors. again: tensors reached a second time. threads:
+    paths of objects that run code in threads."""
 
     names: Collection[str]
     paths: list[str] = field(default_factory=list)

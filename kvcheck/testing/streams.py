@@ -179,8 +179,8 @@ def streams(*, device: str | None = None) -> Iterator[Streams]:
     Make the pool and its streams inside the block: earlier streams are not held back. device: "cpu" for stand-ins,
     "cuda" or "cuda:N" for a real device's streams; by default cuda if torch has it.
 
-    With stand-ins, tensors lie on the CPU, and side-stream work of the block's thread runs late, so every missing wait
-    is found. On a device, `torch.cuda.stream(...)` is entered behind a kernel that holds the following work until a
+    With stand-ins, tensors lie on the CPU, and side-stream work of the block's thread runs late, so a missing wait is
+    always found. On a device, `torch.cuda.stream(...)` is entered behind a kernel that holds the following work until a
     read has run without it or has to wait for it. This needs triton; without it the kernel spins for about 20 ms,
     timing decides which work overlaps, and `not_tried` has a note. Waits of the process by events, streams and
     torch.cuda.synchronize() release held work; a read that copies to the host does not, so a watchdog ends the hold,

@@ -1,7 +1,7 @@
 """Case: save and restore a retracted request, compared with the upstream method and two plain copies of as many bytes.
 
 The upstream method indexes each layer of each buffer by chunks of token rows and moves the result to the host. Its
-first version did not save the index buffer of an NSA model, which is not checked for the partial method.
+first version, the partial method, did not save the index buffer of an NSA model; this buffer is not checked then.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class OnDevice(torch.Tensor):
 
 @contextmanager
 def present() -> Iterator[None]:
-    """Provide the device in this block, with pinned memory and streams."""
+    """Provide the device in this block."""
     setattr(torch, DEVICE, torch.cpu)
     try:
         with pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]

@@ -1,9 +1,8 @@
 """Probe local-cpu: LMCache's LocalCPUBackend over its own allocator: put, find, hold, pin, evict and remove.
 
-Subjects are its replacement policies. A policy may evict any chunk that no reader holds or has pinned; such a chunk
-keeps its bytes until the reader gives it back.
-
-The bytes in use are those of chunks that are cached, held or pinned. They are counted without the engine.
+Subjects are its replacement policies. A chunk that a reader holds or has pinned keeps its bytes until the reader gives
+it back; a policy may evict any other. The bytes in use are those of chunks that are cached, held or pinned, counted
+without the engine.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class LaneRunner:
         for call in lane.calls:
             results.append(self._call(lane, call))
             if not results[-1].is_done:
-                break
+                break  # later calls would show nothing
         return results
 
     def _call(self, lane: Lane, call: Call) -> Result:

@@ -158,7 +158,6 @@ class AgreementScene:
         return any(link.wires.values()) or any(link.flying.values())
 
     def poll(self, when: str) -> None:
-        """The ranks' queues must be equal after the poll, and each committed request whole."""
         before = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         if not any(before):
             return

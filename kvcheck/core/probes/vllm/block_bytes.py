@@ -146,7 +146,6 @@ class BlockBytes:
         return [tracked.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
 
     def _is_same(self, tracked: TrackedRequest, other: TrackedRequest, block: int) -> bool:
-        """True if the block has the same tokens for both requests."""
         place = tracked.table.index(block)
         span = range(place * BLOCK, (place + 1) * BLOCK)
         same = all(tracked.author_at(at) == other.author_at(at) for at in span)

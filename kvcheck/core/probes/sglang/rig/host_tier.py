@@ -119,7 +119,7 @@ class HostTier:
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
 
     def write_host(self, content: Callable[[BufferView, int], torch.Tensor], host: torch.Tensor) -> None:
-        """Write host pages. content: (buffer, number of units) -> rows."""
+        """content: (buffer, number of units) -> rows."""
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
             buffer.fill(held.layer, ids, content(held, len(ids)))
@@ -136,12 +136,10 @@ def host_tier_needs(family: str) -> tuple[str, ...]:
 
 
 def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier:
-    """Make a fresh host tier, to be closed. Raises CannotDrive if the release cannot make it.
-
-    On a device the release itself selects copies compiled at run time, for rows that are wide enough.
-    """
+    """Make a fresh host tier, to be closed. Raises CannotDrive if the release cannot make it."""
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
     real = not isinstance(rig.machine, Machine)
+    # On a device the release itself selects copies compiled at run time, for rows that are wide enough.
     made = small_pool(rig, family, is_wide=late and real)
     pinned = PinnedMemory()
     own = {

@@ -55,10 +55,7 @@ class KeptList:
 
 @dataclass(slots=True)
 class HybridScene:
-    """A controller over pools that allocate ids and record the lists of a copy.
-
-    staged: one of STAGED_BACKUPS: whether the way of copying, and each pool of the group, may be staged.
-    """
+    """staged: one of STAGED_BACKUPS: whether the way of copying, and each pool of the group, may be staged."""
 
     rig: Rig
     way: tuple[str, str]

@@ -45,7 +45,7 @@ def make_committed_request(rig: Rig, committed: int) -> Any:
 
 
 def record_of(request: Any) -> Any:
-    """The row and state of a request lie in its `kv` record in some releases."""
+    """In some releases, row and state of a request lie in its `kv` record."""
     record = getattr(request, "kv", None)
     return record if hasattr(record, "req_pool_idx") else request
 

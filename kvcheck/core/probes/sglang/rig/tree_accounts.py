@@ -166,7 +166,7 @@ class TreeAccounts:
         return free_pages(getattr(self._made.allocator, "full_attn_allocator", self._made.allocator))
 
     def check(self, rows: dict[str, tuple[int, ...]], states: dict[str, int], when: str) -> None:
-        """Check all accounts. rows: request -> slots that it holds. states: request -> its state slot."""
+        """rows: request -> slots that it holds. states: request -> its state slot."""
         view = view_of(self._tree, self._kinds)
         self._rig.judge.count("orderings_checked")
         self._settle(self._pages(view, rows), when)

@@ -114,10 +114,7 @@ class TreeScene:
         rig.judge.count("loads", self.copies[PAGES, False])
 
     def check(self, step: str, *, is_loading: bool = False) -> None:
-        """Check that every list of the tree lies on its side, and that its slots hold the tokens of its node.
-
-        is_loading: some device slots are allocated and not filled yet.
-        """
+        """is_loading: some device slots are allocated and not filled yet."""
         judge, name = self.rig.judge, self.tree.name
         self.step = step
         sides = {"device": self.tree.device, "host": HOST}
