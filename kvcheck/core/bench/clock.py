@@ -35,8 +35,7 @@ SPIN_S = 0.5
 SPIN_ROWS, SPIN_CALLS = 2048, 200
 
 
-def nothing() -> None:
-    ...
+def nothing() -> None: ...
 
 
 class Clock(Protocol):

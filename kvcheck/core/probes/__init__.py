@@ -1,2 +1,1 @@
-"""Probes of installed engines: drive the caches of SGLang, vLLM and LMCache, and Mooncake's transfers, and judge
-them."""
+"""Probes of installed engines: drive the caches of SGLang, vLLM and LMCache, and transfers of Mooncake."""

@@ -35,18 +35,15 @@ class StreamsOfDevice(Protocol):
     def fired(self) -> int: ...
 
     @property
-    def main(self) -> Any:
-        ...
+    def main(self) -> Any: ...
 
     def reset(self, order: str, seed: int) -> None:
         """Drop queued work, or wait for it; then delay work in this order: eager (never), lazy (always) or random
         (drawn from the seed)."""
 
-    def side(self) -> Any:
-        ...
+    def side(self) -> Any: ...
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        ...
+    def on(self, stream: Any) -> AbstractContextManager[Any]: ...
 
     def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
         """Put work on the current stream. goes_last: it is released after all other held work."""
@@ -67,8 +64,7 @@ class StreamsOfDevice(Protocol):
     def waiting(self) -> AbstractContextManager[None]:
         """The engine may make the process wait in this block: held work is released."""
 
-    def settle(self) -> None:
-        ...
+    def settle(self) -> None: ...
 
     def take_report(self) -> HoldReport:
         """How work was held since the last report. Call it when settled."""
@@ -120,8 +116,7 @@ class Probe(Protocol):
     def control(self, rig: Rig) -> None:
         """A case that passes on every known release, by the same calls. It is judged like the cases of `measure`."""
 
-    def measure(self, rig: Rig) -> None:
-        ...
+    def measure(self, rig: Rig) -> None: ...
 
 
 def load(entry: str) -> object:

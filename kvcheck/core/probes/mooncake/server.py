@@ -40,14 +40,12 @@ class TransferProbe(Protocol):
     def needs(self, subject: str) -> tuple[str, ...]:
         """Names of the library that the release must have."""
 
-    def scene(self, rig: TransferRig) -> Scene:
-        ...
+    def scene(self, rig: TransferRig) -> Scene: ...
 
     def control(self, scene: Scene) -> None:
         """A case that passes on every engine that works, by the same calls."""
 
-    def measure(self, scene: Scene) -> None:
-        ...
+    def measure(self, scene: Scene) -> None: ...
 
 
 class TransferServer:
