@@ -1,7 +1,7 @@
-"""The digest of rows in place: the digest of the gathered rows, without a gathered copy.
+"""Digest of selected rows, equal to the digest of the gathered rows, without a gathered copy.
 
 Invariants:
-- It is the digest of the words in the order layer, row of the list, word. A row that is named twice counts twice.
+- Words count in the order layer, row of the list, word. A row that is named twice counts twice.
 - Nothing here waits for a device.
 """
 
@@ -16,7 +16,7 @@ from kvcheck.kernels.page_copy import gather_rows
 
 
 def digest_rows_torch(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> torch.Tensor:
-    """Digest of int64 words source[l, rows[i], w] for all l, i, w in this order: an int64 scalar, there.
+    """Digest of int64 words source[l, rows[i], w] for all l, i, w in this order: an int64 scalar on their device.
 
     source: [L, R, W], of any strides; rows: [n], each at least 0 and less than R.
     """
@@ -24,7 +24,7 @@ def digest_rows_torch(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> 
 
 
 def digest_rows(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> torch.Tensor:
-    """digest_rows_torch in one pass: with triton, with numba for much host memory, otherwise over a gathered copy."""
+    """digest_rows_torch with triton, with numba for much host memory, otherwise over a gathered copy."""
     assert source.dtype == torch.int64 and source.ndim == 3 and rows.ndim == 1, "words are int64 [L, R, W], rows [n]"
     if asks_triton(source):
         from kvcheck.kernels import digest_rows_triton
