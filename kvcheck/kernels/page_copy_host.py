@@ -72,10 +72,9 @@ def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Rows as blocks of `size` neighbours, and a shorter tail. ids: of the blocks. tail: (first row, count) or None.
+    """Rows as blocks of `size` neighbours, and a shorter tail. ids: of the blocks. tail: (first row, count) or None."""
 
-    rows   [ 128 .. 191 | 64 .. 127 | 320 .. 350 ]      blocks 2, 1 of 64 rows, a tail of 31 from row 320
-    """
+    # rows   [ 128 .. 191 | 64 .. 127 | 320 .. 350 ]      blocks 2, 1 of 64 rows, a tail of 31 from row 320
 
     ids: npt.NDArray[np.int64]
     size: int

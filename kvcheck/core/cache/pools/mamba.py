@@ -1,7 +1,7 @@
 """Mamba hybrid pools: attention pages, and one slot of conv and ssm state a request.
 
 Invariants:
-- A state slot is overwritten in place at every step: its content has a version, the tokens it has absorbed.
+- A slot is overwritten in place at every step: the version of its content is the number of tokens absorbed.
 - A slot is zeroed before its first use by a new owner.
 """
 
