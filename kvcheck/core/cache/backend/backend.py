@@ -1,11 +1,10 @@
 """Backend: the only interface through which product code uses streams, events and memory.
 
 Invariants:
-- Product code submits operations with their footprint and never touches a stream, an event or a copy itself.
-- A Lane runs its operations one after another. Two lanes are ordered only by a wait.
-- A Signal is a re-recordable event: a wait binds to its latest record when the wait is called, and waiting on a
-  signal that was never recorded does nothing. SEMANTICS.md states every rule and names its litmus test.
-- Nobody changes an Operation or a Footprint. They are not frozen, because a run makes thousands of them.
+- Two lanes are ordered only by a wait.
+- A wait binds to the signal's latest record when the wait is called; a signal that was never recorded counts as
+  reached. SEMANTICS.md states every rule and names its litmus test.
+- Operations and Footprints never change. They are not frozen, because a run makes thousands of them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ChunkWork = Callable[[], None]
 
 
 class Place(Enum):
-    """Where memory lies. Copies from or to PAGEABLE memory are not asynchronous for the process."""
+    """Location of memory. Copies from or to PAGEABLE memory are not asynchronous for the process."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -41,7 +40,7 @@ class Lane:
 
 
 class Signal:
-    """A re-recordable event. `handle` belongs to the backend that made it; None means never recorded."""
+    """A re-recordable event. `handle` belongs to the backend that made it; None: never recorded."""
 
     __slots__ = ("handle",)
 
@@ -50,7 +49,7 @@ class Signal:
 
 
 class Graph:
-    """Operations of one lane, captured and not run. `handle` belongs to the backend that replays it."""
+    """Captured operations of one lane. `handle` belongs to the backend that replays it."""
 
     __slots__ = ("handle", "lane", "operations")
 
@@ -64,10 +63,9 @@ class Graph:
 class Operation:
     """Work for a lane.
 
-    name: the site, such as "offload.save". chunks: run in any order, each once; one chunk unless the copy is large.
-    request: the request that it works for; None if it is not one request's. stage: for a copy that reads pageable host
-    memory; takes a snapshot of that source and returns the chunks that copy from the snapshot.
-    joins_host: a chunk makes the process wait for the device, as one does that reads a value there.
+    name: the call site, such as "offload.save". chunks: run in any order, each once. request: None if it is not for a
+    single request. stage: for a copy from pageable host memory; takes a snapshot of the source and returns chunks that
+    copy from it. joins_host: a chunk makes the process wait for the device, for example to read a value.
     """
 
     name: str
@@ -79,13 +77,12 @@ class Operation:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Footprint:
-    """What one operation reads or writes.
+    """Memory that one operation reads or writes.
 
-    space: id space of `rows` ("full", "window", "state", "metadata" ...). buffers: names of the buffers touched.
-    layers: half-open range of layers local to the space. rows: [n] page or slot ids.
-    spans: [n, 2] half-open token interval inside each page; None is the whole row.
-    owners: [n] request ids that `rows` are touched for; None where no request is named.
-    is_checked: a read whose bytes count only if the operation finds them whole, such as a look for a seal. It may race.
+    space: id space of `rows` ("full", "window", "state", "metadata" ...). layers: half-open range, local to the space.
+    rows: [n] page or slot ids. spans: [n, 2] half-open token interval inside each page; None: whole rows. owners: [n]
+    request ids. is_checked: a read that may race, since the operation discards incomplete bytes, such as a poll for a
+    seal.
     """
 
     space: str
@@ -100,17 +97,15 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One operation of a graph, with what it touches."""
-
     operation: Operation
     reads: tuple[Footprint, ...]
     writes: tuple[Footprint, ...]
 
 
 class OperationObserver(Protocol):
-    """Gets every act of a backend. It must not call the backend.
+    """Receives every call of a backend, and must not call it.
 
-    Every record of a signal has a number, counted by the backend from 1. Both `submit` and `record` make records.
+    Records are numbered from 1. Both `submit` and `record` make them.
     """
 
     def submitted(
@@ -125,13 +120,13 @@ class OperationObserver(Protocol):
         """An operation was queued. `ordinal` counts submissions from 1; `record` is reached when it has run."""
 
     def recorded(self, record: int, lane: Lane) -> None:
-        """A signal now means everything queued in the lane so far."""
+        """A signal was recorded behind everything queued in the lane so far."""
 
     def lane_waited(self, record: int, lane: Lane) -> None:
-        """What is queued in the lane from now on runs after that record, which may be reached already."""
+        """Later work of the lane runs after that record, which may be reached already."""
 
     def process_joined(self, record: int) -> None:
-        """The calling process waited for that record, or asked for it and found it reached."""
+        """The calling process waited for that record, or its query returned True."""
 
     def process_drained(self) -> None:
         """The calling process joined every lane."""
@@ -146,28 +141,29 @@ class Memory(Protocol):
     device: torch.device
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """Uninitialised memory. Stress backends fill it with POISON_BYTE so that unwritten bytes are recognised."""
+        """Uninitialised memory. Stress backends fill it with POISON_BYTE, so that unwritten bytes are recognised."""
 
     def release(self, name: str) -> None:
-        """Give the memory of that name back; `allocated()` no longer lists it, and its content is gone."""
+        """Free the memory of that name."""
 
     def allocated(self) -> dict[str, int]:
-        """Bytes of all memory handed out by `empty` and not released, by name."""
+        """Bytes of all memory that is not released, by name."""
 
     def index(self, values: IndexArray) -> torch.Tensor:
-        """An int64 index tensor on the device, owned by the caller, complete when this returns."""
+        """An int64 index tensor on the device, owned by the caller; its upload is complete."""
 
 
 class Backend(Memory, Protocol):
-    """Lanes over that memory: eager (at once), simulated (a strategy picks what runs next), cuda (streams)."""
+    """Lanes over named memory: eager (at once), simulated (a strategy picks the next chunk), threads, cuda
+    (streams)."""
 
     name: str
 
     def lane(self, name: str) -> Lane:
-        """The lane of that name, made when first asked for."""
+        """Return the lane of that name; the first call makes it."""
 
     def signal(self) -> Signal:
-        """A signal that was never recorded."""
+        ...
 
     def submit(
         self,
@@ -181,18 +177,17 @@ class Backend(Memory, Protocol):
         """Queue the operation behind everything in the lane and behind `after`; the signal records its end."""
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Re-arm the signal: it now means everything queued in the lane so far."""
+        """Record the signal, again or first, behind everything queued in the lane so far."""
 
     def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
-        """Capture what is submitted to `lane` inside the block as a graph. None of it runs, and waits of the lane are
+        """Capture the operations submitted to `lane` inside the block. None of them runs, and waits of the lane are
         dropped."""
 
     def replay(self, graph: Graph) -> None:
-        """Queue all of a graph in its lane, after everything there. A graph can be replayed until the next capture of
-        its lane."""
+        """Queue a whole graph in its lane. It is valid until the next capture of its lane."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Make the calling process wait, or make `lane` wait. Raises Hang if nothing pending can end a process's
+        """Make the calling process wait, or make `lane` wait. Raise Hang if nothing pending can end a process's
         wait."""
 
     def query(self, signal: Signal) -> bool:
@@ -202,8 +197,8 @@ class Backend(Memory, Protocol):
         """Make the calling process wait for every lane."""
 
     def idle(self) -> None:
-        """The calling process has nothing to do. Time passes, and it waits for nothing."""
+        """Let time pass while the process has nothing to do and waits for nothing."""
 
 
 POISON_BYTE = 0xA5
-"""Fresh memory of a stress run is filled with it: a byte value that no content word is made of by design."""
+"""Fill of fresh memory in stress runs; no content word contains it by design."""

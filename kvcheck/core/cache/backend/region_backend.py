@@ -1,8 +1,8 @@
 """RegionBackend: the eager backend over memory that another process can map whole.
 
 Invariants:
-- Every name has a region of its own, so that a buffer is registered whole and nothing else with it.
-- Its own operations run when they are submitted. What a CopyLane copies lands later, and a signal can say when.
+- Every name has a region of its own, so that a buffer is registered whole and alone.
+- Its own operations run when they are submitted. Copies of a CopyLane land later; a signal can stand for them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Region(Protocol):
 
     @property
     def handle(self) -> object:
-        """How another process finds it: a dataclass of plain values."""
+        """The argument of `attach` in another process: a dataclass of plain values."""
 
     def bytes_view(self) -> torch.Tensor:
         """The memory itself, [size_bytes] uint8. It stays valid after `close`."""
 
     def close(self) -> None:
-        """No other process can map it any more."""
+        """Stop other processes from mapping it from now on."""
 
 
 class RegionBackend(EagerBackend):
@@ -49,7 +49,7 @@ class RegionBackend(EagerBackend):
     # Memory
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """A poisoned tensor of that name; on the device, a region of its own."""
+        """A poisoned tensor; on the device, in a region of its own."""
         size = prod(shape) * dtype.itemsize
         if place is not Place.DEVICE or not size:
             return super().empty(name, shape, dtype, place)
@@ -64,25 +64,24 @@ class RegionBackend(EagerBackend):
         return self._tensors[name]
 
     def release(self, name: str) -> None:
-        """Poison the bytes and forget the name."""
         super().release(name)
         if (region := self._regions.pop(name, None)) is not None:
             region.close()
 
     def region_of(self, memory: torch.Tensor) -> Region:
-        """The region that is all of this memory, [bytes] uint8."""
+        """The region that is exactly this memory, [bytes] uint8."""
         for name, region in self._regions.items():
             if self._tensors[name].data_ptr() == memory.data_ptr() and region.size_bytes == memory.numel():
                 return region
         raise LayoutMismatch(f"{memory.numel()} bytes at {memory.data_ptr():#x} are no whole region")
 
     def share(self, memory: torch.Tensor) -> object:
-        """The handle of a region that is all of this memory, in plain values: any channel carries it."""
+        """The handle of the region that is exactly this memory, in plain values."""
         return to_plain(self.region_of(memory).handle)
 
     def attach(self, raw: object) -> torch.Tensor:
-        """A region of another process, by what its `share` returned: [bytes] uint8. Raises TransferError if it is gone,
-        or no handle."""
+        """Map the region that another process shared: [bytes] uint8. Raise TransferError if it is gone, or for an
+        invalid handle."""
         try:
             return self._map(raw)
         except ValueError as error:
@@ -92,7 +91,7 @@ class RegionBackend(EagerBackend):
         return SharedRegion(f"memory-{self._made}", size)
 
     def _map(self, raw: object) -> torch.Tensor:
-        """As `attach`; raises ValueError for what is no handle."""
+        """Like `attach`, but raise ValueError for an invalid handle."""
         handle: RegionHandle = value_from(RegionHandle, raw, "region")
         with SharedRegion.attach(handle) as region:
             return region.bytes_view()
@@ -108,17 +107,17 @@ class RegionBackend(EagerBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Run it now; behind copies, if a signal stands for some."""
+        """Wait for the copies of `after`, then run it."""
         for signal in after:
             self.wait(signal)
         return super().submit(operation, lane=lane, reads=reads, writes=writes, after=after)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Block until the copies that the signal stands for have landed; nothing else can be pending."""
+        """Block until the signal's copies have landed."""
         if isinstance(signal.handle, Landing):
             signal.handle.wait()
         super().wait(signal, lane=lane)
 
     def query(self, signal: Signal) -> bool:
-        """False while copies that the signal stands for have not landed."""
+        """False until the signal's copies have landed."""
         return signal.handle.is_reached if isinstance(signal.handle, Landing) else super().query(signal)
