@@ -1,14 +1,8 @@
 """Messages between the two ends: small typed values, sent as JSON.
 
-    decode -> prefill   Want       pages, slot and generation of a room: you may write there
-    prefill -> decode   Status     everything of the room was written, or why it was not
-    decode -> prefill   Done       the bytes were verified, or given up: you may reuse your pages
-    either -> other     Abort      the room ends; from the decode end it asks for a Drained
-    prefill -> decode   Drained    nothing will be written for that room any more
-
 Invariants:
-- A message names its room and generation. A message of an older generation belongs to an earlier attempt.
-- A message holds plain values. Nothing in it is executed or unpickled, and every value is checked.
+- A message names its room and generation. An older generation belongs to an earlier attempt.
+- A message holds plain values, each checked. Nothing in it is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -22,22 +16,26 @@ from kvcheck.core.base.errors import TransferError
 
 ROOMS = 1 << 64
 INDICES = 1 << 63
-"""Page numbers, slots, lengths and requests are kept as signed 64-bit numbers."""
+"""Page numbers, slots, lengths and requests are signed 64-bit numbers."""
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ROW_BYTES = 1 << 16
-"""Of a metadata row; the largest hidden states in use take half of it."""
+"""Longest metadata row; the largest hidden states in use take half of it."""
 
 Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
 """By leg and space: (leg, first logical page, physical pages)."""
 
 
+# decode -> prefill   Want       pages, slot and generation of a room: you may write there
+# prefill -> decode   Status     everything of the room was written, or why it was not
+# decode -> prefill   Done       the bytes were verified, or given up: you may reuse your pages
+# either -> other     Abort      the room ends; from the decode end it requests a Drained
+# prefill -> decode   Drained    nothing will be written for that room any more
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A decode rank asks for a room and says where to write it. runs: by leg and space, (first logical page, physical
-    pages).
+    """A decode rank requests a room and names its memory. runs: by leg and space, (first logical page, physical pages).
 
-    attempt: how often the request was tried before, as the router told both ends. tokens: prompt tokens that the pages
-    cover. slot: metadata slot. state_slot: slot of the recurrent state, 0 if there is none.
+    attempt: failed attempts before, by the router's count. tokens: of the prompt. slot: metadata slot. state_slot: 0 if
+    there is none.
     """
 
     room: int
@@ -62,7 +60,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The decode rank has verified the room (ok), or given it up after everything was reported."""
+    """The decode rank has verified the room (ok), or given it up after all reports."""
 
     room: int
     generation: int
@@ -72,7 +70,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """The room ends, and with it this attempt of its request."""
+    """The room and this attempt end."""
 
     room: int
     attempt: int
@@ -82,7 +80,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """Nothing will be written for the room's generation any more."""
+    """No more writes for the room's generation."""
 
     room: int
     generation: int
@@ -90,7 +88,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuxData:
-    """A metadata row as bytes, in hexadecimal: the aux path over a socket."""
+    """A metadata row in hexadecimal: the aux path over a socket."""
 
     room: int
     generation: int
@@ -104,12 +102,11 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Want, Statu
 
 
 def encode(message: Message) -> bytes:
-    """One message as UTF-8 JSON."""
     return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Message:
-    """The message of `data`. Raises TransferError for anything else."""
+    """Parse a message. Raise TransferError for anything else."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise TransferError(f"message: expected at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}")
     try:
@@ -125,7 +122,6 @@ def decode(data: bytes) -> Message:
 
 
 def _is_number(value: object) -> bool:
-    """True for an integer that is no bool."""
     return type(value) is int and 0 <= value < ROOMS
 
 
@@ -175,4 +171,4 @@ _CHECKS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "row": (f"at most {MAX_ROW_BYTES} bytes in lower-case hexadecimal", _is_row),
     "runs": ("[leg, first page, pages] rows with page numbers from 0 to 2**63 - 1", _is_runs),
 }
-"""What each field of any message has to be, in words and as a test of what JSON gave."""
+"""The requirement of each message field, in words and as a test of the JSON value."""

@@ -1,11 +1,11 @@
 """Wire: carries bytes and messages between a prefill and a decode rank.
 
 Invariants:
-- A write is one-sided: the peer does nothing and learns of it only by a message.
-- The signal of `write` reports the sender's engine alone: bytes may land before it, after it, or never. Only `flush`,
-  or a read by the receiver, shows that they have landed.
-- Messages from one end to another arrive in order, independently of writes. One may be lost, and a copy of one may come
-  later, after any other.
+- A write is one-sided: the peer learns of it only by a message.
+- The signal of `write` is the sender's completion alone: bytes may land before it, after it, or never. Only `flush`, or
+  a read by the receiver, shows that they have landed.
+- Messages of one end to another arrive in order, independently of writes. One may be lost, and a copy may come later,
+  after any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcheck.core.cache.backend.backend import Footprint, Signal
 from kvcheck.core.cache.transfer.messages import Message
 
 LEGS = ("kv", "state", "aux", "seal")
-"""What is written for a room, in the order in which a healthy sender writes it."""
+"""The writes of a room, in the order of a healthy sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,14 @@ class RegionWrite:
 
 
 def check_region(name: str, memory: torch.Tensor) -> None:
-    """Raise LayoutMismatch unless blocks of bytes can be written into this memory."""
+    """Raise LayoutMismatch unless the memory is contiguous [bytes] uint8."""
     if memory.dtype != torch.uint8 or memory.ndim != 1 or not memory.is_contiguous():
         raise LayoutMismatch(f"region {name}: expected contiguous bytes in one dimension, got {memory.dtype}")
 
 
 def check_blocks(write: RegionWrite, *, source: int, target: int, who: str) -> None:
-    """Raise TransferError unless every block lies in both regions. source, target: their bytes. who: writes to whom."""
+    """Raise TransferError unless every block lies in both regions. source, target: their bytes. who: for the
+    message."""
     blocks = write.blocks
     if len(blocks) and (
         blocks.min() < 0 or (blocks[:, 0] + blocks[:, 2]).max() > source or (blocks[:, 1] + blocks[:, 2]).max() > target
@@ -78,7 +79,7 @@ class Wire(Protocol):
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Write to a peer, once `after` is reached. Raises TransferError where the engine refuses."""
+        """Write to a peer, once `after` is reached. Raise TransferError if the engine refuses."""
 
     def flush(self, peer: str) -> Signal:
         """Reached when everything written to the peer so far has landed, or can never land."""
@@ -90,4 +91,4 @@ class Wire(Protocol):
         """Messages that have arrived, oldest first, each with its sender."""
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """The caller has read and verified all that the peer wrote for the ticket."""
+        """The caller has read and verified all bytes that the peer wrote for the ticket."""

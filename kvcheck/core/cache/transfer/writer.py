@@ -1,8 +1,8 @@
-"""Writer: writes the bytes of one prefill rank's rooms: it works out which blocks of which region go to which peer.
+"""Writer: computes and writes the blocks of one prefill rank's rooms for each peer.
 
 Invariants:
-- Every buffer of the table is sent on its own leg, as blocks of whole registered regions.
-- Places in a peer's memory are computed from the peer's own layout.
+- Every buffer of the table is sent on its own leg.
+- Offsets in a peer's memory are computed from the peer's own layout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvcheck.kernels.page_copy import copy_bytes_torch
 
 
 class Writer:
-    """Writes legs to the peers of one prefill rank. sources: by peer, the ranks that write to it, this one included."""
+    """Writes legs to the peers of one prefill rank."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class Writer:
         register_memory(wire, pool, metadata, self._seals)
 
     def free(self) -> None:
-        """Give the seals' memory back."""
         self._backend.release("seals")
 
     def write(
@@ -71,7 +70,7 @@ class Writer:
         *,
         after: Sequence[Signal],
     ) -> None:
-        """Write one leg: every buffer of the table that belongs to it."""
+        """Write every buffer of one leg."""
         theirs = {(each.space, each.name): each for each in self.peers[peer].buffers}
         writes = []
         for buffer in self._layout.buffers:
@@ -100,7 +99,7 @@ class Writer:
         return part_name(key[1], self._layout.rank, len(self._sources[peer]))
 
     def write_row(self, want: Want, peer: str, slot: int, after: Sequence[Signal]) -> None:
-        """The metadata row, if this is the rank that sends it to the peer."""
+        """Write the metadata row, if this rank sends it to the peer."""
         if self._sources[peer][0] != self._layout.rank:
             return
         if self._aux_over_messages:
@@ -132,7 +131,7 @@ class Writer:
         slot: int,
         after: Sequence[Signal],
     ) -> Signal:
-        """Seal what is sent to the peer. Returns the signal that is reached when this end's memory has been read."""
+        """Seal the bytes for the peer. Return the signal that is reached when this end's memory has been read."""
         units = room_units(self._layout, holding, want.tokens)
         has_row = self._sources[peer][0] == self._layout.rank
         content = Content(
@@ -155,7 +154,6 @@ class Writer:
         )
 
     def write_seal(self, want: Want, peer: str, slot: int, sealed: Signal) -> Signal:
-        """Send a finished seal."""
         at = self._seal_at(peer, slot)
         row = want.slot * self._layout.ranks + self._layout.rank
         write = RegionWrite(
@@ -175,7 +173,7 @@ class Writer:
 
 
 def part_name(buffer: str, source_rank: int, sources: int) -> str:
-    """What a footprint calls the part of a buffer's rows that one of several source ranks writes."""
+    """Footprint name of one source rank's part of a buffer's rows."""
     return buffer if sources == 1 else f"{buffer}/{source_rank}"
 
 

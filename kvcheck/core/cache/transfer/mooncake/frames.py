@@ -1,14 +1,7 @@
 """Frames between a worker and its engine process: a header of numbers, then bytes, over a socket pair.
 
-    kind, number: uint32; length of the payload: uint64; payload
-    START    what to set up, as JSON; the regions' descriptors travel with it
-    READY    the port and the addresses, as JSON
-    REFUSED  why there is no engine, as JSON
-    WRITE    entries and 64-bit columns [local address | remote address | bytes], then the peer's session in UTF-8
-    DONE     the library's code, 64 bits
-
 Invariants:
-- A frame is numbers, JSON or raw columns, so a received frame cannot name code to run.
+- A frame is numbers, JSON or raw columns, so it cannot name code to run.
 - The size of a frame is checked before memory is allocated for it.
 - A wait ends at its deadline or when the other process ends, which closes the socket.
 """
@@ -31,9 +24,13 @@ MOST_DESCRIPTORS = 250  # the kernel takes 253 in one message
 CHUNK_BYTES = 1 << 16
 
 
+# kind, number: uint32; length of the payload: uint64; payload
+# START    settings, as JSON; the regions' descriptors travel with it
+# READY    the port and the addresses, as JSON
+# REFUSED  the reason why there is no engine, as JSON
+# WRITE    entries and 64-bit columns [local address | remote address | bytes], then the peer's session in UTF-8
+# DONE     the library's code, 64 bits
 class Kind(IntEnum):
-    """The kind of a frame."""
-
     START = 1
     READY = 2
     REFUSED = 3
@@ -46,7 +43,7 @@ KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message. number: of the call it belongs to."""
+    """number: of its call."""
 
     kind: Kind
     number: int
@@ -54,7 +51,7 @@ class Frame:
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or sent something that is no frame."""
+    """The other side is gone, or sent an invalid frame."""
 
 
 class ChannelTimeout(Exception):
@@ -70,7 +67,6 @@ class Channel:
         self.descriptors: list[int] = []
 
     def fileno(self) -> int:
-        """For polling."""
         return self._link.fileno()
 
     def send(
@@ -96,7 +92,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, *, deadline: float | None = None, descriptors: int = 0) -> Frame:
-        """The next frame. descriptors: at most so many may come with it."""
+        """The next frame. descriptors: most that may come with it."""
         while (frame := self._next()) is None:
             try:
                 self._limit(deadline)
@@ -115,7 +111,6 @@ class Channel:
         return frame
 
     def close(self) -> None:
-        """Close the channel for both sides."""
         self._link.close()
 
     def _limit(self, deadline: float | None) -> None:
@@ -139,12 +134,11 @@ class Channel:
 
 
 def pack_json(value: object) -> bytes:
-    """A value of plain types."""
     return json.dumps(value).encode()
 
 
 def unpack_json(payload: bytes) -> dict[str, object]:
-    """The JSON object in `payload`. Raises ChannelClosed for anything else."""
+    """The JSON object in `payload`. Raise ChannelClosed for anything else."""
     try:
         value = json.loads(payload)
     except ValueError as error:

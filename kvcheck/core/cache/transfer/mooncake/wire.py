@@ -2,7 +2,7 @@
 
 Invariants:
 - A failed write may leave bytes in flight at both ends. This side's engine process is killed before the error is
-  raised, and the peer is asked to kill its own before any message that releases the memory.
+  raised, and the peer is requested to kill its own before any message that releases the memory.
 - A lost peer may have bytes in flight too. This side's engine is replaced before the loss is reported.
 - A new engine is announced on every link. A write goes to the engine that its peer announced last.
 - No two engines of a rank have the same address, so a write to an older one fails.
@@ -73,7 +73,7 @@ class MooncakeWire(ProcessWire):
         return self.backend.signal()  # never recorded: reached
 
     def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
-        """End a write to a lost peer at once, instead of when the library gives up."""
+        """End a write to a lost peer at once, instead of at the library's timeout."""
         if kind is FrameKind.GONE:
             with self._has_announced:
                 if self._writing == peer and self.engine is not None:
@@ -81,7 +81,7 @@ class MooncakeWire(ProcessWire):
         super()._take(peer, kind, payload)
 
     def rejoin(self, link: Link) -> None:
-        """Tell the peer's new process the address of this engine. It announces its own before it asks for anything."""
+        """Announce this engine to the peer's new process, which announces its own before its first message."""
         super().rejoin(link)
         self._announce_to([link.peer])
 
@@ -92,13 +92,12 @@ class MooncakeWire(ProcessWire):
         return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """Kill the engine that got the failed write, unless that is done already."""
+        """Replace the engine of the failed write, unless that is done already."""
         with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
             if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
                 self._renew()
 
     def _take_data(self, peer: str, payload: bytearray) -> None:
-        """Refuse bytes on a link: only the engine moves bytes."""
         raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
