@@ -1,5 +1,4 @@
-"""Tensor operations: each has a torch form, which defines its result, and a fast form. They import nothing else of
-kvcheck.
+"""Tensor operations: each has a torch form, which defines its result, and a fast form.
 
 Invariants:
 - A fast form has the arguments of its torch form and gives the same bits, unless the torch form states a tolerance.

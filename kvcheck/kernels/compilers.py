@@ -1,9 +1,4 @@
-"""Choice between triton (device tensors), numba (much host memory) and torch.
-
-Invariants:
-- Neither library is imported here: both take long to import.
-- The choice changes the speed and never the result.
-"""
+"""Choice between triton (device tensors), numba (much host memory) and torch. It changes the speed only."""
 
 from __future__ import annotations
 
@@ -21,16 +16,15 @@ GRID_FIRST, GRID_OTHERS = (1 << 31) - 1, 65_535
 
 
 def asks_triton(*tensors: torch.Tensor) -> bool:
-    """True if the triton form may be used: on a device if triton is installed, on the CPU if it is loaded (and
-    interprets, which the kernel's module checks)."""
+    """True if the triton form may be used: on a device if triton is installed, on the CPU if it is loaded."""
     if any(tensor.is_cuda for tensor in tensors):
         return _is_installed("triton")
     return "triton" in sys.modules
 
 
 def grid_of(first: int, second: int = 1, third: int = 1) -> tuple[int, int, int]:
-    """Return the grid of a launch. Raise ValueError for more programs than a CUDA device starts: 2**31 - 1 in the first
-    dimension, 65,535 in the others (CUDA C++ Programming Guide)."""
+    """Return the grid. Raise ValueError for more programs than a CUDA device starts: 2**31 - 1 in the first dimension,
+    65,535 in the others (CUDA C++ Programming Guide)."""
     for count, most in ((first, GRID_FIRST), (second, GRID_OTHERS), (third, GRID_OTHERS)):
         if count > most:
             raise ValueError(f"a launch of {count:,} programs in one dimension; a device has {most:,}: split the call")
@@ -45,7 +39,6 @@ def asks_numba(tensor: torch.Tensor) -> bool:
 
 
 def asks_numba_of(size: int) -> bool:
-    """True if `size` bytes of host memory are worth numba, loaded or not."""
     return size >= MANY_BYTES and _is_installed("numba")
 
 

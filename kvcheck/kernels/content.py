@@ -42,7 +42,6 @@ def unmix64_int(value: int) -> int:
 
 
 def mix64_torch(values: torch.Tensor) -> torch.Tensor:
-    """mix64_int of an int64 tensor of any shape."""
     values = (values ^ _shift(values, 30)) * as_signed(_M1)
     values = (values ^ _shift(values, 27)) * as_signed(_M2)
     return values ^ _shift(values, 31)
@@ -55,7 +54,7 @@ def unmix64_torch(values: torch.Tensor) -> torch.Tensor:
 
 
 def rows_torch(codes: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of words. codes: [..., T] int64; mask: [W] int64. Returns [..., T, W] of dtype int64 or int32."""
+    """Rows of words. codes: [..., T] int64; mask: [W] int64. Returns [..., T, W] int64 or int32."""
     words = codes.unsqueeze(-1) ^ mask
     return words if dtype == torch.int64 else low_half(words)
 
@@ -77,5 +76,4 @@ def differing_torch(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor)
 
 
 def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -23,7 +23,7 @@ def differing_numba(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor)
 
 
 def _words(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
-    """Contiguous words, unsigned, so that every call compiles to the same few loops."""
+    """Contiguous unsigned words, so that every call compiles to the same few loops."""
     return tensor.contiguous().numpy().view(np.uint64 if tensor.dtype == torch.int64 else np.uint32)
 
 

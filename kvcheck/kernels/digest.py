@@ -36,7 +36,7 @@ FEW_WORDS = 8
 def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
     """Digest of int64 `words` [n], the first of which has place `first` under `key`: an int64 scalar on their device.
 
-    key: any unsigned 64-bit value; the digests of neighbouring keys are independent. Nothing waits for the device.
+    key: any unsigned 64-bit value; the digests of neighbouring keys are independent.
     """
     _check_words(words)
     places = torch.arange(len(words), device=words.device) * as_signed(GOLDEN) + as_signed(start_of(key, first))
@@ -64,7 +64,7 @@ def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
 
 
 def digest_blocks(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch of CPU words, block by block in two buffers that stay in the cache."""
+    """digest_torch of CPU words, in two buffers that stay in the cache."""
     _check_words(words)
     seen, start, total = words.numpy().view(np.uint64), start_of(key, first), 0
     block = min(len(seen), BLOCK_WORDS)
@@ -89,13 +89,12 @@ def digest_int(words: Sequence[int], *, key: int, first: int = 0) -> int:
 
 
 def combined(parts: torch.Tensor) -> torch.Tensor:
-    """Sum the digests of parts, int64 of any shape, to the digest of the whole: an int64 scalar."""
+    """Digest of the whole from those of its parts, int64 of any shape."""
     return parts.sum()
 
 
 def start_of(key: int, first: int) -> int:
-    """The unsigned term of place `first` under `key`. Keys are mixed, so that neighbouring keys have unrelated
-    starts."""
+    """The unsigned term of place `first`. Keys are mixed, so that neighbouring keys have unrelated starts."""
     assert 0 <= key <= _U64 and first >= 0, f"key is an unsigned 64-bit value and first at least 0, got {key}, {first}"
     return (mix64_int(key ^ _KEYED) + first * GOLDEN) & _U64
 

@@ -24,7 +24,6 @@ def digest_numba(words: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def digest_rows_numba(source: torch.Tensor, rows: torch.Tensor, start: int) -> torch.Tensor:
-    """Digest of rows of `source` [L, R, W] on the CPU, with word stride 1."""
     layers, wide = source.shape[0], source.shape[2]
     # The words of a row lie side by side, so the inner loop runs over neighbours.
     span = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
@@ -36,7 +35,7 @@ def digest_rows_numba(source: torch.Tensor, rows: torch.Tensor, start: int) -> t
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def folded(word: np.uint64, place: np.uint64) -> np.uint64:
-    """The term of one word in a digest; place: start of the key + place * GOLDEN."""
+    """The term of one word; place: start of the key + place * GOLDEN."""
     place = (place ^ (place >> _30)) * _M1
     place = (place ^ (place >> _27)) * _M2
     word = word + (place ^ (place >> _31))

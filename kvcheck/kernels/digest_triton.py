@@ -1,8 +1,4 @@
-"""digest_torch as one Triton kernel that reads each word once.
-
-Invariants:
-- Programs write partial sums, whose sum does not depend on their order.
-"""
+"""digest_torch as one Triton kernel that reads each word once. Programs write partial sums."""
 
 from __future__ import annotations
 

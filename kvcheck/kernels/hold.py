@@ -4,11 +4,6 @@ flag: [1] int64, on the device or in pinned host memory; raised when it is at le
 the flag was raised, 0 if the watchdog ended the hold; and the number of looks at the flag.
 
 All kernels that run during a hold must have run before: loading a new kernel can wait for the device.
-
-Invariants:
-- A hold ends after a given number of looks, or earlier by the clock if a time is given. So no device hangs.
-- The process does not wait. It, or another stream, raises the flag at any time.
-- A hold that the watchdog ended has imposed no order.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, l
 
 
 def why_not(outcome: torch.Tensor) -> str | None:
-    """Return the reason why `hold` cannot hold a stream of the tensor's device, or None."""
+    """Reason why `hold` cannot hold a stream of the tensor's device, or None."""
     if not asks_triton(outcome):
         return "there is none"
     try:
@@ -59,7 +54,7 @@ def why_not(outcome: torch.Tensor) -> str | None:
 
 
 def release_torch(flag: torch.Tensor, value: int) -> None:
-    """Raise the flag: at once if it lies in host memory, in stream order if it lies on the device."""
+    """Raise the flag: at once in host memory, in stream order on the device."""
     flag.fill_(value)
 
 

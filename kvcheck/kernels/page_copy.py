@@ -1,12 +1,9 @@
 """Row copies between pool buffers, packed memory and host pages.
 
-A row belongs to one id: a token, a page with all its tokens, or a slot. The widest rows are the fastest.
-
 Invariants:
+- A row belongs to one id: a token, a page with all its tokens, or a slot.
 - Bytes are moved, never converted; both sides have the same trailing shape and dtype.
 - Index tensors are read when the copy runs.
-- A copy between host and device touches host memory in contiguous blocks or by a kernel. Torch packs a strided host
-  block at once on the calling thread, so it would read the block before the stream has reached the copy.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.T
 
 
 def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch by one kernel for all layers, or by blocks in host memory, without an intermediate copy."""
+    """gather_rows_torch by one kernel for all layers, or by blocks in host memory."""
     if kernels := _kernels(target, source):
         kernels.gather_rows_triton(target, source, rows)
     elif not gather_blocks(target, source, rows):
@@ -46,7 +43,7 @@ def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) 
 
 
 def scatter_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch by one kernel for all layers, or by blocks in host memory, without an intermediate copy."""
+    """scatter_rows_torch by one kernel for all layers, or by blocks in host memory."""
     if kernels := _kernels(target, source):
         kernels.scatter_rows_triton(target, source, rows)
     elif not scatter_blocks(target, source, rows):
@@ -81,6 +78,8 @@ def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.device == source.device:
         target.copy_(source)
         return
+    # Torch packs a strided host block at once on the calling thread, so it would read the block before the stream has
+    # reached the copy. So host memory is copied in contiguous blocks.
     host = target if target.device.type == "cpu" else source
     if not host.is_contiguous():
         for inner_target, inner_source in zip(target, source, strict=True):
@@ -90,15 +89,14 @@ def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a block of bytes of one shape."""
     target.copy_(source, non_blocking=True)
 
 
 def copies_to_host(source: torch.Tensor) -> Callable[[], torch.Tensor | bytearray]:
-    """Return a function that, when it runs, copies the current bytes of `source` [n] uint8 to new host memory.
+    """Return a function that copies the current bytes of `source` [n] uint8 to new host memory when it runs.
 
-    From a device the copy is complete once the stream has reached it. On a CPU the result is a bytearray, because for a
-    small row making a tensor takes as long as the copy.
+    From a device the copy is complete once the stream has reached it. On a CPU the result is a bytearray, because
+    making a tensor takes as long as copying a small row.
     """
     if source.is_cuda:
         return lambda: torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True)
@@ -110,8 +108,8 @@ def fill_torch(target: torch.Tensor, value: int) -> None:
 
 
 def _kernels(*sides: torch.Tensor) -> ModuleType | None:
-    """The module of the kernels if they can run: on a device if all host sides are pinned, and on the CPU if triton is
-    loaded and interprets."""
+    """The module of the kernels if they can run: on a device if all host sides are pinned, on the CPU if triton
+    interprets."""
     if not asks_triton(*sides):
         return None
     from kvcheck.kernels import page_copy_triton

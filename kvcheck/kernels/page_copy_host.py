@@ -1,12 +1,9 @@
-"""Row copies within host memory, by the largest blocks of neighbouring rows.
-
-Torch gathers row by row into new memory and copies that. Here each block is copied directly to its target. If numba is
-installed, large copies bypass the caches.
+"""Row copies within host memory, by the largest blocks of neighbouring rows, without torch's intermediate copy.
 
 Invariants:
-- Results are those of `gather_rows_torch` and `scatter_rows_torch`; rows out of range raise IndexError.
-- A function returns False, with nothing written, if blocks do not pay. It does the same while a torch dispatch mode is
-  active, because an observer of tensor calls, such as the audit of footprints, cannot see numpy.
+- Rows out of range raise IndexError.
+- A function returns False, with nothing written, if blocks do not pay, or while a torch dispatch mode is active,
+  because an observer of tensor calls, such as the audit of footprints, cannot see numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ LINE_BYTES = 64
 
 
 def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """gather_rows_torch by blocks. Returns False, with nothing written, if there are no blocks."""
+    """gather_rows_torch by blocks; False if it was not done."""
     if (ids := _ids(target, source, rows)) is None:
         return False
     if _is_much(target):
@@ -51,7 +48,7 @@ def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
 
 
 def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """scatter_rows_torch by blocks, with the same result as `gather_blocks`."""
+    """scatter_rows_torch by blocks; False if it was not done."""
     if (ids := _ids(source, target, rows)) is None:
         return False
     if _is_much(source):
@@ -72,7 +69,7 @@ def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Rows as blocks of `size` neighbours, and a shorter tail. ids: of the blocks. tail: (first row, count) or None."""
+    """Rows as blocks of `size` neighbours, with ids, and a shorter tail (first row, count)."""
 
     # rows   [ 128 .. 191 | 64 .. 127 | 320 .. 350 ]      blocks 2, 1 of 64 rows, a tail of 31 from row 320
 
@@ -86,11 +83,11 @@ class _Blocks:
 
     @property
     def are_many(self) -> bool:
-        """True if copying layer by layer, in memory order, is faster than block by block in fewer calls."""
+        """True if copying layer by layer, in memory order, pays."""
         return len(self.ids) > FEW_BLOCKS
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """(place, first row, count) of each copy for all layers at once: the tail, and the blocks if they are few."""
+        """(place, first row, count) of each copy over all layers: the tail, and the blocks if they are few."""
         if not self.are_many:
             for number, block in enumerate(self.ids.tolist()):
                 yield number * self.size, block * self.size, self.size
@@ -140,5 +137,4 @@ def _memory(rows: torch.Tensor) -> npt.NDArray[np.signedinteger]:
 
 
 def _by(rows: npt.NDArray[np.signedinteger], size: int) -> npt.NDArray[np.signedinteger]:
-    """View [R, W] as [R / size, size * W]."""
     return rows.reshape(len(rows) // size, size * rows.shape[1])

@@ -1,11 +1,9 @@
 """gather_rows_torch and scatter_rows_torch by non-temporal stores, which bypass the caches.
 
 A plain store first reads the cache line that it overwrites: a copy moves three bytes for each byte, with these stores
-two. Saved or restored bytes are not read again soon, so the caches keep other data. Small copies are faster in the
-caches.
+two. Saved or restored bytes are not read again soon. Small copies are faster in the caches.
 
 Invariants:
-- Rows are contiguous.
 - Other threads see the stores once the function has returned.
 """
 
@@ -33,8 +31,8 @@ def copy_runs_numba(
 ) -> None:
     """target[l, target_rows[i]] = source[l, source_rows[i]]; runs of neighbours on both sides are copied as one.
 
-    target: [L, U, W], source: [L, V, W], contiguous rows of whole 8-byte words; target_rows, source_rows: [n]. The two
-    sides do not overlap.
+    target: [L, U, W], source: [L, V, W], contiguous rows of whole 8-byte words, without overlap; target_rows,
+    source_rows: [n].
     """
     _COPY_RUNS(
         np.uint64(target.data_ptr()),
@@ -85,7 +83,7 @@ def _fence(typing: Any) -> Any:
 
 
 def _copy_run(target, source, size):  # type: ignore[no-untyped-def]  # numba infers the types
-    """Copy `size` bytes, a multiple of 8: words until the target is at a line, lines, words."""
+    """Copy `size` bytes, a multiple of 8."""
     end = target + size
     step = source - target
     while target < end and target % np.uint64(LINE_BYTES) != 0:

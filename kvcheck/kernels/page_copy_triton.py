@@ -1,7 +1,6 @@
-"""The row copies of page_copy as Triton kernels.
+"""The row copies of page_copy as Triton kernels, for any strides.
 
 Invariants:
-- Any layout works, since a layout is a set of strides.
 - One launch copies the rows of all layers, for any width. Short or odd rows leave no lane idle.
 """
 
@@ -20,18 +19,17 @@ BLOCK_WORDS = 1024
 def copy_rows_triton(
     target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor
 ) -> None:
-    """copy_rows_torch for int64 words. Index tensors lie on the kernel's device; a side on the host is pinned."""
+    """copy_rows_torch for int64 words. Index tensors lie on the kernel's device; a host side is pinned."""
     assert source.shape[0] == target.shape[0] and source.shape[2:] == target.shape[2:], "both sides have one row shape"
     _copy(target, target_rows, source, source_rows, len(target_rows))
 
 
 def gather_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch for int64 words; either side may be pinned host memory."""
+    """gather_rows_torch, like copy_rows_triton."""
     _copy(target.unsqueeze(2), None, source.unsqueeze(2), rows, len(rows))
 
 
 def scatter_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch, like gather_rows_triton."""
     _copy(target.unsqueeze(2), rows, source.unsqueeze(2), None, len(rows))
 
 
@@ -42,7 +40,7 @@ def _copy(
     source_rows: torch.Tensor | None,
     count: int,
 ) -> None:
-    """Copy `count` rows of all layers, both sides [L, U, r, W]. A side without ids has its units in order."""
+    """Copy `count` rows of all layers, both sides [L, U, r, W]; without ids a side is in order."""
     layers, words = target.shape[0], target.shape[3]
     _check(target, target_rows)
     _check(source, source_rows)

@@ -1,9 +1,7 @@
 """Backend: the only interface through which product code uses streams, events and memory.
 
 Invariants:
-- Two lanes are ordered only by a wait.
-- A wait binds to the signal's latest record when the wait is called; a signal that was never recorded counts as
-  reached. SEMANTICS.md states every rule and names its litmus test.
+- Two lanes are ordered only by a wait. SEMANTICS.md states every rule and names its litmus test.
 - Operations and Footprints never change. They are not frozen, because a run makes thousands of them.
 """
 
@@ -24,7 +22,7 @@ ChunkWork = Callable[[], None]
 
 
 class Place(Enum):
-    """Location of memory. Copies from or to PAGEABLE memory are not asynchronous for the process."""
+    """Copies from or to PAGEABLE memory are not asynchronous for the process."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -33,14 +31,14 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One in-order queue of operations: a CUDA stream, a copy engine, a network queue."""
+    """An in-order queue of operations: a CUDA stream, a copy engine, a network queue."""
 
     index: int
     name: str
 
 
 class Signal:
-    """A re-recordable event. `handle` belongs to the backend that made it; None: never recorded."""
+    """A re-recordable event. handle: the backend's; None: never recorded, which counts as reached."""
 
     __slots__ = ("handle",)
 
@@ -49,7 +47,7 @@ class Signal:
 
 
 class Graph:
-    """Captured operations of one lane. `handle` belongs to the backend that replays it."""
+    """Captured operations of one lane. handle: the backend's."""
 
     __slots__ = ("handle", "lane", "operations")
 
@@ -61,38 +59,28 @@ class Graph:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Operation:
-    """Work for a lane.
+    """Work for a lane."""
 
-    name: the call site, such as "offload.save". chunks: run in any order, each once. request: None if it is not for a
-    single request. stage: for a copy from pageable host memory; takes a snapshot of the source and returns chunks that
-    copy from it. joins_host: a chunk makes the process wait for the device, for example to read a value.
-    """
-
-    name: str
-    chunks: tuple[ChunkWork, ...]
-    request: int | None = None
+    name: str  # the call site, such as "offload.save"
+    chunks: tuple[ChunkWork, ...]  # they run in any order, each once
+    request: int | None = None  # None if it is not for a single one
+    # For a copy from pageable host memory: takes a snapshot of the source and returns chunks that copy from it.
     stage: Callable[[], tuple[ChunkWork, ...]] | None = None
-    joins_host: bool = False
+    joins_host: bool = False  # a chunk makes the process wait for the device, for example to read a value
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Footprint:
-    """Memory that one operation reads or writes.
+    """Memory that one operation reads or writes."""
 
-    space: id space of `rows` ("full", "window", "state", "metadata" ...). layers: half-open range, local to the space.
-    rows: [n] page or slot ids. spans: [n, 2] half-open token interval inside each page; None: whole rows. owners: [n]
-    request ids. is_checked: a read that may race, since the operation discards incomplete bytes, such as a poll for a
-    seal.
-    """
-
-    space: str
+    space: str  # id space of rows: "full", "window", "state", "metadata" ...
     buffers: tuple[str, ...]
-    layers: tuple[int, int]
-    rows: IndexArray
-    spans: IndexArray | None = None
-    owners: IndexArray | None = None
+    layers: tuple[int, int]  # half-open, local to the space
+    rows: IndexArray  # [n] page or slot ids
+    spans: IndexArray | None = None  # [n, 2] half-open token interval inside each page; None: whole rows
+    owners: IndexArray | None = None  # [n] request ids
     place: Place = Place.DEVICE
-    is_checked: bool = False
+    is_checked: bool = False  # may race, since incomplete bytes are discarded, as by a poll for a seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +91,7 @@ class Captured:
 
 
 class OperationObserver(Protocol):
-    """Receives every call of a backend, and must not call it.
-
-    Records are numbered from 1. Both `submit` and `record` make them.
-    """
+    """Receives every call of a backend, and must not call it. Records are numbered from 1."""
 
     def submitted(
         self,
@@ -117,22 +102,22 @@ class OperationObserver(Protocol):
         writes: Sequence[Footprint],
         record: int,
     ) -> None:
-        """An operation was queued. `ordinal` counts submissions from 1; `record` is reached when it has run."""
+        """`ordinal` counts submissions from 1; `record` is reached when the operation has run."""
 
     def recorded(self, record: int, lane: Lane) -> None:
-        """A signal was recorded behind everything queued in the lane so far."""
+        ...
 
     def lane_waited(self, record: int, lane: Lane) -> None:
         """Later work of the lane runs after that record, which may be reached already."""
 
     def process_joined(self, record: int) -> None:
-        """The calling process waited for that record, or its query returned True."""
+        """The process waited for that record, or its query returned True."""
 
     def process_drained(self) -> None:
-        """The calling process joined every lane."""
+        ...
 
     def completed(self, ordinal: int) -> None:
-        """Every chunk of that operation has run (on CUDA: is known to have run)."""
+        """Every chunk has run (on CUDA: is known to have run)."""
 
 
 class Memory(Protocol):
@@ -141,21 +126,20 @@ class Memory(Protocol):
     device: torch.device
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """Uninitialised memory. Stress backends fill it with POISON_BYTE, so that unwritten bytes are recognised."""
+        """Uninitialised memory. Stress backends fill it with POISON_BYTE."""
 
     def release(self, name: str) -> None:
-        """Free the memory of that name."""
+        ...
 
     def allocated(self) -> dict[str, int]:
-        """Bytes of all memory that is not released, by name."""
+        """Bytes of all unreleased memory, by name."""
 
     def index(self, values: IndexArray) -> torch.Tensor:
         """An int64 index tensor on the device, owned by the caller; its upload is complete."""
 
 
 class Backend(Memory, Protocol):
-    """Lanes over named memory: eager (at once), simulated (a strategy picks the next chunk), threads, cuda
-    (streams)."""
+    """Lanes over named memory."""
 
     name: str
 
@@ -174,30 +158,29 @@ class Backend(Memory, Protocol):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Queue the operation behind everything in the lane and behind `after`; the signal records its end."""
+        """Queue the operation behind the lane and behind `after`; the signal records its end."""
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Record the signal, again or first, behind everything queued in the lane so far."""
+        """Record the signal behind everything queued in the lane so far."""
 
     def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
-        """Capture the operations submitted to `lane` inside the block. None of them runs, and waits of the lane are
-        dropped."""
+        """Capture the operations submitted to `lane` in the block. None runs, and waits of the lane are dropped."""
 
     def replay(self, graph: Graph) -> None:
-        """Queue a whole graph in its lane. It is valid until the next capture of its lane."""
+        """Queue a graph in its lane. It is valid until the next capture of its lane."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Make the calling process wait, or make `lane` wait. Raise Hang if nothing pending can end a process's
-        wait."""
+        """Make the process, or `lane`, wait for the signal's latest record. Raise Hang if nothing pending can end a
+        process's wait."""
 
     def query(self, signal: Signal) -> bool:
         """True if the latest record is known to be reached. It may have been reached a little earlier."""
 
     def drain(self) -> None:
-        """Make the calling process wait for every lane."""
+        """Make the process wait for every lane."""
 
     def idle(self) -> None:
-        """Let time pass while the process has nothing to do and waits for nothing."""
+        """Let time pass while the process has nothing to do."""
 
 
 POISON_BYTE = 0xA5

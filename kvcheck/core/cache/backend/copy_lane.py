@@ -22,7 +22,7 @@ LAND_S = 60.0
 
 
 class Landing:
-    """The end of the copies submitted so far, done or skipped. A signal's handle can be one."""
+    """The end of the copies submitted so far, done or skipped."""
 
     __slots__ = ("_ends",)
 
@@ -41,7 +41,7 @@ class Landing:
 
 
 class CopyLane:
-    """A lane beside those of a backend. device: the source's; on CUDA the lane has a stream there."""
+    """A lane with a thread, and on CUDA a stream, of its own. device: the source's."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._name = name
@@ -53,7 +53,6 @@ class CopyLane:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], None]) -> Landing:
-        """Queue a copy. Raise TransferError if an earlier one has failed."""
         if self._error is not None:
             raise TransferError(f"{self._name}: a copy failed: {self._error}") from self._error
         self._last = threading.Event()
@@ -69,7 +68,7 @@ class CopyLane:
         return self._last
 
     def close(self, last: Callable[[], None]) -> None:
-        """End the thread behind its queue, and then call `last`, whatever has failed."""
+        """End the thread behind its queue, then call `last`, whatever has failed."""
         self._works.put((last, None))
 
     def _run(self) -> None:
@@ -89,7 +88,7 @@ class CopyLane:
 
 
 def copy_and_join(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy each (target, source), in bytes, on the current stream, and wait for the copies."""
+    """Copy each (target, source) on the current stream, and wait."""
     for target, source in pairs:
         copy_bytes_torch(target, source)
     if any(target.is_cuda for target, _ in pairs[:1]):

@@ -1,10 +1,8 @@
 """The CUDA backend: streams, events, graphs and memory of one device, by torch.
 
 Invariants:
-- Each stream has one use: a lane, allocation and uploads, or captures. Two lanes on one stream would be ordered, which
-  would hide races.
-- Holds are made and loaded before the first is placed. Loading one later may wait for the device, and so for a held
-  lane.
+- Each stream has one use: a lane, allocation and uploads, or captures. Two lanes on one stream would be ordered.
+- Holds are loaded before the first is placed. Loading one later may wait for the device, and so for a held lane.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ GRACE_S = 0.002
 
 
 def cuda_device(index: int) -> torch.device:
-    """Return the device of that number. Raise UnknownVerdict if there is none."""
+    """Raise UnknownVerdict if there is no such device."""
     if not torch.cuda.is_available():
         raise UnknownVerdict(
             f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
@@ -46,8 +44,6 @@ def cuda_device(index: int) -> torch.device:
 
 
 class CudaBackend(StreamedBackend[torch.cuda.Stream, torch.cuda.Event]):
-    """Streams and events of one device, used by one thread."""
-
     name = "cuda"
 
     def __init__(
@@ -57,8 +53,6 @@ class CudaBackend(StreamedBackend[torch.cuda.Stream, torch.cuda.Event]):
 
 
 class CudaDevice:
-    """One device, for one backend. Raise UnknownVerdict if this machine has no such device."""
-
     def __init__(self, index: int) -> None:
         self.device = cuda_device(index)
         self.grace_s = GRACE_S
@@ -76,7 +70,6 @@ class CudaDevice:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, stream: torch.cuda.Stream, work: Sequence[ChunkWork], name: str = "") -> None:
-        """Launch the closures on the stream, inside an NVTX range of that name."""
         with torch.cuda.stream(stream), torch.cuda.nvtx.range(name) if self._is_named else nullcontext():
             for chunk in work:
                 chunk()
@@ -94,11 +87,9 @@ class CudaDevice:
         event.synchronize()
 
     def capture(self, work: Sequence[ChunkWork], last: object | None) -> torch.cuda.CUDAGraph:
-        """Capture the closures on a stream reserved for captures.
-
-        torch.cuda.graph is not used: it synchronises the device and empties the allocator's cache, so loads in flight
-        would land and held lanes would be waited for. The mode is relaxed, because closures may load a kernel.
-        """
+        """Capture the closures. torch.cuda.graph is not used: it synchronises the device and empties the allocator's
+        cache, so loads in flight would land and held lanes would be waited for. The mode is relaxed, because closures
+        may load a kernel."""
         made, pool = torch.cuda.CUDAGraph(), None if last is None else _graph(last).pool()
         with torch.cuda.stream(self._capturing):
             made.capture_begin(pool=pool, capture_error_mode="relaxed")
@@ -159,8 +150,7 @@ class CudaDevice:
         ...
 
     def _stream_of_its_own(self, *priorities: int) -> torch.cuda.Stream:
-        """Return an unused stream: first of these priorities, then of any. Raise UnknownVerdict if torch has no
-        more."""
+        """Return an unused stream, of these priorities first. Raise UnknownVerdict if torch has no more."""
         for priority in (*priorities, ORDINARY, URGENT):
             for _ in range(STREAMS_MOST):
                 stream = torch.cuda.Stream(self.device, priority)  # type: ignore[no-untyped-call]
@@ -173,7 +163,6 @@ class CudaDevice:
         )
 
     def _outcome(self, outcome: torch.Tensor) -> int:
-        """Read the outcome of a hold that has ended, on the service stream."""
         with torch.cuda.stream(self._service):
             return int(outcome[0])
 

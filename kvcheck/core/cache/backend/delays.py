@@ -2,8 +2,7 @@
 
 Invariants:
 - Decisions depend on names and counts alone.
-- A hold ends in one of three ways, and each is counted: overtaken, gave way, or fired (ended by the device's watchdog).
-  A hold that the watchdog ended has imposed no order.
+- A hold is overtaken, gives way, or fires (ended by the device's watchdog). One that fired has imposed no order.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ FIRED_MOST = 3
 # all work of lanes "h2d..."            -                  the same
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Submissions: the nth of one operation, from 1, or all of them; or all to lanes with one of these name prefixes.
-
-    A rank's prefix of a lane name is ignored.
-    """
+    """Submissions: the nth of one operation, from 1, or all; or all to lanes with such a name prefix, after the
+    rank's."""
 
     operation: str | None = None
     nth: int | None = None
@@ -42,7 +39,7 @@ class Site:
             raise InternalError(f"operations are counted from 1, got {self.nth}")
 
     def covers(self, operation: str, number: int, lane: Lane) -> bool:
-        """True if a submission belongs to the site. number: of that operation, from 1."""
+        """number: of that operation, from 1."""
         if self.operation is None:
             return lane.name.rpartition(":")[2].startswith(self.lanes)
         return operation == self.operation and self.nth in (None, number)
@@ -55,8 +52,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """held: submissions before which the lane is held. until: the operation that ends the hold when it has run; None: a
-    waiting process ends it."""
+    """held: submissions before which the lane is held. until: the operation whose end ends the hold; None: a waiting
+    process ends it."""
 
     held: Site
     until: Site | None = None
@@ -67,7 +64,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayCount:
-    """The counts of one delay. met: matching submissions. placed: holds, each of which ended in one of three ways."""
+    """met: matching submissions. placed: holds."""
 
     delay: Delay
     met: int = 0
@@ -104,10 +101,8 @@ class DelayReport:
 
     @property
     def gap(self) -> str | None:
-        """Reason why the delays tested nothing: a named operation never came, or no hold imposed an order; or None.
-
-        A delayed lane may be missing, because a schedule need not use every leg.
-        """
+        """Reason why the delays tested nothing, or None. A delayed lane may be missing, because a schedule need not use
+        every leg."""
         unmet = [row.delay for row in self.rows if row.delay.held.operation is not None and not row.met]
         if unmet:
             return f"not exercised: {unmet[0].held} never came, so the delay {unmet[0]} held nothing"
@@ -119,7 +114,6 @@ class DelayReport:
 
     @property
     def warning(self) -> str | None:
-        """A warning about holds that the watchdog ended, or None."""
         if not self.fired:
             return None
         placed = sum(row.placed for row in self.rows)
@@ -127,10 +121,8 @@ class DelayReport:
 
 
 class Hold(Protocol):
-    """A hold in place on a device."""
-
     def release(self) -> None:
-        """Let the lane go on."""
+        ...
 
     def has_ended(self) -> bool:
         """True once the lane has gone on."""
@@ -162,8 +154,7 @@ class Delayer:
         return bool(self._in_place)
 
     def arrives(self, operation: str, lane: Lane) -> int | None:
-        """Count a submission. Return the index of the delay that has to hold its lane first; None also if the lane is
-        held already."""
+        """Count a submission. Return the delay that has to hold its lane first; None also if the lane is held."""
         self._seen[operation] += 1
         number = self._seen[operation]
         row = next((at for at, each in enumerate(self.delays) if each.held.covers(operation, number, lane)), None)
@@ -174,7 +165,6 @@ class Delayer:
         return None if is_held or self._counts[row]["fired"] >= FIRED_MOST else row
 
     def place(self, row: int, lane: Lane, hold: Hold) -> None:
-        """Register a hold in place before the operation that arrived last."""
         self._counts[row]["placed"] += 1
         self._in_place.append(_Placed(row, lane, hold))
 
@@ -194,12 +184,11 @@ class Delayer:
             self._release(each, gave_way=False)
 
     def give_way(self) -> None:
-        """Release every lane, because the process is about to wait."""
         for each in [*self._in_place]:
             self._release(each, gave_way=True)
 
     def look(self) -> tuple[Hold, ...]:
-        """Count and return the holds that have ended. The watchdog has ended those that were not released."""
+        """Count and return the holds that have ended."""
         ended = []
         for kept in (self._in_place, self._released):
             for each in [each for each in kept if each.hold.has_ended()]:

@@ -1,7 +1,5 @@
 """StreamDevice: streams, events, holds and memory of a machine that works beside the process.
 
-cuda.py implements it with torch.cuda, threads.py with threads of this process.
-
 Invariants:
 - A wait of a stream binds to the event's latest record when the wait is queued.
 - A hold ends by itself, so that a forgotten release never stops a stream for ever.
@@ -27,14 +25,14 @@ InStream = TypeVar("InStream", contravariant=True)
 
 
 class DeviceHold(Hold, Protocol[InStream]):
-    """One hold, which can be used again once it has ended. Its release never waits."""
+    """One hold, reusable once it has ended. Its release never waits."""
 
     def place(self, stream: InStream) -> None:
-        """Hold the stream from here on."""
+        ...
 
 
 class DeviceMemory(Protocol):
-    """Memory of a machine. device: of tensors of Place.DEVICE."""
+    """device: of tensors of Place.DEVICE."""
 
     device: torch.device
 
@@ -47,49 +45,46 @@ class DeviceMemory(Protocol):
 
 class WholeDevice(Protocol):
     def synchronize(self) -> None:
-        """Make the process wait for all streams."""
+        ...
 
     def is_lost(self) -> bool:
-        """True if nothing runs on the device any more in this process. It is called after an error, and waits."""
+        """True if nothing runs on the device any more in this process. Called after an error; waits."""
 
     def close(self) -> None:
-        """Free the machine's resources for this backend, all of whose work has run."""
+        """Free this backend's resources; all its work has run."""
 
 
 class StreamDevice(DeviceMemory, WholeDevice, Protocol[Stream, Event]):
-    """A machine with streams.
-
-    grace_s: how long a waiting process leaves held streams held, in case its wait ends anyway.
-    """
+    """grace_s: how long a waiting process leaves held streams held, in case its wait ends anyway."""
 
     grace_s: float
 
     def stream(self) -> Stream:
-        """Return a stream that nothing else of this backend has. Raise UnknownVerdict if none is left."""
+        """A stream that nothing else of this backend has. Raise UnknownVerdict if none is left."""
 
     def event(self) -> Event:
-        """Return an event that was never recorded; it counts as reached."""
+        """An event that was never recorded; it counts as reached."""
 
     def run(self, stream: Stream, work: Sequence[ChunkWork], name: str = "") -> None:
-        """Queue work on a stream. name: of its operation, for profilers."""
+        """Queue work on a stream. name: for profilers."""
 
     def record(self, event: Event, stream: Stream) -> None:
-        """Record the event behind all work of the stream so far. Earlier waits keep their record."""
+        """Record the event. Earlier waits keep their record."""
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Make later work of the stream wait for the event's current record."""
 
     def has_run(self, event: Event) -> bool:
-        """True once the event's record is reached."""
+        ...
 
     def join(self, event: Event) -> None:
-        """Make the process wait for the event's record."""
+        """Make the process wait for the event."""
 
     def capture(self, work: Sequence[ChunkWork], last: object | None) -> object:
-        """Capture work without running it. last: a capture that is not replayed again, whose memory may be reused."""
+        """Capture work. last: a capture that is not replayed again, whose memory may be reused."""
 
     def replay(self, stream: Stream, captured: object) -> None:
         ...
 
     def holds(self, count: int) -> Sequence[DeviceHold[Stream]]:
-        """Make `count` holds, ready to be placed. Raise UnknownVerdict if this machine cannot hold a stream."""
+        """Make holds, ready to be placed. Raise UnknownVerdict if this machine cannot hold a stream."""

@@ -1,9 +1,9 @@
 """DeviceRegion: memory of a CUDA device that another process maps by a CUDA IPC handle, and the backend over it.
 
 Invariants:
-- A handle is 64 bytes from the driver. It travels as hexadecimal, and is never executed or unpickled.
+- A handle travels as hexadecimal, and is never executed or unpickled.
 - Memory is freed with the process that made it, because a process that has mapped it may still write it before.
-- Operations of the backend have run when `submit` returns. Only copies of a CopyLane are asynchronous.
+- Operations have run when `submit` returns. Only copies of a CopyLane are asynchronous.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHandle:
-    """memory: the driver's handle, in hexadecimal. device: its number, the same in all ranks of a run."""
+    """memory: in hexadecimal. device: its number, the same in all ranks of a run."""
 
     memory: str
     device: int
@@ -46,7 +46,7 @@ class DeviceHandle:
 
 
 class _Bytes:
-    """An address for torch.as_tensor, which makes a view of it."""
+    """An address as torch.as_tensor takes it."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -59,7 +59,7 @@ class _Bytes:
 
 
 class DeviceRegion:
-    """`size_bytes` of device memory in its own allocation, since a handle stands for a whole allocation."""
+    """Device memory in its own allocation, since a handle stands for a whole allocation."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
@@ -72,7 +72,7 @@ class DeviceRegion:
 
     @property
     def handle(self) -> DeviceHandle:
-        """For `attach` in another process of this machine; the process that made it cannot attach it."""
+        """For `attach` in another process; the process that made it cannot attach it."""
         handle = _Handle()
         with _context(self._device):
             _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(self._address))
@@ -87,8 +87,7 @@ class DeviceRegion:
 
 
 def attach(handle: DeviceHandle) -> torch.Tensor:
-    """Map the region of another process, [bytes] uint8, on its own device; copies from another device are peer copies.
-    Raise ValueError, TransferError."""
+    """Map the region of another process, [bytes] uint8, on its own device. Raise ValueError, TransferError."""
     packed = bytes.fromhex(handle.memory)
     if len(packed) != HANDLE_BYTES or handle.size_bytes < 1:
         raise ValueError(f"expected {HANDLE_BYTES} bytes and a size, got {len(packed)} and {handle.size_bytes}")
@@ -101,8 +100,6 @@ def attach(handle: DeviceHandle) -> torch.Tensor:
 
 
 class DeviceRegionBackend(RegionBackend):
-    """A RegionBackend whose device memory lies on a CUDA device."""
-
     def __init__(self, index: int) -> None:
         super().__init__()
         self.device = cuda_device(index)
@@ -117,7 +114,6 @@ class DeviceRegionBackend(RegionBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Run it, and join its stream."""
         signal = super().submit(operation, lane=lane, reads=reads, writes=writes, after=after)
         torch.cuda.current_stream(self.device).synchronize()
         return signal
@@ -135,7 +131,7 @@ class DeviceRegionBackend(RegionBackend):
 
 @contextlib.contextmanager
 def _context(device: torch.device) -> Iterator[None]:
-    """Make the device's context current in this thread, for calls of the driver."""
+    """Make the device's context current in this thread."""
     with torch.cuda.device(device):
         torch.empty(1, device=device)  # torch makes the context when it is first used
         yield

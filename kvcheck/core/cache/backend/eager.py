@@ -1,7 +1,6 @@
-"""The eager backend: every operation runs when it is submitted, on the CPU.
+"""The eager backend: every operation runs when it is submitted, on the CPU. It hides every ordering mistake.
 
 Invariants:
-- This backend defines the result of an operation, and hides every ordering mistake.
 - An observer gets the requested waits, not the order of execution. So it detects a missing wait.
 """
 
@@ -17,7 +16,7 @@ from kvcheck.core.cache.backend.memory import HostMemory
 
 
 class EagerBackend(HostMemory):
-    """Signals are reached as soon as they are recorded; a handle is the record's number."""
+    """A handle is the record's number."""
 
     name = "eager"
     device = torch.device("cpu")

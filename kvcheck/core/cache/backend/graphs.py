@@ -2,7 +2,6 @@
 
 Invariants:
 - Waits of a lane during its capture are not part of the graph; `pool.before_replay(lane)` makes them up.
-- A graph is valid until the next one of its lane is captured. Its memory is kept until then.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kvcheck.core.cache.backend.backend import Captured, Footprint, Graph, Lane,
 #     pool.before_replay(lane)                   the lane waits for the loads that the graph's reads need
 #     backend.replay(graph)                      queues all of it, in the order of the capture
 class Captures:
-    """The open capture of a backend, if any, and the newest graph of every lane."""
+    """The open capture of a backend, and the newest graph of every lane."""
 
     def __init__(self) -> None:
         self.open: Graph | None = None
@@ -40,7 +39,7 @@ class Captures:
         return self.open is not None and self.open.lane.index == lane.index
 
     def take(self, operation: Operation, reads: Sequence[Footprint], writes: Sequence[Footprint]) -> Signal:
-        """Add an operation to the open capture. The returned signal is never recorded."""
+        """Add an operation to the open capture. Its signal is never recorded."""
         if self.open is None:
             raise InternalError(f"{operation.name}: expected an open capture, got none")
         if operation.stage is not None or any(each.place is Place.PAGEABLE for each in (*reads, *writes)):
@@ -51,7 +50,7 @@ class Captures:
         return Signal()
 
     def refuse_record(self, lane: Lane) -> None:
-        """Raise InternalError inside a capture: the record would refer to the capture, not the replay."""
+        """Raise inside a capture: the record would refer to the capture, not the replay."""
         if self.covers(lane):
             raise InternalError(f"lane {lane.name} is being captured; record its signals behind the replay")
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Nothing hangs: every hold has a watchdog, and the process releases holds before it waits.
-- Holds are made before the first is placed, and are reused once they have ended.
+- Holds are made before the first is placed, and are reused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ POLLS_MOST = 1000
 
 
 class Holds(Generic[Stream, Event]):
-    """Places the holds of a Delayer on the streams of one device."""
-
     def __init__(self, delays: Sequence[Delay], machine: StreamDevice[Stream, Event]) -> None:
         self._delayer = Delayer(delays)
         self._has_run = machine.has_run
@@ -39,7 +37,7 @@ class Holds(Generic[Stream, Event]):
         self._free = [*self._stock]
 
     def before(self, names: Sequence[str], lane: Lane, stream: Stream) -> None:
-        """Hold the lane if a delay requires it. names: of the operations that are submitted now, together."""
+        """Hold the lane if a delay requires it. names: of the operations submitted together."""
         self._look()
         arrived: list[Hold] = []
         for name in names:
@@ -52,12 +50,11 @@ class Holds(Generic[Stream, Event]):
         self._arrived = tuple(dict.fromkeys(arrived))
 
     def behind(self, event: Event) -> None:
-        """Register the end of the submitted operations; holds that they overtake end then."""
+        """Register the end of the submitted operations, and so of the holds that they overtake."""
         self._ends += [(each, event) for each in self._arrived]
         self._arrived = ()
 
     def polled(self, is_reached: bool) -> None:
-        """Count a query of the process; after POLLS_MOST failures release all lanes."""
         self._look()
         self._polls = 0 if is_reached or not self._delayer.is_holding else self._polls + 1
         if self._polls >= POLLS_MOST:
@@ -74,7 +71,6 @@ class Holds(Generic[Stream, Event]):
         self._delayer.give_way()
 
     def report(self) -> DelayReport:
-        """Return the counts. Valid when every lane is released and the device is idle."""
         self._look()
         return self._delayer.report()
 

@@ -1,4 +1,4 @@
-"""Named memory of the CPU backends: poisoned when fresh and when released, counted in between."""
+"""Named memory of the CPU backends: poisoned when fresh and when released."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from kvcheck.core.cache.backend.backend import POISON_BYTE, Place
 
 
 class HostMemory:
-    """CPU tensors by name, for one thread."""
-
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
 

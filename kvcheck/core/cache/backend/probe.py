@@ -1,11 +1,7 @@
 """Probe of a device before delays are used: which streams run concurrently, and the latency of a release.
 
-A device has fewer hardware queues than a run has lanes. Streams that share one stop behind each other's holds, and
+A device has fewer hardware queues than a run has lanes. Streams that share one stop behind each other's holds, so
 holding one of them tests no order of the two.
-
-Invariants:
-- Every hold is released before the next is placed, and has a watchdog.
-- Streams come from the machine's `stream`, as those of lanes do.
 """
 
 from __future__ import annotations
@@ -25,11 +21,8 @@ LOOK_S = 0.00002
 
 @dataclass(frozen=True, slots=True)
 class HoldProbe:
-    """release_s: from the release of a hold to the end of its stream's work. watchdog_s: length of a hold that is not
-    released.
-
-    behind: pairs of stream numbers; the second stopped while the first was held.
-    """
+    """release_s: from a release to the end of the stream's work. watchdog_s: length of a hold that is not released.
+    behind: pairs of stream numbers; the second stopped while the first was held."""
 
     release_s: float
     watchdog_s: float

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every name has a region of its own, so that a buffer is registered whole and alone.
-- Its own operations run when they are submitted. Copies of a CopyLane land later; a signal can stand for them.
+- Operations run when they are submitted. Copies of a CopyLane land later; a signal can stand for them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from kvcheck.kernels.page_copy import fill_torch
 
 
 class Region(Protocol):
-    """Memory that another process of this machine can map while its holder lives."""
+    """Memory that another process can map while its holder lives."""
 
     size_bytes: int
 
     @property
     def handle(self) -> object:
-        """The argument of `attach` in another process: a dataclass of plain values."""
+        """For `attach` in another process: a dataclass of plain values."""
 
     def bytes_view(self) -> torch.Tensor:
         """The memory itself, [size_bytes] uint8. It stays valid after `close`."""
@@ -39,8 +39,6 @@ class Region(Protocol):
 
 
 class RegionBackend(EagerBackend):
-    """An EagerBackend whose device memory lies in regions of host memory."""
-
     def __init__(self) -> None:
         super().__init__()
         self._regions: dict[str, Region] = {}
@@ -49,7 +47,6 @@ class RegionBackend(EagerBackend):
     # Memory
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """A poisoned tensor; on the device, in a region of its own."""
         size = prod(shape) * dtype.itemsize
         if place is not Place.DEVICE or not size:
             return super().empty(name, shape, dtype, place)
@@ -69,7 +66,6 @@ class RegionBackend(EagerBackend):
             region.close()
 
     def region_of(self, memory: torch.Tensor) -> Region:
-        """The region that is exactly this memory, [bytes] uint8."""
         for name, region in self._regions.items():
             if self._tensors[name].data_ptr() == memory.data_ptr() and region.size_bytes == memory.numel():
                 return region
@@ -80,8 +76,7 @@ class RegionBackend(EagerBackend):
         return to_plain(self.region_of(memory).handle)
 
     def attach(self, raw: object) -> torch.Tensor:
-        """Map the region that another process shared: [bytes] uint8. Raise TransferError if it is gone, or for an
-        invalid handle."""
+        """Map a shared region: [bytes] uint8. Raise TransferError if it is gone, or for an invalid handle."""
         try:
             return self._map(raw)
         except ValueError as error:
@@ -91,7 +86,6 @@ class RegionBackend(EagerBackend):
         return SharedRegion(f"memory-{self._made}", size)
 
     def _map(self, raw: object) -> torch.Tensor:
-        """Like `attach`, but raise ValueError for an invalid handle."""
         handle: RegionHandle = value_from(RegionHandle, raw, "region")
         with SharedRegion.attach(handle) as region:
             return region.bytes_view()
@@ -107,17 +101,14 @@ class RegionBackend(EagerBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Wait for the copies of `after`, then run it."""
         for signal in after:
             self.wait(signal)
         return super().submit(operation, lane=lane, reads=reads, writes=writes, after=after)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Block until the signal's copies have landed."""
         if isinstance(signal.handle, Landing):
             signal.handle.wait()
         super().wait(signal, lane=lane)
 
     def query(self, signal: Signal) -> bool:
-        """False until the signal's copies have landed."""
         return signal.handle.is_reached if isinstance(signal.handle, Landing) else super().query(signal)

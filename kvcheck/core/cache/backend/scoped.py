@@ -2,7 +2,7 @@
 
 Invariants:
 - A rank's lanes, memory and footprint spaces become "<scope>:<name>", so that two ranks never share one by accident.
-- `drain` drains the shared backend as a whole, because operations of several ranks wait for each other.
+- `drain` drains all ranks, because their operations wait for each other.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ class PassingBackend:
 
 
 class ScopedBackend(PassingBackend):
-    """The Backend of one rank.
-
-    split: buffers, by space and name, whose rows several ranks write in parts; footprints name all the parts.
-    """
+    """split: buffers, by space and name, whose rows several ranks write in parts; footprints name all parts."""
 
     def __init__(self, inner: Backend, scope: str) -> None:
         super().__init__(inner)
@@ -106,7 +103,6 @@ class ScopedBackend(PassingBackend):
         return self.inner.submit(operation, lane=lane, reads=self.own(reads), writes=self.own(writes), after=after)
 
     def own(self, footprints: Sequence[Footprint]) -> tuple[Footprint, ...]:
-        """Footprints in the rank's own spaces."""
         return tuple(
             replace(
                 each,

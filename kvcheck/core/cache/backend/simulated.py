@@ -3,8 +3,8 @@
 Invariants:
 - The same choices give the same run on any machine.
 - Only the first operation of a lane can run. Its chunks run in any order. Lanes interleave freely.
-- An operation reads its sources and index tensors when a chunk runs, except a copy from pageable host memory, whose
-  source is read before `submit` returns.
+- An operation reads its sources and index tensors when a chunk runs; a copy from pageable host memory reads its source
+  before `submit` returns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Chooser(Protocol):
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
         """Return the index of the chunk to run, or None to let the process go on (only if `may_pause`).
 
-        goal: the process's reason to let time pass; None if it has nothing else to do, or drains at its end.
+        goal: the process's reason to let time pass, if it has one.
         """
 
 
@@ -50,9 +50,9 @@ class Record:
 
 
 class Goal:
-    """The process's reason to let time pass. record: that it queries or waits for, or None.
+    """The process's reason to let time pass: the record that it queries or waits for, if any.
 
-    query: number of the query in the run, from 0, or None. A query without a record only gives other lanes their turn.
+    query: its number in the run, from 0, or None. A query without a record only gives other lanes their turn.
     """
 
     __slots__ = ("_lanes", "query", "record")
@@ -63,10 +63,8 @@ class Goal:
         self._lanes = lanes
 
     def next(self, record: Record | None = None) -> Pending | None:
-        """The operation that has to run next before `record`, by default the goal's, is reached.
-
-        None if it is reached, or if nothing pending leads to it.
-        """
+        """The operation that has to run next before `record` (default: the goal's) is reached; None if there is
+        none."""
         wanted, met = record or self.record, set[int]()
         while wanted is not None and not wanted.done and wanted.number not in met:
             met.add(wanted.number)
@@ -77,7 +75,7 @@ class Goal:
         return None
 
     def firsts(self, ends: tuple[str, ...]) -> list[Pending]:
-        """The first operation, blocked or not, of each lane whose name has such an ending."""
+        """The first operation, blocked or not, of each lane whose name ends so."""
         firsts = []
         for queue in self._lanes.ending(ends):
             for each in queue:
@@ -88,8 +86,6 @@ class Goal:
 
 
 class Pending:
-    """A submitted operation and its chunks that have not run."""
-
     __slots__ = ("chunks", "lane", "operation", "ordinal", "record")
 
     def __init__(
@@ -142,10 +138,7 @@ Choice = tuple[Pending, int]
 
 
 class SimulatedBackend(HostMemory):
-    """Lanes as queues, one process, virtual steps. A run of more than `max_steps` steps raises Hang.
-
-    refused: numbers of the queries that returned False.
-    """
+    """A run of more than `max_steps` virtual steps raises Hang. refused: numbers of the queries that returned False."""
 
     name = "simulated"
     device = torch.device("cpu")
@@ -187,7 +180,6 @@ class SimulatedBackend(HostMemory):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Queue the operation, then let the chooser run any chunks."""
         if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
@@ -220,13 +212,11 @@ class SimulatedBackend(HostMemory):
         self._yield()
 
     def replay(self, graph: Graph) -> None:
-        """Queue every operation of the graph. The chooser may run chunks in between."""
         self._captures.check(graph)
         for each in graph.operations:
             self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Queue a lane's wait. For a process's wait, run chunks until the record is reached."""
         if lane is not None:
             self._queue_wait(signal, lane)
             self._yield()
@@ -236,7 +226,6 @@ class SimulatedBackend(HostMemory):
             self._tell_joined(signal.handle)
 
     def query(self, signal: Signal) -> bool:
-        """Let the chooser run any chunks, then look at the record."""
         handle = signal.handle
         self._yield(Goal(handle if isinstance(handle, Record) else None, self._queries, self._machine))
         self._queries += 1
@@ -261,7 +250,6 @@ class SimulatedBackend(HostMemory):
             self._observer.process_drained()
 
     def idle(self) -> None:
-        """Run one pending chunk, if there is any."""
         if enabled := self._enabled():
             self._step(enabled, may_pause=False)
         self._spend_step()

@@ -1,13 +1,11 @@
 """The backend of a machine with streams: a lane is a stream, a signal is an event.
 
 Invariants:
-- Only `drain` synchronises the device. A process's wait joins one event. With delays, every lane is released before the
-  process waits, also before an operation whose chunks make it wait.
-- A graph is captured at its first replay, without synchronising the device, so operations in flight stay in flight.
+- Only `drain` synchronises the device. With delays, every lane is released before the process waits, also before an
+  operation whose chunks make it wait.
 - An operation's closures, and so their tensors, live until it is known to have run: an allocator never hands out memory
   that a queued operation still touches.
-- The observer gets a completion when the process detects it (wait, query, drain, or a full list of pending operations),
-  and never before that of an operation that it waited for.
+- The observer gets a completion when the process detects it, and never before that of an operation that it waited for.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ IDLE_MOST_S, IDLE_LOOK_S = 0.25, 0.00005
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """A signal's handle. is_shared: the list of pending operations holds the event too. number: of the record."""
+    """A signal's handle. is_shared: the list of pending operations holds the event too."""
 
     event: Any
     is_shared: bool
@@ -62,7 +60,7 @@ class _Pending:
 
 
 class StreamedBackend(Generic[Stream, Event]):
-    """Streams and events of one device, used by one thread. delays: see delays.py."""
+    """Streams and events of one device, used by one thread."""
 
     name: str
 
@@ -154,7 +152,8 @@ class StreamedBackend(Generic[Stream, Event]):
         return Signal(_Recording(event, True, record))
 
     def replay(self, graph: Graph) -> None:
-        """Launch the whole graph on its lane's stream. The first replay captures it."""
+        """Launch the graph on its lane's stream. The first replay captures it, so operations in flight stay in
+        flight."""
         self._captures.check(graph)
         if not graph.operations:
             return
@@ -176,11 +175,8 @@ class StreamedBackend(Generic[Stream, Event]):
             self._make_room()
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Record the signal's event behind everything queued in the lane.
-
-        The signal's own event is recorded again; a stream that waits already keeps its earlier recording. An event of
-        `submit` is replaced instead, because it marks the end of that operation.
-        """
+        """Record the signal's event behind everything queued in the lane. An event of `submit` is replaced instead,
+        because it marks the end of that operation."""
         self._captures.refuse_record(lane)
         recording = _recording_of(signal)
         event = self._machine.event() if recording is None or recording.is_shared else recording.event
@@ -219,7 +215,7 @@ class StreamedBackend(Generic[Stream, Event]):
             self._observer.process_drained()
 
     def idle(self) -> None:
-        """Wait until some operation has run, for IDLE_MOST_S at most, because idle rounds count towards patience."""
+        """Wait until some operation has run, for IDLE_MOST_S at most."""
         before = self._completed
 
         def has_moved() -> bool:
@@ -232,8 +228,8 @@ class StreamedBackend(Generic[Stream, Event]):
             time.sleep(IDLE_LOOK_S)
 
     def settle(self) -> DelayReport | None:
-        """Wait for the device without calling the observer, before the backend is dropped. Return the report of its
-        delays. Raise an error of the device that was not raised before."""
+        """Wait for the device without calling the observer, and return the report of its delays. Raise an error of the
+        device that was not raised before."""
         try:
             self._give_way(lambda: False)
             self._machine.synchronize()
@@ -242,7 +238,7 @@ class StreamedBackend(Generic[Stream, Event]):
             self._machine.close()
 
     def is_lost(self) -> bool:
-        """True if nothing runs on the device any more in this process. Valid after an error, once this is settled."""
+        """True if nothing runs on the device any more in this process. Valid after `settle`."""
         return self._machine.is_lost()
 
     def _stream_for(self, name: str) -> Stream:
@@ -251,10 +247,7 @@ class StreamedBackend(Generic[Stream, Event]):
     def _launch(
         self, names: Sequence[str], lane: Lane, launch: Callable[[Stream], None], *, joins_host: bool = False
     ) -> Event:
-        """Queue work on the lane's stream, after a hold if a delay requires one. Return the event of its end.
-
-        joins_host: the work may make the process wait, so every lane is released first.
-        """
+        """Queue work on the lane's stream, after a hold if a delay requires one. Return the event of its end."""
         stream, event = self._streams[lane.index], self._machine.event()
         if self._holds is not None:
             self._holds.before(names, lane, stream)
@@ -300,11 +293,9 @@ class StreamedBackend(Generic[Stream, Event]):
             self._collect()
 
     def _collect(self) -> None:
-        """Report the operations that have run since the last call.
-
-        Streams are queried one by one, so an operation can be seen before one that it waited for. So all are queried
-        until nothing changes, and then reported by ordinal.
-        """
+        """Report the operations that have run since the last call."""
+        # Streams are queried one by one, so an operation can be seen before one that it waited for. So all are queried
+        # until nothing changes, and then reported by ordinal.
         done: list[int] = []
         moved = True
         while moved:

@@ -1,14 +1,13 @@
 """The threads backend: a stream is a thread, an event is a real event, and memory is the host's.
 
-Work goes on beside the process, so a missing wait is a real race over real bytes. It shows faults that the simulated
-backend cannot: work of the process that races with a lane, torn copies, and waits that never end.
+A missing wait is a real race over real bytes. Unlike the simulated backend it shows work of the process that races with
+a lane, torn copies, and waits that never end.
 
 Invariants:
 - A lane's thread sleeps a random time before some chunks. Two runs of one plan differ.
 - The first error of a chunk is raised once, at the next query or wait of the process, as on a device. Later chunks of
   that lane do not run, and its events are reached.
-- A wait of the process raises Hang after HANG_S, once. Threads end with the backend: `close` waits for them, the
-  garbage collector never does.
+- A wait of the process raises Hang after HANG_S, once.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ SLEEP_MOST_S = 0.001
 
 
 class ThreadsBackend(StreamedBackend["_Stream", "_Event"]):
-    """Lanes as threads of this process."""
-
     name = "threads"
 
     def __init__(self, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()) -> None:
@@ -91,7 +88,6 @@ class ThreadDevice:
         self._raise()
 
     def capture(self, work: Sequence[ChunkWork], last: object | None) -> object:
-        """Return the chunks: they run at each replay, on the memory that they name."""
         return tuple(work)
 
     def replay(self, stream: _Stream, captured: object) -> None:
@@ -196,15 +192,13 @@ def _end(streams: list[_Stream]) -> None:
 
 
 def _let_end(streams: list[_Stream]) -> None:
-    """Queue the threads' end without waiting. The garbage collector may call this while another thread starts and holds
-    a lock that each thread needs to end."""
+    """Queue the threads' end without waiting. The garbage collector may call this while a starting thread holds a lock
+    that each thread needs to end."""
     for stream in streams:
         stream.end()
 
 
 class _Event:
-    """reached: of its latest recording."""
-
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.reached.set()

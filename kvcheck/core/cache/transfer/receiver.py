@@ -32,7 +32,7 @@ from kvcheck.kernels.content import as_signed, mix64_int
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
-"""Numbered so that the minimum over all ranks counts, and a failure wins."""
+"""As in SGLang's KVPoll: the minimum over all ranks counts, so a failure wins."""
 
 MARK = 0x6D61726B65642121
 """Mixed with the generation, it fills a room's memory before anything has landed."""
@@ -55,7 +55,7 @@ class InboundRoom:
     sealed: set[str] = field(default_factory=set)  # peers whose seal for this attempt was seen
     verified: set[str] = field(default_factory=set)  # peers whose seal fits
     size: int = 0  # bytes that they wrote
-    is_answered: bool = False  # a source has answered the Want, which follows the mark of the memory
+    is_answered: bool = False  # a source has answered the Want, so the memory was marked before
 
 
 class RoomListener(Protocol):

@@ -109,7 +109,7 @@ class SealPlan:
 
     known: torch.Tensor  # the row without the digest, [8] int64 on the device
     size: int  # bytes covered
-    covered: tuple[tuple[torch.Tensor, torch.Tensor, int], ...]  # words [L, R, words], row ids on the device, key of each buffer
+    covered: tuple[tuple[torch.Tensor, torch.Tensor, int], ...]  # by buffer: words [L, R, W], row ids, key
     row: torch.Tensor | None
     key: int  # of the metadata row
 

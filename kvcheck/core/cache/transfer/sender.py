@@ -56,7 +56,7 @@ class OutboundRoom:
     is_reported: bool = False
     reason: str = ""
     done: set[str] = field(default_factory=set)
-    flushed: dict[str, Signal] = field(default_factory=dict)  # by peer, after a failure: reached before its memory is free
+    flushed: dict[str, Signal] = field(default_factory=dict)  # by peer, after a failure: its writes have ended
     reads: list[Signal] = field(default_factory=list)  # other reads of its memory
 
 
