@@ -44,21 +44,17 @@ class OffloadedBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadedKV:
-    """All KV of one request. tokens: committed length. window_start: first live logical window page.
-
-    page_size, layout: of the source pool. saved: reached once every row has been copied. number: identifies the value
-    to its Offload and in footprints.
-    """
+    """All KV of one request, copied from a pool."""
 
     request: int
-    tokens: int
-    window_start: int
+    tokens: int  # committed length
+    window_start: int  # first live logical window page
     shape_name: str
-    page_size: int
-    layout: tuple[SpaceSpec, ...]
+    page_size: int  # of the source pool
+    layout: tuple[SpaceSpec, ...]  # of the source pool
     buffers: tuple[OffloadedBuffer, ...]
-    saved: Signal
-    number: int
+    saved: Signal  # reached once every row has been copied
+    number: int  # identifies the value to its Offload and in footprints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +196,7 @@ class Offload:
         return len(gone)
 
     def _next_number(self) -> int:
-        """An unused number, also if several pools are offloaded on one backend."""
+        """An unused number, as several pools may share a backend."""
         self._count += 1
         taken = {name.split(".")[1] for name in self._backend.allocated() if name.startswith("offload.")}
         while str(self._count) in taken:
@@ -208,7 +204,6 @@ class Offload:
         return self._count
 
     def _hold(self, kept: _Kept, extent: Extent, done: Signal) -> None:
-        """Pin the units of a copy until it is done."""
         for space, ids in extent.units.items():
             kept.uses.append((space, self.pool.allocators[space].hold(ids, partial(self._backend.query, done))))
 

@@ -208,7 +208,6 @@ class HiCache:
         return given
 
     def release(self, lease: Lease) -> None:
-        """End the lease of an aborted request."""
         self.tree.unlock(lease.node)
 
     def drop(self, lease: Lease) -> None:
@@ -228,7 +227,7 @@ class HiCache:
         return sum(len(node.tier(tier).ids(space)) for node in self.tree.nodes(on_device=tier == "device"))
 
     def evict(self, space: str, count: int) -> int:
-        """Free at least `count` device pages or slots if unlocked nodes allow it. Return the number freed."""
+        """Free at least `count` device ids if unlocked nodes allow it. Return the number freed."""
         self.residency.tell_wanted("device", space, count)
         freed = 0
         spared: list[Node] = []
@@ -261,7 +260,6 @@ class HiCache:
         return may_go
 
     def _give_up(self, node: Node, space: str) -> bool:
-        """Evict a space of an unlocked node from the device; False if pages in use would be lost."""
         if space != "full":
             self.residency.tombstone(node, "device", space)
         elif node.is_backed or self._write_back(node):
@@ -301,7 +299,6 @@ class HiCache:
         return self.storage is not None and self.storage.wait_oldest()
 
     def settle(self) -> None:
-        """Finish and acknowledge every transfer."""
         self.start_loads()
         while self.wait_oldest():
             self.start_loads()
@@ -311,7 +308,6 @@ class HiCache:
         return sum(node.locks > 0 or node.host_locks > 0 for node in self.tree.nodes())
 
     def close(self) -> None:
-        """Finish every transfer, then free all cached pages."""
         self.settle()
         for node in list(self.tree.root.children.values()):
             self.residency.drop(node)
@@ -380,7 +376,6 @@ class HiCache:
         self.residency.gained(node, "device", ("state",))
 
     def _snapshot(self, holding: Holding) -> int | None:
-        """Copy the request's state into a slot of the tree; None if there is no room."""
         if self._pool.spare("state") < 1 and not self.evict("state", 1):
             return None
         slots = self._pool.allocators["state"].allocate(1, holding.request)

@@ -120,11 +120,9 @@ class TransferController:
         return self._finished([(transfer,) for transfer in self.backups])
 
     def finished_loads(self) -> int:
-        """Leading merged loads that are done."""
         return self._finished(self.loads)
 
     def take_backup(self) -> Transfer:
-        """Acknowledge the oldest backup."""
         return self.backups.pop(0)
 
     def take_load(self) -> tuple[Transfer, ...]:

@@ -105,7 +105,6 @@ class Residency:
     # Candidates
 
     def evictable(self, space: str) -> int:
-        """Device pages or slots of a space that unlocked nodes hold."""
         nodes = self.tree.nodes(on_device=True)
         return sum(len(node.device.ids(space)) for node in nodes if not self._is_pinned(node))
 
@@ -179,7 +178,7 @@ class Residency:
         self._count(tier, space)
 
     def evict_host(self, space: str, count: int) -> int:
-        """Free at least `count` host ids of a space if unlocked nodes allow it. Return the number freed."""
+        """Free at least `count` host ids if unlocked nodes allow it. Return the number freed."""
         self.tell_wanted("host", space, count)
         freed = 0
         while freed < count and (node := self.host_victim(space)) is not None:

@@ -44,7 +44,7 @@ COPY_METHODS: Final = ("kernel", "direct")
 
 
 class HostPool:
-    """Host pages and slots of one model's KV. `units`: usable pages or slots of each space."""
+    """units: usable pages or slots of each space."""
 
     def __init__(
         self,
@@ -175,7 +175,6 @@ class HostPool:
             start = stop
 
     def unit_bytes(self, space: str) -> int:
-        """Bytes of one page or slot: all buffers, all layers."""
         spec = self._spec(space)
         return sum(prod(self._shape(spec, buffer)) // self._units[space] * 8 for buffer in spec.buffers)
 

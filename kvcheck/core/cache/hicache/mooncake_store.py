@@ -95,7 +95,7 @@ class MooncakeStore:
             raise StorageError(f"store mooncake could not keep {len(data)} bytes at {self.master}: {reason}")
 
     def get(self, key: str, size: int) -> bytes | None:
-        """Return the exact bytes, or None. Raise StorageError if the master does not answer."""
+        """Raise StorageError if the master does not answer."""
         client = self._open(key)
         data = client.get(key)
         if not data:

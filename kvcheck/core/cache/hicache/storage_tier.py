@@ -259,7 +259,6 @@ class StorageTier:
     # Acknowledgement
 
     def poll(self) -> None:
-        """Acknowledge writes and fetches that are done on every rank."""
         for _ in range(self._agree(self._finished([each.done for each in self._writes]))):
             self._written(self._writes.pop(0))
         signals = [each.done for each in self._prefetches if each.done is not None]

@@ -73,7 +73,7 @@ class IdAllocator:
         return ids
 
     def free(self, ids: IndexArray) -> None:
-        """Free ids, all or none. Raise DoubleFree or FreeInFlight like `check_freeable`."""
+        """Free ids, all or none. Raise like `check_freeable`."""
         if not len(ids):
             return
         self.check_freeable(ids)
@@ -103,12 +103,10 @@ class IdAllocator:
         return int(self._owners[unit]) if is_live else None
 
     def check_live(self, ids: IndexArray) -> None:
-        """Raise ForeignAccess unless every id is allocated."""
         if not self._are_live(ids):
             raise ForeignAccess(f"{self.space}: used {ids.tolist()}, of which some are not allocated")
 
     def check_owned(self, ids: IndexArray, owner: int) -> None:
-        """Raise ForeignAccess unless every id belongs to `owner`."""
         self.check_live(ids)
         if (wrong := self._owners[ids] != owner).any():
             unit = int(ids[wrong][0])
@@ -142,7 +140,6 @@ class IdAllocator:
         return use
 
     def drop(self, use: Use) -> None:
-        """End a use, unless it has ended already."""
         if use in self._uses:
             self._uses.remove(use)
             self.unpin(use.ids)

@@ -41,18 +41,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSpec:
-    """One physical buffer of a space, per layer: [rows, *item_shape].
-
-    pieces: byte ranges of each token, for PAGE rows only. shards: equal parts of a row that tensor parallelism
-    distributes; 1: every rank keeps the whole row.
-    """
+    """One physical buffer of a space, per layer: [rows, *item_shape]."""
 
     name: str
     rows: Granularity
     item_shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[Piece, ...] = ()
-    shards: int = 1
+    pieces: tuple[Piece, ...] = ()  # byte ranges of each token, for PAGE rows only
+    shards: int = 1  # equal parts of a row that tensor parallelism distributes; 1: every rank keeps the whole row
 
     def __post_init__(self) -> None:
         if self.row_bytes % 8:
@@ -76,12 +72,11 @@ class BufferSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSpec:
-    """Buffers that share one id space. unit: PAGE or SLOT, allocated as one id. layers: global layer ids in the order
-    of the buffers' first dimension."""
+    """Buffers that share one id space."""
 
     name: str
-    unit: Granularity
-    layers: tuple[int, ...]
+    unit: Granularity  # PAGE or SLOT, allocated as one id
+    layers: tuple[int, ...]  # global ids in the order of the buffers' first dimension
     buffers: tuple[BufferSpec, ...]
 
 
@@ -164,7 +159,7 @@ class BufferSet:
         return self._words[name]
 
     def zero(self, unit: int, lane: Lane) -> None:
-        """Clear one slot or page of every buffer, before its first use by a new owner."""
+        """Clear one slot or page before its first use by a new owner."""
         targets = [self._unit_rows(buffer, unit) for buffer in self.spec.buffers]
 
         def run() -> None:

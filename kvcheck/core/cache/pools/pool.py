@@ -28,16 +28,11 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
-    """pages and window_pages: usable pages. requests: request rows. max_tokens: longest request.
-
-    state_slots: slots for requests and cached prefixes; 0: as many as requests.
-    """
-
-    pages: int
-    requests: int
-    max_tokens: int
-    window_pages: int = 0
-    state_slots: int = 0
+    pages: int  # usable
+    requests: int  # request rows
+    max_tokens: int  # of the longest request
+    window_pages: int = 0  # usable
+    state_slots: int = 0  # for requests and cached prefixes; 0: as many as requests
 
 
 def _no_pages() -> IndexArray:
@@ -49,20 +44,16 @@ def _no_pages() -> IndexArray:
 # window pages (SWA)            0 0 0 0 0 0 0 0 [live pages of the window  )
 @dataclass(slots=True, kw_only=True)
 class Holding:
-    """Pages, row and slot of one request. pages, window_pages: by logical page; a window page of 0 is gone.
-
-    shared: leading logical pages that the prefix tree owns. committed: tokens whose KV is written, or whose write is
-    queued on the forward lane; see KVPool.commit. is_open: until the pool closes it.
-    """
+    """Pages, row and slot of one request."""
 
     request: int
     row: int
     state_slot: int = 0
-    shared: int = 0
-    committed: int = 0
-    pages: IndexArray = field(default_factory=_no_pages)
-    window_pages: IndexArray = field(default_factory=_no_pages)
-    is_open: bool = True
+    shared: int = 0  # leading logical pages that the prefix tree owns
+    committed: int = 0  # tokens whose KV is written or queued on the forward lane; see KVPool.commit
+    pages: IndexArray = field(default_factory=_no_pages)  # by logical page
+    window_pages: IndexArray = field(default_factory=_no_pages)  # by logical page; 0: gone
+    is_open: bool = True  # until the pool closes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +70,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Location of the first `tokens` tokens of a request.
-
-    units: by space, pages or slots in logical order; window pages that are gone are left out.
-    """
+    """Location of the first tokens of a request."""
 
     request: int
     tokens: int
     page_size: int
-    units: Mapping[str, IndexArray]
+    units: Mapping[str, IndexArray]  # by space, pages or slots in logical order, without window pages that are gone
 
     def rows(self, space: str, buffer: BufferSpec) -> IndexArray:
         """Rows of a buffer that hold the tokens, in logical order."""
@@ -159,7 +147,7 @@ class KVPool:
         }
 
     def connect(self, gate: ReadGate) -> None:
-        """Make all reads wait at this gate from now on. It counts the model's layers."""
+        """Make all reads wait at this gate, which counts the model's layers."""
         self._gate = gate
         for spec in self.specs:
             self.sets[spec.name].connect(_SpaceGate(gate, spec.layers))
@@ -277,7 +265,7 @@ class KVPool:
         holding.committed = tokens
 
     def evict_window(self, holding: Holding, tokens: int) -> None:
-        """Free window pages that no token at or after position `tokens` can see."""
+        """Free window pages that no position from `tokens` on can see."""
         self.check_open(holding)
         if not self.has_window:
             return
@@ -346,14 +334,12 @@ class KVPool:
         return Extent(request=holding.request, tokens=tokens, page_size=self.page_size, units=units)
 
     def free(self) -> None:
-        """Free all memory of buffers and tables."""
         for owned in self.sets.values():
             owned.free()
         for table in self.tables.values():
             table.free()
 
     def _extra(self, holding: Holding, tokens: int, query: int) -> list[tuple[str, int]]:
-        """Pages to add in each paged space."""
         wanted = pages_for(tokens, self.page_size)
         extra = [("full", max(0, wanted - len(holding.pages)))]
         if self.has_window:

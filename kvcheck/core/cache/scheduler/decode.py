@@ -1,8 +1,8 @@
 """DecodeScheduler: a scheduler whose prompts are computed elsewhere and arrive over a wire.
 
 Invariants:
-- Joint decisions of ranks (admission, failure, release) follow from `settle`'s agreed values, never from this rank's
-  own. (mutant: rank-decides-alone)
+- Joint decisions of ranks (admission, failure, release) follow from `settle`'s agreed values. (mutant:
+  rank-decides-alone)
 - Pages and slot of a failed request stay allocated until no source can write them any more.
 """
 
@@ -28,8 +28,6 @@ JUST_JOINED = 2
 # waiting -> pages and slot allocated, Want sent -> transferring -> SUCCESS on every rank -> ready -> running ...
 #                                                       |-> FAILED on any rank -> drained on every rank -> freed
 class DecodeScheduler(Scheduler):
-    """One decode rank. Its prefilling requests are prefilled by another end."""
-
     def __init__(
         self,
         parts: SchedulerDeps,
@@ -61,11 +59,11 @@ class DecodeScheduler(Scheduler):
         return found
 
     def is_asked(self, request_id: int) -> bool:
-        """True once the Want for the prompt was sent, or if the request is not here."""
+        """True once the Want was sent, or if the request is not here."""
         return all(each.request_id != request_id for each in self._waiting)
 
     def states(self) -> dict[int, str]:
-        """Scheduler.states, with "joined" and "draining". A request that was sent again is waiting while its earlier
+        """Scheduler.states with "joined" and "draining". A request that was sent again is waiting while its earlier
         attempt drains."""
         states = super().states()
         joined = {each.request_id for each in self._running if len(each.output) <= JUST_JOINED}
@@ -73,12 +71,11 @@ class DecodeScheduler(Scheduler):
         return {each.request_id: "draining" for each in self._draining} | states
 
     def room_states(self) -> dict[int, str]:
-        """By request, the state of its room at this rank, if it is partly reported or has arrived."""
         states = {each.request_id: self._room_state(_room(each)) for each in self._prefilling}
         return {request: state for request, state in states.items() if state is not None}
 
     def deadline(self, request_id: int) -> int | None:
-        """Deadline of the request, or of its next drain request, at this end; None if no time runs for it."""
+        """Deadline of the request, or of its next drain request; None if no time runs for it."""
         coming = [_room(each) for each in self._prefilling if each.request_id == request_id]
         draining = [_room(each) for each in self._draining if each.request_id == request_id]
         timed = [
@@ -93,16 +90,14 @@ class DecodeScheduler(Scheduler):
         return "partly reported" if 0 < len(room.waits) < len(self.receiver.sources) else None
 
     def poll(self) -> list[int]:
-        """Receive, and return this rank's values for `RankGroup.agree`.
-
-        Statuses of the transferring requests, then whether the failed ones are drained.
-        """
+        """Receive, and return this rank's values for `RankGroup.agree`: statuses of the transferring requests, then
+        whether the failed ones are drained."""
         self.receiver.poll()
         statuses = [_room(active).status for active in self._prefilling]
         return statuses + [int(self.receiver.is_drained(_room(each))) for each in self._draining]
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """Run one scheduling round with the agreed values."""
+        """One scheduling round with the agreed values."""
         count = len(self._prefilling)
         self._statuses = {active.request_id: status for active, status in zip(self._prefilling, agreed, strict=False)}
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]
@@ -121,7 +116,7 @@ class DecodeScheduler(Scheduler):
         self._metadata.free()
 
     def _arrived(self) -> list[RunningRequest]:
-        """Requests that every rank has verified; those that failed on any rank are ended."""
+        """Requests that every rank has verified. End those that failed on any rank."""
         arrived = []
         for active in list(self._prefilling):
             status = self._statuses.get(active.request_id, TRANSFERRING)
@@ -140,7 +135,6 @@ class DecodeScheduler(Scheduler):
         active.output.append(int(active.metadata.field("output_ids")[0]))
 
     def _end(self, active: RunningRequest, reason: str) -> None:
-        """End a request that has not arrived; its memory stays until it is drained."""
         self._prefilling.remove(active)
         self.receiver.fail(_room(active), reason)
         self._draining.append(active)

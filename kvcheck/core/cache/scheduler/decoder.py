@@ -19,8 +19,6 @@ from kvcheck.core.cache.transfer.metadata import MetadataRow
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions [start, stop) of one request to compute."""
-
     request_id: int
     holding: Holding
     start: int
@@ -29,14 +27,14 @@ class Chunk:
 
 class Decoder(Protocol):
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
-        """Queue one forward pass over a batch."""
+        """Queue one forward pass."""
 
     def collect(self) -> tuple[int, ...]:
-        """The sampled token after each chunk of the last pass, whose signal has been waited for."""
+        """The sampled token after each chunk of the last pass, which has been waited for."""
 
     def metadata(self, request_id: int) -> Mapping[str, torch.Tensor]:
-        """The metadata fields of this request's prefill, by name; the first token is output_ids[0]."""
+        """The metadata fields of this request's prefill; the first token is output_ids[0]."""
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """The request enters the running batch, again or first, with its transferred metadata. Not called for prompts
-        of the same engine."""
+        """The request enters the running batch, with its transferred metadata. Not called for prompts of the same
+        engine."""

@@ -2,7 +2,6 @@
 
 Invariants:
 - Pages and slot stay allocated until every decode rank has verified the bytes, or no read of them is in flight.
-- Joint decisions of ranks follow from `settle`'s agreed values alone.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ ABORTED = "aborted by the prefill end"
 
 @dataclass(slots=True, kw_only=True)
 class PrefillRequest:
-    """A prompt that is computed or sent. holding, slot (of its metadata): None if it failed before it began. is_told:
-    its failure was reported."""
+    """A prompt that is computed or sent. holding, slot: None if it failed before it began."""
 
     request: Request
     holding: Holding | None = None
@@ -71,7 +69,7 @@ class PrefillScheduler:
         return not (self._queued or self._waiting or self._computing or self._sending or self._refused)
 
     def submit(self, request: Request) -> None:
-        """Queue a prompt. Raise LengthMismatch if it can never fit."""
+        """Raise LengthMismatch for a prompt that can never fit."""
         tokens = len(request.prompt)
         if tokens > self._pool.sizes.max_tokens or pages_for(tokens, self._pool.page_size) > self._pool.sizes.pages:
             raise LengthMismatch(
@@ -82,10 +80,8 @@ class PrefillScheduler:
         self._open_queued()
 
     def abort(self, request_id: int) -> bool:
-        """End a request on this side; False if it is not here, was reported, or has failed here already.
-
-        The other end may have received a failed prompt before its failure was known.
-        """
+        """End a request; False if it is not here, was reported, or has failed here already: the other end may have
+        received its prompt before."""
         for request in [each for each in self._queued if each.request_id == request_id]:
             self._queued.remove(request)
             self.sender.refuse(self._room_of(request_id), request.attempt, ABORTED)
@@ -120,7 +116,7 @@ class PrefillScheduler:
         return waiting + computing + [self.sender.state(self._room(each)) for each in self._sending]
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """Run one scheduling round with the agreed values."""
+        """One scheduling round with the agreed values."""
         self._report = StepReport(failed=self._refused)
         self._refused = []
         values = iter(agreed)
@@ -145,14 +141,13 @@ class PrefillScheduler:
         return self._report
 
     def close(self) -> None:
-        """Free all memory. Call when idle."""
         self._backend.drain()
         self.sender.free()
         self._metadata.free()
         self._pool.free()
 
     def _open_queued(self) -> None:
-        """Open rooms in order of arrival, each once its earlier attempt has released everything."""
+        """Open rooms in order of arrival, each once its earlier attempt is closed."""
         while self._queued and not self.sender.is_open(self._room_of(self._queued[0].request_id)):
             request = self._queued.popleft()
             room = self._room_of(request.request_id)
@@ -174,7 +169,6 @@ class PrefillScheduler:
             self._report.failed.append((prompt.request.request_id, self.sender.reason(self._room(prompt))))
 
     def _give_back(self, prompt: PrefillRequest) -> None:
-        """Free the memory of a prompt that is no longer read or written."""
         self._sending.remove(prompt)
         self.sender.close(self._room(prompt))
         if prompt.holding is not None and prompt.slot is not None:
@@ -182,7 +176,7 @@ class PrefillScheduler:
             self._pool.close(prompt.holding)
 
     def _admit(self, request: Request) -> None:
-        """Allocate a slot and a holding if the whole prompt will fit beside those in progress."""
+        """Allocate a slot and a holding if the whole prompt will fit."""
         size = self._pool.page_size
         reserved = sum(
             pages_for(each.tokens, size) - len(each.holding.pages)
@@ -201,7 +195,6 @@ class PrefillScheduler:
         self._report.admitted.append(request.request_id)
 
     def _compute(self) -> None:
-        """Compute one chunk of each prompt, and send it behind the pass."""
         chunks: list[Chunk] = []
         prompts: list[PrefillRequest] = []
         for prompt in self._computing:

@@ -22,11 +22,11 @@ LOCAL = "127.0.0.1"
 
 
 class GroupLost(Exception):
-    """A rank of the group is gone, or does not answer."""
+    pass
 
 
 class ProcessRanks(RankGroup):
-    """This process's rank among `ranks`. meeting: a file for the rendezvous, of this run alone."""
+    """meeting: a file for the rendezvous, of this run alone."""
 
     def __init__(self, meeting: str, rank: int, ranks: int, *, timeout_s: float) -> None:
         gloo: Any = dist.ProcessGroupGloo  # the public call takes its address from the environment

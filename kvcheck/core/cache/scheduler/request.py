@@ -22,7 +22,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A user's request. prompt: [n >= 1] token ids."""
+    """prompt: [n >= 1] token ids."""
 
     request_id: int
     prompt: Tokens
@@ -34,8 +34,6 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest:
-    """A request inside the scheduler."""
-
     request: Request
     holding: Holding
     lease: Lease | None

@@ -72,7 +72,7 @@ class Scheduler:
         return report
 
     def abort(self, request_id: int) -> bool:
-        """End a request in any state and free its memory; False if it is not here."""
+        """End a request in any state; False if it is not here."""
         waiting = [each for each in self._waiting if each.request_id == request_id]
         under_way = (self._prefilling, self._ready, self._running, self._retracted)
         actives = [active for queue in under_way for active in queue if active.request_id == request_id]
@@ -85,7 +85,7 @@ class Scheduler:
         return bool(waiting or actives)
 
     def preempt(self, request_id: int) -> bool:
-        """Retract a running request now; the next round reports it. False if it does not run."""
+        """Retract a running request; False if it does not run."""
         active = next((each for each in self._running if each.request_id == request_id), None)
         if active is None:
             return False
@@ -125,7 +125,6 @@ class Scheduler:
                 queue.remove(active)
 
     def close(self) -> None:
-        """Free the prefix tree's pages and all memory. Call when idle."""
         self.parts.backend.drain()
         self._drop_restored()
         if self.parts.cache is not None:
@@ -165,7 +164,6 @@ class Scheduler:
             cache.start_loads()
 
     def _awaits_store(self, request: Request) -> bool:
-        """True while pages of the prompt are in transfer from the store, which is queried once."""
         cache = self.parts.cache
         return cache is not None and not (request.is_urgent or cache.fetch(request.prompt[:-1], request.request_id))
 
@@ -174,7 +172,6 @@ class Scheduler:
         return 0 if cache is None else sum(cache.is_fetching(each.request_id) for each in self._waiting)
 
     def _fits(self, prompt: int) -> bool:
-        """True if a prompt's pages are free or evictable, beyond the needs of earlier prompts."""
         return self._room() - self._reserved() >= pages_for(prompt + 1, self._pool.page_size)
 
     def _room(self) -> int:
@@ -190,7 +187,6 @@ class Scheduler:
         return sum(pages_for(a.prompt_length + 1, size) - len(a.holding.pages) for a in self._prefilling)
 
     def _prefill(self) -> bool:
-        """Compute one chunk for each prefilling request; False if there was none."""
         chunks: list[Chunk] = []
         actives: list[RunningRequest] = []
         for active in list(self._prefilling):
@@ -211,14 +207,14 @@ class Scheduler:
         return bool(chunks)
 
     def _may_start(self, active: RunningRequest) -> bool:
-        """True once the request's loads have started, and had a round beside other work if there was any."""
+        """True once the request's loads have started, and had a round beside other work, if any."""
         if active.lease is None or self.parts.cache is None:
             return True
         is_due = active.starts_at <= self._round or not self._running
         return is_due and self.parts.cache.is_loaded(active.lease)
 
     def _cache_prompt(self, active: RunningRequest) -> None:
-        """Insert the prompt's whole pages: when all are computed, or at each state that is available."""
+        """Insert the prompt's whole pages: when all are computed, or at each available state."""
         cache, committed = self.parts.cache, active.holding.committed
         if cache is None or active.lease is None:
             return
@@ -229,7 +225,6 @@ class Scheduler:
     # Decode
 
     def _arrived(self) -> list[RunningRequest]:
-        """Requests whose prompts have arrived from another end."""
         return []
 
     def _join_ready(self) -> None:
@@ -247,7 +242,6 @@ class Scheduler:
             self._running.append(active)
 
     def _decode(self) -> bool:
-        """Compute one token for each running request; False if there was none."""
         for active in list(self._running):
             if active in self._running:
                 start = active.holding.committed
@@ -313,7 +307,7 @@ class Scheduler:
 
     @property
     def _will_free(self) -> bool:
-        """Requests outside the running batch will go on, or free their memory."""
+        """True if requests outside the running batch will go on, or free their memory."""
         return bool(self._prefilling or self._ready or self._restoring)
 
     def _evict(self, short: Mapping[str, int]) -> int:
@@ -321,7 +315,6 @@ class Scheduler:
         return 0 if cache is None else sum(cache.evict(space, count) for space, count in short.items())
 
     def _headroom(self) -> int:
-        """Pages that the running requests need for the next `retract_steps` steps."""
         size, steps = self._pool.page_size, self.config.retract_steps
         return sum(max(0, pages_for(a.holding.committed + steps, size) - len(a.holding.pages)) for a in self._running)
 
@@ -334,7 +327,6 @@ class Scheduler:
         return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request_id))
 
     def _retract(self, active: RunningRequest) -> None:
-        """Save a running request to the host, then free its memory."""
         self._running.remove(active)
         active.offloaded = self.parts.offload.save(active.holding)
         self.parts.backend.wait(active.offloaded.saved)
@@ -375,7 +367,7 @@ class Scheduler:
         return bool(self._retracted) and self._retracted[0].rested_at <= self._round
 
     def _resumed_length(self, offloaded: OffloadedKV) -> int:
-        """Committed tokens of a resumed request: those that were saved. (mutant: resume-refeeds-token)"""
+        """Committed tokens of a resumed request: those saved. (mutant: resume-refeeds-token)"""
         return offloaded.tokens
 
     def _resume_fits(self, tokens: int) -> bool:

@@ -3,7 +3,6 @@
 Invariants:
 - Nothing is trimmed, and nothing is broadcast. If lengths disagree, the error names both.
 - Every target rank gets every shard it keeps exactly once, from a source rank that keeps it.
-- Results share no memory with the arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PageRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSlice:
-    """Neighbouring shards that one source rank sends to one target rank, counted in each end's own row."""
+    """Neighbouring shards that one source rank sends to one target rank, by places in each end's own row."""
 
     source_rank: int
     target_rank: int
@@ -53,7 +52,7 @@ class ShardSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """The memory of one buffer at one end: [layers, rows, row_bytes] contiguous bytes.
+    """One buffer at one end: [layers, rows, row_bytes] contiguous bytes.
 
     rows: with the padding unit 0. rows_per_unit: page_size for TOKEN rows, else 1. shards: of a row at this end.
     """
@@ -72,7 +71,7 @@ class RowLayout:
 
     @property
     def units(self) -> int:
-        """Usable pages or slots: ids 1 .. units."""
+        """Usable pages or slots."""
         return self.rows // self.rows_per_unit - 1
 
     @property
@@ -83,8 +82,8 @@ class RowLayout:
 def pair_pages(source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
     """Physical (source, target) of each logical page of `needed`, [m, 2].
 
-    Raise LengthMismatch unless both ends hold every needed page and none behind them. Earlier pages are legal and are
-    not paired: a window may start earlier at one end.
+    Raise LengthMismatch unless both ends hold every needed page and none behind them. Earlier pages are not paired: a
+    window may start earlier at one end.
 
     SGLang paired state_indices by place and trimmed the longer list (#18727, #23323).
     """
@@ -107,16 +106,14 @@ def pair_pages(source: PageRun, target: PageRun, *, needed: range, what: str) ->
 
 
 def group_contiguous(pairs: IndexArray) -> IndexArray:
-    """Maximal runs (source, target, count), [k, 3], in which both sides of `pairs` [m, 2] advance by one."""
+    """Maximal runs (source, target, count), [k, 3], of `pairs` [m, 2] that advance by one on both sides."""
     assert pairs.ndim == 2 and pairs.shape[1] == 2, f"pairs are [m, 2], got {list(pairs.shape)}"
     return _merged(np.column_stack((pairs, np.ones(len(pairs), dtype=np.int64))))
 
 
 def shard_slices(shards: int, sources: int, targets: int) -> tuple[ShardSlice, ...]:
-    """Assign the shards of a row to pairs of ranks, in the order of the targets.
-
-    Targets that keep the same shard are spread evenly over its sources; sources in no slice are dummies.
-    """
+    """Assign the shards of a row to pairs of ranks, in the order of the targets. Replicas are spread evenly over
+    sources; sources in no slice are dummies."""
     for size in (sources, targets):
         shard_range(shards, 0, size)  # refuses what divides neither way, before anything is worked out
     replicas, holders = (max(1, size // shards) for size in (sources, targets))
@@ -140,10 +137,7 @@ def shard_slices(shards: int, sources: int, targets: int) -> tuple[ShardSlice, .
 
 
 def byte_blocks(source: RowLayout, target: RowLayout, runs: IndexArray, piece: ShardSlice) -> IndexArray:
-    """Blocks (source offset, target offset, bytes), [n, 3], that copy `piece` of each row of `runs` [k, 3].
-
-    Whole rows form one block for each run and layer, parts of rows one each.
-    """
+    """Blocks (source offset, target offset, bytes), [n, 3], that copy `piece` of each row of `runs` [k, 3]."""
     _check_layouts(source, target, piece)
     runs = _merged(runs)
     _check_ids("source", source, runs[:, 0], runs[:, 2])
@@ -165,7 +159,6 @@ def byte_blocks(source: RowLayout, target: RowLayout, runs: IndexArray, piece: S
 
 
 def _holds(run: PageRun, needed: range) -> bool:
-    """True if the run has every needed page, and none at or behind needed.stop."""
     if len(run.pages) and run.stop > needed.stop:
         return False
     return not needed or (run.first <= needed.start and run.stop == needed.stop)

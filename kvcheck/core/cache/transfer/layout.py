@@ -1,7 +1,6 @@
 """EndLayout: describes a rank's memory. Two ends compare their layouts before any byte moves.
 
 Invariants:
-- Page size, dtype, layers, shards and every length are compared, also of the metadata row.
 - Offsets in a peer's memory are computed from the peer's own layout. (mutant: aux-stride-of-the-sender)
 """
 
@@ -25,7 +24,7 @@ Piece = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferLayout:
-    """One buffer at one end. total_shards: of a whole row, over all ranks. leg: "kv" or "state"."""
+    """total_shards: of a whole row, over all ranks. leg: "kv" or "state"."""
 
     space: str
     name: str
@@ -37,7 +36,6 @@ class BufferLayout:
 
     @property
     def region(self) -> str:
-        """The name of its registered memory."""
         return f"{self.space}.{self.name}"
 
 
@@ -62,18 +60,17 @@ class EndLayout:
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
-        """Leg and space of all transfers, KV first."""
         return tuple(sorted({(each.leg, each.space) for each in self.buffers}))
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the metadata row up to the end of its last field, the room, of 8-byte values."""
+        """Bytes up to the end of the last field, the room, of 8-byte values."""
         _, width, _, offset = self.fields[-1]
         return offset + 8 * width
 
 
 def end_layout(pool: KVPool, metadata: MetadataBuffers, *, whole: ModelShape, rank: int, ranks: int) -> EndLayout:
-    """The layout of a rank. whole: the model's shape before it was split over ranks."""
+    """whole: the model's shape before it was split over ranks."""
     totals = {(spec.name, each.name): each.shards for spec in POOLS.load(whole.family)(whole) for each in spec.buffers}
     buffers = tuple(
         BufferLayout(
@@ -108,7 +105,7 @@ def end_layout(pool: KVPool, metadata: MetadataBuffers, *, whole: ModelShape, ra
 
 
 def leg_of(space: str, buffer: BufferSpec) -> str:
-    """Token rows of the full context are sent chunk by chunk; index pages, window pages and states at the end."""
+    """Token rows of the full context are sent chunk by chunk, all else at the end."""
     return "kv" if space == "full" and buffer.rows is Granularity.TOKEN else "state"
 
 
@@ -133,7 +130,7 @@ def check_layouts(mine: EndLayout, theirs: EndLayout) -> None:
 
 
 def check_rejoin(mine: EndLayout, before: EndLayout | None, now: EndLayout) -> None:
-    """Raise LayoutMismatch unless a restarted peer is the same rank as before, and fits this end."""
+    """Raise LayoutMismatch unless a restarted peer is the same rank as before, and fits."""
     check_layouts(mine, now)
     if before is not None:
         for name in ("rank", "ranks"):
@@ -160,7 +157,7 @@ def routes(layout: EndLayout, *, sources: int, targets: int) -> Mapping[tuple[in
 
 
 def sources_of(pairs: Mapping[tuple[int, int], object], target: int) -> list[int]:
-    """Source ranks of a target rank, from the keys of `routes`; the first sends the metadata row."""
+    """Source ranks of a target rank; the first sends the metadata row."""
     return sorted(source for source, each in pairs if each == target)
 
 
@@ -172,7 +169,7 @@ def layout_to_json(layout: EndLayout) -> object:
 
 
 def layout_from_json(raw: object) -> EndLayout:
-    """Parse a peer's layout. Raise LayoutMismatch before any of its numbers is used."""
+    """Parse a peer's layout. Raise LayoutMismatch."""
     try:
         if not isinstance(raw, dict):
             raise ValueError(f"expected an object, got {type(raw).__name__}")

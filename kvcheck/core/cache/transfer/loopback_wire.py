@@ -57,8 +57,8 @@ def once(sender: str, peer: str, message: Message) -> int:
 
 
 class LoopbackFabric:
-    """Joins the ends of one process. paths: leg -> row of PATHS. refuses: writes that fail at once. vanishes: writes
-    that are reported and never land."""
+    """Joins the ends of one process. refuses: writes that fail at once. vanishes: writes that are reported and never
+    land."""
 
     def __init__(
         self,
@@ -84,11 +84,10 @@ class LoopbackFabric:
         return made
 
     def is_under_way(self, room: int, leg: str) -> bool:
-        """True while bytes of this leg of the room are sent and have not landed. A device runs ahead of this."""
+        """True while bytes of this leg are in flight. A device runs ahead of this."""
         return self._pieces[room, leg] > 0
 
     def under_way(self, room: int, leg: str, piece: ChunkWork) -> ChunkWork:
-        """Wrap a piece, so that it counts as in flight until it has run."""
         self._pieces[room, leg] += 1
         return partial(self._land, (room, leg), piece)
 
@@ -97,11 +96,10 @@ class LoopbackFabric:
         self._pieces[key] -= 1
 
     def heard(self, sender: str, peer: str, message: Message) -> None:
-        """Keep a message that has arrived, so that a copy of it can come later."""
         self._heard.setdefault(message.room, {})[sender, peer, message] = None
 
     def repeat(self, room: int, *, turn: int) -> bool:
-        """Deliver a copy of an earlier message about the room, picked by `turn`. False if there is none."""
+        """Deliver a copy of an earlier message, picked by `turn`. False if there is none."""
         heard = list(self._heard.get(room, {}))
         if heard:
             sender, peer, message = heard[turn % len(heard)]
@@ -110,8 +108,6 @@ class LoopbackFabric:
 
 
 class LoopbackWire:
-    """One rank's end of a LoopbackFabric."""
-
     def __init__(self, fabric: LoopbackFabric, backend: ScopedBackend) -> None:
         self.name = backend.scope
         self.backend = backend
@@ -128,7 +124,7 @@ class LoopbackWire:
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Submit one operation whose chunks copy the blocks; on the path "async" the signal does not wait for them."""
+        """Submit the copies; on the path "async" the signal does not wait for them."""
         if self._fabric.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         target = self._fabric.ends[peer]
@@ -161,7 +157,6 @@ class LoopbackWire:
         )
 
     def flush(self, peer: str) -> Signal:
-        """Signal behind everything on both paths to the peer."""
         inner, lane = self.backend.inner, self._lane(peer, "flush")
         ends = []
         for path, leg in (("ordered", ""), *(("async", leg) for leg in LEGS)):
@@ -171,7 +166,7 @@ class LoopbackWire:
         return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Deliver the message; copies of it wait until LATE more have joined them."""
+        """Deliver the message; copies wait until LATE more have joined them."""
         sent = self._fabric.tamper(message)
         for number in range(self._fabric.copies(self.name, peer, message)):
             if not number:
@@ -183,7 +178,6 @@ class LoopbackWire:
                 self.deliver(peer, "copies", *late.popleft())
 
     def deliver(self, peer: str, lane: str, message: Message, after: Sequence[Signal]) -> None:
-        """Submit an operation that appends the message to the peer's inbox."""
         arrived: list[Signal] = []
         entry = (self.name, message, arrived)
         kind = type(message).__name__.lower()
@@ -194,11 +188,9 @@ class LoopbackWire:
         arrived.append(self.backend.inner.submit(operation, lane=self._lane(peer, lane), after=after))
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Take the messages that have arrived; the caller is then ordered behind their `after` signals.
-
-        On a device the entry is in the inbox once the message is queued, before its operation runs. A Drained orders no
-        more than that: one that is sent too early leaves landings unordered.
-        """
+        """Take the messages that have arrived; the caller is then ordered behind their `after` signals."""
+        # On a device the entry is in the inbox once the message is queued, before its operation runs. A Drained orders
+        # no more than that: one that is sent too early leaves landings unordered.
         self.backend.inner.query(self.backend.inner.signal())  # time passes
         messages = []
         while self.inbox:
@@ -218,12 +210,10 @@ class LoopbackWire:
         return messages
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """Order the caller behind the landings that have happened."""
         for signal in self.landing.pop((peer, ticket), []):
             self.backend.inner.query(signal)
 
     def _lane(self, peer: str, path: str, leg: str = "") -> Lane:
-        """Path "async" has a lane for each leg, so that legs overtake one another."""
         path = f"{path}.{leg}" if path == "async" else path
         return self.backend.inner.lane(f"{self.name}>{peer}:{path}")
 

@@ -1,8 +1,8 @@
 """Messages between the two ends: small typed values, sent as JSON.
 
 Invariants:
-- A message names its room and generation. An older generation belongs to an earlier attempt.
-- A message holds plain values, each checked. Nothing in it is executed or unpickled.
+- A message of an older generation belongs to an earlier attempt.
+- Nothing in a message is executed or unpickled, and every value is checked.
 """
 
 from __future__ import annotations
@@ -32,25 +32,21 @@ Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
 # prefill -> decode   Drained    nothing will be written for that room any more
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A decode rank requests a room and names its memory. runs: by leg and space, (first logical page, physical pages).
-
-    attempt: failed attempts before, by the router's count. tokens: of the prompt. slot: metadata slot. state_slot: 0 if
-    there is none.
-    """
+    """A decode rank requests a room."""
 
     room: int
-    attempt: int
+    attempt: int  # failed attempts before, by the router's count
     generation: int
     request: int
-    tokens: int
-    slot: int
-    state_slot: int
-    runs: Runs
+    tokens: int  # of the prompt
+    slot: int  # of the metadata
+    state_slot: int  # 0 if there is none
+    runs: Runs  # (leg and space, first logical page, physical pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The prefill rank has written everything (ok), or has given up (reason)."""
+    """The prefill rank has written everything, or has given up."""
 
     room: int
     generation: int
@@ -60,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The decode rank has verified the room (ok), or given it up after all reports."""
+    """The decode rank has verified the room, or given it up after all reports."""
 
     room: int
     generation: int
@@ -70,8 +66,6 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """The room and this attempt end."""
-
     room: int
     attempt: int
     generation: int
@@ -80,8 +74,6 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """No more writes for the room's generation."""
-
     room: int
     generation: int
 
@@ -106,7 +98,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Parse a message. Raise TransferError for anything else."""
+    """Raise TransferError for anything but a message."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise TransferError(f"message: expected at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}")
     try:

@@ -23,7 +23,7 @@ from kvcheck.kernels.page_copy import copies_to_host, copy_bytes_torch, fill_tor
 
 @dataclass(frozen=True, slots=True)
 class MetadataField:
-    """One field of the packed row. offset: bytes from the row's start, a multiple of 8."""
+    """offset: bytes from the row's start, a multiple of 8."""
 
     name: str
     width: int
@@ -58,8 +58,8 @@ def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
 
 
 class MetadataRow:
-    """One request's metadata: an owned packed row. From a bytearray the tensor is made on first use, since that costs
-    as much as the copy."""
+    """One request's packed row. From a bytearray the tensor is made on first use, since that costs as much as the
+    copy."""
 
     __slots__ = ("_fields", "_packed")
 
@@ -69,7 +69,7 @@ class MetadataRow:
 
     @property
     def packed(self) -> torch.Tensor:
-        """The whole row, [packed_bytes] uint8."""
+        """The row, [packed_bytes] uint8."""
         if isinstance(self._packed, bytearray):
             self._packed = torch.frombuffer(self._packed, dtype=torch.uint8)
         return self._packed
@@ -80,7 +80,7 @@ class MetadataRow:
         return self._values(field)
 
     def fields(self) -> tuple[torch.Tensor, ...]:
-        """The values of all fields, in the table's order; memory of this row."""
+        """The values of all fields, in order; memory of this row."""
         return tuple(map(self._values, self._fields))
 
     def _values(self, field: MetadataField) -> torch.Tensor:
@@ -90,8 +90,7 @@ class MetadataRow:
 
 
 class _Reading:
-    """The read of one slot for its request, made once and submitted for each `get`. `get` waits for it, so only one
-    runs at a time."""
+    """The read of one slot for its request, made once and submitted for each `get`, which waits for it."""
 
     __slots__ = ("_copied", "_packed", "operation", "reads", "request")
 
@@ -103,7 +102,6 @@ class _Reading:
         self._packed: torch.Tensor | bytearray | None = None
 
     def taken(self) -> torch.Tensor | bytearray:
-        """The bytes of the last run, owned by the caller."""
         packed, self._packed = self._packed, None
         assert packed is not None, "a read that was waited for has run"
         return packed
@@ -113,10 +111,7 @@ class _Reading:
 
 
 class MetadataBuffers:
-    """Slots of packed rows at one end ("prefill" or "decode").
-
-    align: of slots, in bytes. row_bytes: from slot to slot. packed_bytes: those of the fields.
-    """
+    """Slots of packed rows at one end ("prefill" or "decode"). align: of slots, in bytes."""
 
     def __init__(
         self,
@@ -155,15 +150,11 @@ class MetadataBuffers:
         return self._slots
 
     def lease(self, request: int) -> int | None:
-        """Allocate an empty slot; None if all are in use."""
         ids = self._slots.allocate(1, request)
         return None if ids is None else int(ids[0])
 
     def set(self, slot: int, request: int, values: Mapping[str, torch.Tensor]) -> Signal:
-        """Write fields of a slot; the others stay zero.
-
-        values: name to [n <= width], unchanged until the returned signal is reached.
-        """
+        """Write fields of a slot; the others stay zero. values: [n <= width], unchanged until the signal is reached."""
         self._slots.check_owner(slot, request)
         if unknown := values.keys() - {field.name for field in self.fields}:
             raise LayoutMismatch(
@@ -193,7 +184,7 @@ class MetadataBuffers:
         )
 
     def put(self, slot: int, request: int, row: torch.Tensor) -> None:
-        """Write a whole packed row, [packed_bytes] uint8, that arrived in a message, and wait for it."""
+        """Write a whole row, [packed_bytes] uint8, and wait."""
         self._slots.check_owner(slot, request)
         if row.dtype != torch.uint8 or row.shape != (self.packed_bytes,):
             raise LengthMismatch(f"metadata: expected {self.packed_bytes} bytes, got {tuple(row.shape)} of {row.dtype}")
@@ -220,17 +211,17 @@ class MetadataBuffers:
         return MetadataRow(reading.taken(), self.fields)
 
     def row_view(self, slot: int) -> torch.Tensor:
-        """The packed row of a slot, [packed_bytes]; valid until the slot is freed. For transports, not for requests."""
+        """The slot's row, [packed_bytes]; valid until the slot is freed. For transports, not for requests."""
         if not 0 <= slot < self._slots.count:
             raise ForeignAccess(f"{self.space}: expected a slot of 0 to {self._slots.count - 1}, got {slot}")
         return self._row_views[slot]
 
     def memory(self) -> torch.Tensor:
-        """All rows as bytes, [slots * row_bytes], for registration."""
+        """All rows as bytes, for registration."""
         return self._rows.view(-1)
 
     def release(self, slot: int, request: int) -> None:
-        """Clear a slot, then free it. Raise before clearing if it belongs to another request."""
+        """Clear a slot, then free it."""
         ids = np.array([slot], dtype=np.int64)
         self._slots.check_freeable(ids)
         self._slots.check_owned(ids, request)
@@ -238,7 +229,6 @@ class MetadataBuffers:
         self._slots.free(ids)
 
     def clear(self, slot: int) -> None:
-        """Zero every field of a slot and wait."""
         row = self._rows[slot]
         self._backend.wait(
             self._backend.submit(

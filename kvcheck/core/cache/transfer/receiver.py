@@ -4,7 +4,6 @@ Invariants:
 - A room succeeds when this rank has read its bytes and checked their seal, not by a message.
 - SUCCESS and FAILED are final.
 - Pages and slots that a source may still write belong to the room until the source has sent Drained or is fenced.
-- The metadata slot of `expect` belongs to the room. Only `take` and `forget` release it.
 - A message of an older generation changes nothing.
 """
 
@@ -60,28 +59,26 @@ class InboundRoom:
 
 class RoomListener(Protocol):
     def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
-        """This rank's status of a room changed."""
+        ...
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """A room has arrived: `size` bytes fit the seals of their sources."""
+        """`size` bytes have arrived and fit the seals of their sources."""
 
     def marked(self, *, rank: str, word: int) -> None:
-        """The memory of a room is filled with this word until its sources write it."""
+        """A room's memory is filled with this word."""
 
     def unsealed(self, *, rank: str, room: InboundRoom) -> None:
-        """A room timed out though all sources reported it. Its memory is still as they left it."""
+        """A room timed out though all sources reported it. Its memory is unchanged."""
 
     def drained(self, *, rank: str, room: InboundRoom) -> None:
-        """A failed room is no longer written. Its marked memory is released now."""
+        """A failed room is no longer written; its memory is released now."""
 
 
 # TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
 #      |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> released
 class Receiver:
-    """One decode rank. clock: rounds, or seconds, since the start; patience: of a room, in the same unit.
-
-    attempts: offset of the generations; no two processes of a rank use the same.
-    """
+    """One decode rank. clock: rounds, or seconds, since the start; patience: of a room. attempts: offset of the
+    generations; no two processes of a rank use the same."""
 
     def __init__(
         self,
@@ -128,7 +125,7 @@ class Receiver:
     # A room's life
 
     def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> InboundRoom:
-        """Send a Want to every source: the prompt of `tokens` tokens goes into this holding and slot.
+        """Request a room at every source for this holding and slot, which `take` or `forget` releases.
 
         Raise ForeignAccess while an earlier attempt holds memory.
         """
@@ -166,7 +163,7 @@ class Receiver:
         return receiving
 
     def is_open(self, room: int) -> bool:
-        """True while an attempt of the room runs, or its memory is not released."""
+        """True until the room's memory is released."""
         return room in self._rooms
 
     def take(self, receiving: InboundRoom) -> MetadataRow:
@@ -181,18 +178,17 @@ class Receiver:
         return row
 
     def fail(self, receiving: InboundRoom, reason: str) -> None:
-        """End a room on this rank, and abort it at its sources. Its memory is kept until they answer."""
+        """Fail and abort a room. Its memory is kept until its sources answer."""
         self._set(receiving, FAILED, reason)
         receiving.ended = reason
         self._ask_to_stop(receiving)
 
     def is_drained(self, receiving: InboundRoom) -> bool:
-        """True once no source can write the room's memory any more. (mutants: pages-freed-before-drain,
-        slot-freed-before-drain)"""
+        """True once no source can write the room. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
         return not receiving.writers
 
     def forget(self, *rooms: InboundRoom) -> None:
-        """Release the seals and then the slots of failed rooms. Their next attempts may begin."""
+        """Release the seals and then the slots of failed rooms."""
         for receiving in rooms:
             room = receiving.ticket.room
             if receiving.writers:
@@ -206,7 +202,7 @@ class Receiver:
             self._metadata.release(receiving.slot, receiving.ticket.request)
 
     def fence(self, peer: str) -> None:
-        """Handle the end of a peer and its engine: it writes nothing any more, and nothing is sent to it."""
+        """Handle the end of a peer and its engine: it writes nothing any more."""
         self._gone.add(peer)
         for receiving in self._rooms.values():
             receiving.writers.discard(peer)
@@ -214,7 +210,6 @@ class Receiver:
                 self._set(receiving, FAILED, _gone({peer}))
 
     def rejoin(self, layout: EndLayout) -> None:
-        """Accept a restarted source. Raise LayoutMismatch."""
         check_rejoin(self._layout, self.sources.get(layout.name), layout)
         if layout.name in self.sources:
             self.sources[layout.name] = layout
@@ -227,7 +222,7 @@ class Receiver:
     # Messages
 
     def poll(self) -> None:
-        """Receive messages, check reported rooms, and fail rooms that timed out."""
+        """Receive messages, check reported rooms, and fail late ones."""
         for peer, message in self._wire.receive():
             receiving = self._rooms.get(message.room)
             is_source = peer in self.sources and peer not in self._gone
@@ -261,7 +256,7 @@ class Receiver:
             self._wire.send(peer, abort)
 
     def _next_generation(self, room: int) -> int:
-        """A generation that no attempt has had at this rank. (mutant: generation-kept)"""
+        """A generation new at this rank. (mutant: generation-kept)"""
         self._attempts += 1
         return self._attempts
 
@@ -279,7 +274,6 @@ class Receiver:
             self._write_row(message, receiving)
 
     def _write_row(self, message: AuxData, receiving: InboundRoom) -> None:
-        """Write a row that came as a message, to the room's own slot only."""
         data = np.frombuffer(bytes.fromhex(message.row), dtype=np.uint8).copy()
         if message.slot != receiving.slot or len(data) != self._metadata.packed_bytes:
             self._set(
@@ -292,7 +286,7 @@ class Receiver:
         self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
 
     def _is_open(self, receiving: InboundRoom) -> bool:
-        """True while the room is transferring. Only then can its status change. (mutant: failed-overwritten)"""
+        """True while transferring; only then can the status change. (mutant: failed-overwritten)"""
         return receiving.status == TRANSFERRING
 
     def _set(self, receiving: InboundRoom, status: int, reason: str = "") -> None:
@@ -313,7 +307,7 @@ class Receiver:
     # The seal
 
     def _look(self, receiving: InboundRoom) -> None:
-        """Set SUCCESS once every source's seal is there and fits this rank's memory."""
+        """Set SUCCESS once every source's seal fits this rank's memory."""
         for peer in sorted(self.sources.keys() - receiving.verified):
             if not self._is_sealed(peer, receiving):
                 return
@@ -325,8 +319,7 @@ class Receiver:
         self._set(receiving, SUCCESS)
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
-        """Read all bytes that the peer should have written. This may race with the writes, since only a match
-        counts."""
+        """Check all bytes of the peer. This may race with its writes, since only a match counts."""
         rank, ticket = self.sources[peer].rank, receiving.ticket
         if peer not in receiving.sealed:
             # The digest costs most, so first see whether there is a seal of this very attempt at all.
@@ -353,7 +346,7 @@ class Receiver:
         return is_right
 
     def _found(self, peer: str, receiving: InboundRoom) -> Seal | None:
-        """The seal that the peer has written, perhaps for an earlier attempt; None if no whole one is there."""
+        """The peer's seal, perhaps of an earlier attempt; None if none is complete."""
         at = self._seal_at(peer, receiving)
         chunk = partial(copy_bytes_torch, self._seen[at], self._seals[at])
         self._look_with(Operation("seal.look", (chunk,), receiving.ticket.request), at, (self._seal_read(at),))
@@ -366,7 +359,6 @@ class Receiver:
         self._backend.wait(self._backend.submit(operation, lane=self._lane, reads=reads, writes=(seen,)))
 
     def _looked_at(self, receiving: InboundRoom, content: Content, at: int) -> tuple[Footprint, ...]:
-        """Footprints of a check, whose reads may race: none is used if the seal does not fit."""
         request = receiving.ticket.request
         reads = [*room_footprints(self._layout, content.units, request), self._seal_read(at)]
         if content.row is not None:
@@ -380,11 +372,9 @@ class Receiver:
         return receiving.slot * self._ranks + self.sources[peer].rank
 
     def _mark(self, receiving: InboundRoom) -> None:
-        """Fill a room's memory with words that no sender writes, in forward-lane order and before any Want is sent.
-
-        Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the same
-        prompt) would fit the seal before it was written, and a late write would overwrite later content.
-        """
+        """Fill a room's memory with words that no sender writes, before any Want is sent."""
+        # Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the
+        # same prompt) would fit the seal before it was written, and a late write would overwrite later content.
         word = mark_of(receiving.ticket.generation)
         if self._listener is not None:
             self._listener.marked(rank=self._layout.name, word=word)
@@ -412,7 +402,6 @@ class Receiver:
         return room_units(self._layout, receiving.holding, receiving.tokens)
 
     def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """The room's pages by leg and space, each with its first logical page."""
         runs = []
         for leg, space in (each for each in self._layout.parts if each[1] != "state"):
             run = held_run(self._layout, holding, space, tokens)
@@ -424,7 +413,6 @@ class Receiver:
         return np.arange(first, first + self._ranks)
 
     def _clear_seals(self, rows: IndexArray) -> None:
-        """Clear the seals of a slot before another request can get the slot."""
         into = self._seals[int(rows[0]) : int(rows[-1]) + 1]
         self._backend.wait(
             self._backend.submit(

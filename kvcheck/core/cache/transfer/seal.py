@@ -2,7 +2,6 @@
 
 Invariants:
 - A row is a seal only if packing the parsed values gives the same bytes. Zeroed, poisoned and torn rows are no seal.
-- No value is special: room 0 is a room like any other.
 - A whole seal of an earlier user of the slot parses too. The reader compares its room and generation.
 - The digest covers every leg: all KV, all state, the metadata row. (mutants: seal-without-kv, -state, -aux)
 - Words are taken in logical order, shard by shard, so both ends get the same sequence for any pages.
@@ -44,7 +43,7 @@ _FIXED = digest_int((_MAGIC, _VERSION), key=_CHECK_KEY) + digest_int((0,), key=_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """room: bootstrap_room. bytes, digest: of all legs together."""
+    """room: bootstrap_room, any value. bytes, digest: of all legs together."""
 
     room: int
     generation: int
@@ -56,12 +55,12 @@ class Seal:
             raise LayoutMismatch(f"every field of a seal is an unsigned 64-bit value, got {self}")
 
     def packed(self) -> torch.Tensor:
-        """The row to send, [64] uint8, owned by the caller."""
+        """[64] uint8, owned by the caller."""
         return torch.frombuffer(bytearray(_packed(self)), dtype=torch.uint8)
 
 
 def parse(row: torch.Tensor) -> Seal | None:
-    """The seal in `row`, [64] uint8 in host memory; None if it holds no complete seal."""
+    """The seal in `row`, [64] uint8 in host memory; None if it is not complete."""
     if row.dtype != torch.uint8 or row.shape != (SEAL_BYTES,):
         raise LayoutMismatch(f"a seal is a row of {SEAL_BYTES} uint8, got {row.dtype}{[*row.shape]}")
     found = bytes(row.tolist())
@@ -76,15 +75,15 @@ def _packed(seal: Seal) -> bytes:
 
 
 def known_words(seal: Seal) -> npt.NDArray[np.int64]:
-    """Pack a row before its digest is known: the digest counts as zero, in the check word too."""
+    """Pack a row without its digest, which counts as zero in the check word."""
     own = (seal.room, seal.generation, seal.bytes)
     check = as_unsigned(_FIXED + digest_int(own, key=_CHECK_KEY, first=_OWN_AT))
     return np.frombuffer(bytearray(_WORDS.pack(_MAGIC, _VERSION, *own, 0, 0, check)), dtype=np.int64)
 
 
 def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
-    """The whole row, [8] int64, on the device of `known`, without waiting for it. total: the digest, an int64 scalar
-    there; None: zero."""
+    """The whole row, [8] int64, on the device, without waiting. total: the digest, an int64 scalar there; None:
+    zero."""
     words = known.clone()
     if total is not None:
         words[_DIGEST_AT] = total
@@ -94,7 +93,7 @@ def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """All bytes that one source rank sends to one target rank for a room, as they lie at one end."""
+    """All bytes from one source rank to one target rank for a room, as they lie at one end."""
 
     ticket: Ticket
     source_rank: int
@@ -105,8 +104,6 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealPlan:
-    """The inputs of a seal, prepared before its operation."""
-
     known: torch.Tensor  # the row without the digest, [8] int64 on the device
     size: int  # bytes covered
     covered: tuple[tuple[torch.Tensor, torch.Tensor, int], ...]  # by buffer: words [L, R, W], row ids, key
@@ -121,7 +118,7 @@ class Sealer:
         self._backend = backend
 
     def plan(self, content: Content) -> SealPlan:
-        """Prepare a seal before its bytes are read. Uploads to the device are complete."""
+        """Prepare a seal before its bytes are read. Uploads are complete."""
         ticket, key = content.ticket, self._key(content)
         covered, size = [], 0
         for place, buffer in enumerate(self._buffers(content)):
@@ -139,7 +136,7 @@ class Sealer:
         return SealPlan(known=known, size=size, covered=tuple(covered), row=content.row, key=mix64_int(key))
 
     def seal(self, plan: SealPlan) -> torch.Tensor:
-        """The seal of this end's current memory, [8] int64 on the device. Runs inside an operation, without waiting.
+        """The seal of this end's current memory, [8] int64 on the device, made inside an operation without waiting.
 
         SGLang reported a request as done without evidence that bytes over NVLink had landed (#23252).
         """
@@ -153,7 +150,7 @@ class Sealer:
         return [each for each in self._layout.buffers if (each.space, each.name) in content.pieces]
 
     def _words(self, buffer: BufferLayout, shards: tuple[int, int]) -> torch.Tensor:
-        """[L, R, words] of the shards [first, first + count) of each row."""
+        """[L, R, words] of the shards."""
         first, count = (each * buffer.rows.shard_bytes // 8 for each in shards)
         return self._pool.sets[buffer.space].write_view(buffer.name)[:, :, first : first + count]
 

@@ -1,9 +1,7 @@
 """Sender: a prefill rank's side of every room: it writes, seals and reports a room, and frees its memory.
 
-A failed room may be requested again. Both ends use the router's attempt number, so that an answer to one attempt is
-never taken for another's.
-
 Invariants:
+- Both ends use the router's attempt number, so that an answer to one attempt is never taken for another's.
 - An exception in a room's transfer ends that room on both sides, and no other room.
 - Pages and slots belong to the room until every decode rank has sent Done, or, after a failure, all writes are flushed.
 - A Want counts once. A copy that arrives later, of any attempt, causes no write.
@@ -62,12 +60,12 @@ class OutboundRoom:
 
 class SenderListener(Protocol):
     def gave_up(self, *, rank: str, request: int, reason: str) -> None:
-        """This rank has ended an attempt of a request."""
+        ...
 
 
 # wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
 class Sender:
-    """One prefill rank. clock: rounds, or seconds, since the start; patience: of a room, in the same unit."""
+    """One prefill rank. clock: rounds, or seconds, since the start; patience: of a room."""
 
     def __init__(
         self,
@@ -113,10 +111,8 @@ class Sender:
     # A room's life
 
     def open(self, room: int, request: int, tokens: int, *, attempt: int = 0) -> None:
-        """Open the room of a request whose prompt of `tokens` tokens will be prefilled here.
-
-        Raise ForeignAccess while an earlier attempt holds memory.
-        """
+        """Open the room of a prompt that will be prefilled here. Raise ForeignAccess while an earlier attempt holds
+        memory."""
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
         self._rooms[room] = OutboundRoom(room=room, attempt=attempt, request=request, tokens=tokens)
@@ -126,11 +122,11 @@ class Sender:
             self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
-        """True while an attempt of the room runs, or its memory is not released."""
+        """True until the room's memory is released."""
         return room in self._rooms
 
     def readiness(self, room: int) -> int:
-        """WANTED once every decode rank served here has sent its Want, REFUSED after a failure, else UNWANTED."""
+        """WANTED once every decode rank has sent its Want, REFUSED after a failure, else UNWANTED."""
         if self._rooms[room].reason:
             return REFUSED
         return WANTED if len(self._wants_of(self._rooms[room])) == len(self._peers) else UNWANTED
@@ -139,7 +135,7 @@ class Sender:
         self._rooms[room].holding = holding
 
     def send_pages(self, room: int, tokens: int, after: Signal) -> None:
-        """Send whole pages, and at the end the last one, of the first `tokens` tokens, once `after` is reached."""
+        """Send the whole pages, at the end also the last, of the first `tokens` tokens, once `after` is reached."""
         sending = self._rooms[room]
         assert sending.holding is not None
         size = self._pool.page_size
@@ -149,7 +145,7 @@ class Sender:
             self._each_peer(sending, partial(self._send_kv, sending, range(first, stop), after))
 
     def finish(self, room: int, slot: int, after: Sequence[Signal]) -> None:
-        """Send state and metadata row, seal and report, once `after` is reached."""
+        """Send the rest, seal and report, once `after` is reached."""
         sending = self._rooms[room]
         sending.slot = slot
         self._each_peer(sending, partial(self._send_rest, sending, after))
@@ -158,7 +154,6 @@ class Sender:
             sending.repeat_at = self._clock() + self._repeat_after
 
     def fail(self, room: int, reason: str) -> None:
-        """End the room on this side, and inform every peer."""
         sending = self._rooms[room]
         if sending.reason or sending.is_reported:
             return
@@ -169,7 +164,7 @@ class Sender:
             sending.flushed[peer] = self._refuse(peer, want, reason)
 
     def refuse(self, room: int, attempt: int, reason: str) -> None:
-        """End an attempt that was never opened. Every peer that requests it, also later, is refused."""
+        """End an attempt that was never opened, and refuse its Wants, also later ones."""
         for peer, want in self._wants.end(room, attempt, reason).items():
             self._refuse(peer, want, reason)
 
@@ -199,7 +194,7 @@ class Sender:
         self._writer.free()
 
     def rejoin(self, layout: EndLayout) -> None:
-        """Drop the Wants of a restarted decode rank's old process. Raise LayoutMismatch."""
+        """Drop the Wants of a restarted decode rank."""
         check_rejoin(self._layout, self._peers.get(layout.name), layout)
         if layout.name in self._peers:
             self._peers[layout.name] = layout
@@ -213,7 +208,7 @@ class Sender:
     # Messages
 
     def poll(self) -> None:
-        """Receive messages of decode ranks, and fail rooms that timed out."""
+        """Receive messages of decode ranks, and fail late rooms."""
         for peer, message in self._wire.receive():
             if peer in self._peers:
                 self._take(peer, message)
@@ -225,7 +220,7 @@ class Sender:
                 self._report(sending, sorted(self._peers.keys() - sending.done))
 
     def _report(self, sending: OutboundRoom, peers: Sequence[str]) -> None:
-        """Repeat the Status. A rank that has verified the room answers again, in case its answer was lost."""
+        """Repeat the Status, in case a rank's answer was lost."""
         sending.repeat_at = self._clock() + self._repeat_after
         for peer in peers:
             want = self._wants_of(sending)[peer]
@@ -256,7 +251,6 @@ class Sender:
             sending.reason = sending.reason or ("" if message.is_ok else message.reason)
 
     def _hear(self, peer: str, want: Want) -> None:
-        """Keep a peer's Want. Refuse it if that attempt has failed already."""
         sending = self._rooms.get(want.room)
         if sending is not None and want.attempt < sending.attempt:
             self._refuse(peer, want, f"room {want.room}: attempt {want.attempt} is over here")
@@ -275,7 +269,7 @@ class Sender:
         return self._wants.of(sending.room, sending.attempt)
 
     def _abort(self, peer: str, message: Abort, want: Want | None, sending: OutboundRoom | None) -> None:
-        """End the attempt here too, known or not, and send Drained behind all writes."""
+        """End the attempt, known or not, and send Drained behind all writes."""
         flushed = self._wire.flush(peer)
         self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
         if sending is not None and sending.attempt == message.attempt:
@@ -290,7 +284,7 @@ class Sender:
             self.refuse(message.room, message.attempt, message.reason)
 
     def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
-        """Send the reason behind all writes to the peer. Return the signal of those writes."""
+        """Send the reason behind all writes to the peer; return their signal."""
         flushed = self._wire.flush(peer)
         status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
         self._wire.send(peer, status, after=(flushed,))
@@ -300,7 +294,6 @@ class Sender:
     # Writes
 
     def _each_peer(self, sending: OutboundRoom, write: partial[None]) -> None:
-        """Write to every peer. If a write fails, the room fails."""
         for peer in self._peers:
             if sending.reason:
                 return
@@ -311,10 +304,8 @@ class Sender:
                 self.fail(sending.room, str(error))
 
     def _check_want(self, sending: OutboundRoom, want: Want) -> None:
-        """Check, before anything is sent, that the peer has this prompt's tokens and a page for each of its pages.
-
-        The tokens are compared too, since prompts of different lengths can have the same number of pages.
-        """
+        """Check, before anything is sent, that the peer has this prompt's tokens and pages. Prompts of different
+        lengths can have the same number of pages."""
         if want.tokens != sending.tokens:
             raise LengthMismatch(
                 f"room {sending.room}: the ends disagree about the prompt: source has {sending.tokens} tokens, target "
@@ -351,7 +342,6 @@ class Sender:
         self._writer.write(want, peer, "state", pairs, after=after)
 
     def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
-        """Pages or slots of each space with state buffers, [n, 2]."""
         holding, layout, tokens = sending.holding, self._layout, sending.tokens
         assert holding is not None
         pairs: dict[str, IndexArray] = {}
@@ -368,7 +358,7 @@ class Sender:
         return pairs
 
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
-        """pair_pages. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
+        """Pair pages by logical page. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
         return pair_pages(source, target, needed=needed, what=what)
 
     def _run(self, want: Want, leg: str, space: str) -> PageRun:
@@ -384,8 +374,6 @@ ENDED_MAX = 4096
 
 
 class Wants:
-    """The Wants that one prefill rank has received."""
-
     def __init__(self) -> None:
         self._rooms: dict[int, dict[int, dict[str, Want]]] = {}  # room -> attempt -> peer
         self._heard: dict[str, int] = {}  # peer -> generation of its last Want
@@ -399,7 +387,7 @@ class Wants:
         return False
 
     def of(self, room: int, attempt: int) -> dict[str, Want]:
-        """The Wants of one attempt, by peer; a live dictionary."""
+        """The Wants of one attempt by peer: a live dictionary."""
         return self._rooms.setdefault(room, {}).setdefault(attempt, {})
 
     def find(self, peer: str, message: Message) -> Want | None:
@@ -422,17 +410,15 @@ class Wants:
         return wants
 
     def ended(self, room: int, attempt: int) -> str:
-        """Reason why the attempt, or a later one, is over; "" if it is not known to be over."""
+        """Reason why the attempt, or a later one, is over; "" if it is not known to be."""
         last, reason = self._ended.get(room, (-1, ""))
         return reason if attempt <= last else ""
 
     def forget(self, peer: str) -> None:
-        """Forget the Wants and the count of a restarted peer."""
         self._heard.pop(peer, None)
         for wants in (each for attempts in self._rooms.values() for each in attempts.values()):
             wants.pop(peer, None)
 
     def unopened(self, known: Collection[int]) -> list[int]:
-        """Requests with Wants, whose rooms are not in `known` and have not ended."""
         rooms = (each for room, each in self._rooms.items() if room not in known and room not in self._ended)
         return sorted({want.request for attempts in rooms for wants in attempts.values() for want in wants.values()})

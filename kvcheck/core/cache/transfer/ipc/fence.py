@@ -1,7 +1,7 @@
 """Fence: a lock that shows when a peer that maps this process's memory has stopped writing it.
 
 Invariants:
-- The lock is the kernel's, on memory without a name. It is released when its holder's process ends.
+- The kernel releases the lock when its holder's process ends.
 - A shut fence stays shut: a frozen peer that goes on writes nothing.
 - A peer that is frozen within a copy holds the fence open: the memory it may write waits for it.
 """
@@ -19,13 +19,11 @@ from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 # writer, for each copy    take a shared lock of the fence, copy, release it; no lock, no copy
 # owner, for a lost peer   take the exclusive lock: then no copy is in progress, and none begins
 class Fence:
-    """The owner's side, for one peer."""
-
     def __init__(self, peer: str) -> None:
         self._region = SharedRegion(f"fence-{peer}", 1)
 
     def share(self) -> object:
-        """The argument of the peer's `read_fence`, in plain values."""
+        """For the peer's `read_fence`."""
         return to_plain(self._region.handle)
 
     def shut(self) -> bool:
@@ -34,14 +32,14 @@ class Fence:
 
 
 class Entry:
-    """A writer's side. Each copying thread has its own, since a lock belongs to an open file."""
+    """A writer's side, one for each copying thread, since a lock belongs to an open file."""
 
     def __init__(self, handle: RegionHandle) -> None:
         self._region = SharedRegion.attach(handle)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[bool]:
-        """True if copies are allowed until the end of the block; False if the fence is shut."""
+        """True if copies are allowed in the block."""
         lock = self._region.fileno()
         if not _try_lock(lock, fcntl.LOCK_SH):
             yield False
@@ -56,7 +54,6 @@ class Entry:
 
 
 def read_fence(raw: object) -> RegionHandle:
-    """Parse the value of a peer's `share`. Raise ValueError."""
     handle: RegionHandle = value_from(RegionHandle, raw, "fence")
     return handle
 

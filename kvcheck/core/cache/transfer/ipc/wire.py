@@ -1,9 +1,9 @@
 """IpcWire: a rank's wire to ranks of the same machine whose memory it maps and writes itself.
 
 Invariants:
-- Copies run in a thread, or on a stream, beside both processes. The peer gets no notice of their landing.
+- Copies run in a thread, or on a stream. The peer gets no notice of their landing.
 - The peer's latest announcement of memory and fence counts. Nothing of it is unpickled.
-- Every copy is made under the peer's fence. A lost peer counts as gone once this side's fence is shut.
+- A lost peer counts as gone once this side's fence is shut.
 - A host has the store order of its CPU, which is stronger than that of a device or of NVLink.
 """
 
@@ -44,8 +44,6 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A peer's memory, mapped here, and its announcement."""
-
     said: bytes
     fence: RegionHandle
     regions: Mapping[str, torch.Tensor]
@@ -54,8 +52,6 @@ class _Mapped:
 # ordered   one lane a peer; a write is reported once its bytes are in the peer's memory
 # async     one lane a leg; a write is reported when it is queued, as by a copy engine without completion
 class IpcWire(ProcessWire):
-    """A ProcessWire that writes the memory of its peers."""
-
     takes_paths = True
 
     def __init__(self, backend: ScopedBackend) -> None:
@@ -68,7 +64,6 @@ class IpcWire(ProcessWire):
         self._behind: dict[str, deque[tuple[Message, Sequence[Signal]]]] = {}
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
-        """Announce this rank's memory, and map that of the peers."""
         super().start(links, lease_s=lease_s)
         self._announce_to(self.links)
         self._await(lambda peer: peer in self._announced, "memory", READY_S, self._has_announced)
@@ -77,17 +72,14 @@ class IpcWire(ProcessWire):
                 self._memory_of(link.peer)
 
     def flush(self, peer: str) -> Signal:
-        """Signal behind the newest copy of every lane to the peer."""
         return Signal(Landing(lane.end for lane, _ in self._lanes.get(peer, {}).values()))
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Send it once its copies have landed, without blocking. Later messages to the peer wait too, so that they stay
-        in order."""
+        """Send it once its copies have landed, without blocking, and in order."""
         self._behind.setdefault(peer, deque()).append((message, after))
         self._send_due(peer)
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Send messages that are due, then receive."""
         for peer in self._behind:
             self._send_due(peer)
         return super().receive()
@@ -98,7 +90,7 @@ class IpcWire(ProcessWire):
             super().send(peer, waiting.popleft()[0])
 
     def rejoin(self, link: Link) -> None:
-        """Announce this rank's memory to the peer's new process, which announces its own before its first message."""
+        """Announce this rank's memory to the peer's new process."""
         super().rejoin(link)
         self._announce_to([link.peer])
 
@@ -111,7 +103,7 @@ class IpcWire(ProcessWire):
         return Signal(landing) if path == "ordered" else self.backend.signal()
 
     def _parts(self, peer: str, memory: _Mapped, writes: Sequence[RegionWrite]) -> tuple[Pairs, Pairs]:
-        """Pairs that land first, and pairs that land behind them: about half of the blocks of each write."""
+        """Pairs in two parts, which land one behind the other: about half of the blocks of each write."""
         parts: tuple[Pairs, Pairs] = ([], [])
         for write in writes:
             if write.target not in memory.regions:
@@ -145,7 +137,7 @@ class IpcWire(ProcessWire):
             self._has_announced.notify_all()
 
     def _memory_of(self, peer: str) -> _Mapped:
-        """Map the peer's memory on first use. Raise TransferError."""
+        """Map the peer's memory on first use."""
         said = self._announced.get(peer)
         if said is None:
             raise TransferError(f"{self.name} to {peer}: it has announced no memory, or is gone")
@@ -179,7 +171,6 @@ class IpcWire(ProcessWire):
     # Peers that are gone
 
     def _make_safe(self, peer: str) -> bool:
-        """Shut the fence, and forget the peer's memory."""
         is_shut = self._fences[peer].shut()
         if is_shut:
             with self._has_announced:
@@ -195,7 +186,7 @@ class IpcWire(ProcessWire):
 
 
 def _land(entry: Entry, parts: tuple[Pairs, Pairs], late_s: float) -> None:
-    """Copy a write under the fence, its second part `late_s` seconds behind the first."""
+    """Copy a write under the fence, its second part `late_s` seconds later."""
     for number, pairs in enumerate(parts):
         if number and late_s:
             time.sleep(late_s)

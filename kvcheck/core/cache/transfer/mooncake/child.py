@@ -1,13 +1,12 @@
 """The engine process: maps its worker's regions, runs the library, and answers each call with its return code.
 
-Its standard input is one end of a socket pair. It is a separate process because the library ends its process on bad
-arguments, cannot cancel a call, and surely releases memory only when its process ends.
+It is a separate process because the library ends its process on bad arguments, cannot cancel a call, and surely
+releases memory only when its process ends.
 
 Invariants:
-- It ends with its worker, and with the socket, also during a call. A thread waits for that.
+- It ends with its worker, and with the socket, also during a call.
 - After the first failed call it makes no other, because the library may still move bytes of the failed one.
-- If its run has a network, it enters that before the library is loaded.
-- MC_ variables of the user's environment are dropped; the library gets only the worker's.
+- MC_ variables of the user's environment are dropped.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ STANDARD_INPUT = 0
 
 
 class Library(Protocol):
-    """The calls used of the library's engine."""
-
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """0, or a negative code."""
 
@@ -68,7 +65,6 @@ class Unusable(Refused):
 
 
 def main() -> None:
-    """Set an engine up for one worker, then answer its calls until the worker is gone."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the worker, which decides
     link = socket.socket(fileno=os.dup(STANDARD_INPUT))
@@ -79,7 +75,7 @@ def main() -> None:
 
 
 def run(channel: Channel, link: socket.socket) -> None:
-    """Like `main`, but raise ChannelClosed when the worker is gone."""
+    """Answer the calls of one worker. Raise ChannelClosed when it is gone."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
     try:
@@ -98,7 +94,6 @@ def run(channel: Channel, link: socket.socket) -> None:
 
 
 def join(network: object) -> None:
-    """Enter the network of the run's engines, if there is one."""
     if network is None:
         return
     try:
@@ -108,7 +103,7 @@ def join(network: object) -> None:
 
 
 def die_with(link: socket.socket) -> None:
-    """Start a thread that ends this process when the worker closes the socket."""
+    """End this process when the worker closes the socket."""
     poll = select.poll()
     poll.register(link.fileno(), select.POLLRDHUP)
 
@@ -133,7 +128,7 @@ def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mm
 
 
 def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
-    """Initialize an engine and register all regions; return it with port and extents for the worker."""
+    """Initialize an engine and register all regions; return it with port and extents."""
     set_variables(asked["variables"])
     library = load(str(asked["flag"]))
     if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:
@@ -148,7 +143,7 @@ def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Librar
 
 
 def set_variables(variables: object) -> None:
-    """Set the library's environment variables, which are its only settings."""
+    """Set the environment, which has the library's only settings."""
     for name in [name for name in os.environ if name.startswith("MC_")]:
         del os.environ[name]
     if isinstance(variables, dict):
@@ -156,7 +151,7 @@ def set_variables(variables: object) -> None:
 
 
 def load(flag: str) -> Library:
-    """Load the library's engine class. flag: its required build option, or "". Raise Unusable."""
+    """flag: the required build option, or "". Raise Unusable."""
     try:
         from mooncake import engine
     except ImportError as error:
@@ -183,7 +178,6 @@ def call(library: Library, frame: Frame) -> int:
 
 
 def load_only() -> None:
-    """Exit 0 if the library loads. Otherwise print the reason."""
     try:
         load("")
     except Unusable as error:

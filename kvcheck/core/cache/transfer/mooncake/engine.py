@@ -1,7 +1,7 @@
 """MooncakeEngine: a worker's side of Mooncake's transfer engine: whole regions registered once, checked writes.
 
 Invariants:
-- The library runs in a process of its own. This module holds numbers and a socket to that process.
+- The library runs in a process of its own.
 - Every wait ends: by the library's own bounds, by the watchdog of the call, or because the process is killed.
 - After a failed call nothing more is sent, and the source stays in use until `fence`. A code of -1 does not mean that
   the library has stopped.
@@ -56,7 +56,7 @@ SESSION = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """The address of a peer's engine and its registered regions, from the caller's own channel."""
+    """A peer's engine and its registered regions."""
 
     session: str
     regions: Mapping[str, Extent]
@@ -72,20 +72,17 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submitted write: its number on this engine, and its bytes."""
-
     number: int
     size_bytes: int
 
 
 class MooncakeEngine:
-    """A running engine process over shared regions. One thread at a time, except for `fence`. Raise UnknownVerdict
-    without a usable library.
+    """A running engine process. One thread at a time, except for `fence`. Raise UnknownVerdict without a usable
+    library.
 
-    protocol: a row of PROTOCOLS. The library may use another one: without the hardware, or with a build that lacks the
-    transport, most names silently give TCP. nvlink_intra takes device memory only. host: address for peers. The library
-    listens on all interfaces in any case and authenticates nobody, so use it only in trusted networks. network: the
-    path of a PrivateNetwork, which has only a loopback interface.
+    protocol: a row of PROTOCOLS. Without the hardware, or with a build that lacks the transport, most names silently
+    give TCP. nvlink_intra takes device memory only. host: address for peers. The library listens on all interfaces in
+    any case and authenticates nobody, so use it only in trusted networks. network: the path of a PrivateNetwork.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class MooncakeEngine:
         return cls(regions, protocol=protocol, host=host, network=network, settings=settings)
 
     def regions(self) -> dict[str, Extent]:
-        """Name to (address in the engine process, bytes), for peers."""
+        """Name to (address in the engine process, bytes)."""
         return dict(self._regions)
 
     @property
@@ -142,30 +139,24 @@ class MooncakeEngine:
 
     @property
     def is_poisoned(self) -> bool:
-        """True after a failed call: nothing is sent any more."""
         return self._poison is not None
 
     @property
     def is_fenced(self) -> bool:
-        """True once the engine process has ended. It then reads no source and writes no region of this side.
-
-        The peer's engine may still write bytes in flight until it is fenced too.
-        """
+        """True once the engine process has ended. The peer's engine may still write here until it is fenced too."""
         return self._process.poll() is not None
 
     def write(self, peer: PeerInfo, batches: Sequence[Batch]) -> int:
         """Copy every block, and wait. Return the bytes that the library reports.
 
-        Raise TransferError: for blocks outside a region or with shared targets before anything is sent; for a call that
-        failed or took too long, with the engine poisoned.
+        Raise TransferError for blocks outside a region or with shared targets, before anything is sent; and for a
+        failed or late call, with the engine poisoned.
         """
         return self.wait(self.submit(peer, batches))
 
     def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Submission:
-        """Check and queue a write without waiting. Calls run one after the other, in the order of submission.
-
-        The caller may change the blocks at once, and the source bytes only after `wait`.
-        """
+        """Check and queue a write. Calls run in the order of submission. The source bytes must not change before
+        `wait`."""
         with self._lock:
             self._check_usable()
             if os.fstat(self._log).st_size > LOG_BYTES:
@@ -182,7 +173,7 @@ class MooncakeEngine:
             return submission
 
     def is_done(self, submission: Submission) -> bool:
-        """True if the library reports all blocks as done. Never waits. Raises like `write`."""
+        """True if the library reports all blocks as done. Raises like `write`."""
         with self._lock:
             while self._is_open(submission):
                 self._check_usable()
@@ -191,7 +182,6 @@ class MooncakeEngine:
             return True
 
     def wait(self, submission: Submission) -> int:
-        """Wait for `is_done`; return the submission's bytes."""
         with self._lock:
             while self._is_open(submission):
                 self._check_usable()
@@ -199,9 +189,9 @@ class MooncakeEngine:
             return submission.size_bytes
 
     def fence(self) -> None:
-        """Kill the engine process and wait for its end. It then uses no memory. Also closes a healthy engine.
+        """Kill the engine process and wait for its end. It then uses no memory.
 
-        Raise TransferError if the process does not end in time: then the memory stays in use.
+        Raise TransferError if it does not end in time: then the memory stays in use.
         """
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -270,7 +260,7 @@ class MooncakeEngine:
         return first is not None and first <= submission.number
 
     def _move(self, step: Callable[[], None]) -> bool:
-        """Run one step with the engine process; False if there was no answer yet. A failure poisons the engine."""
+        """Run one step; False if there was no answer yet. A failure poisons the engine."""
         try:
             step()
         except ChannelTimeout:
@@ -292,7 +282,6 @@ class MooncakeEngine:
             self._waiting.popleft()
 
     def _take(self, *, deadline: float) -> None:
-        """Take one answer, then send the calls that now fit."""
         frame = self._channel.receive(deadline=deadline)
         submission = self._ahead[0]
         if frame.kind is not Kind.DONE or frame.number != submission:

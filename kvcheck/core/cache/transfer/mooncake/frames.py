@@ -3,7 +3,6 @@
 Invariants:
 - A frame is numbers, JSON or raw columns, so it cannot name code to run.
 - The size of a frame is checked before memory is allocated for it.
-- A wait ends at its deadline or when the other process ends, which closes the socket.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """number: of its call."""
-
     kind: Kind
     number: int
     payload: bytes
@@ -55,11 +52,11 @@ class ChannelClosed(Exception):
 
 
 class ChannelTimeout(Exception):
-    """The deadline passed before the frame was complete."""
+    pass
 
 
 class Channel:
-    """Whole frames over a connected stream socket. Deadlines are times of `time.monotonic`; None waits for ever."""
+    """Whole frames over a stream socket. Deadlines are times of `time.monotonic`; None waits for ever."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -78,7 +75,7 @@ class Channel:
         deadline: float | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send one frame. The descriptors arrive in the receiver's `descriptors`."""
+        """The descriptors arrive in the receiver's `descriptors`."""
         data = memoryview(HEADER.pack(kind, number, len(payload)) + payload)
         try:
             self._limit(deadline)
@@ -92,7 +89,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, *, deadline: float | None = None, descriptors: int = 0) -> Frame:
-        """The next frame. descriptors: most that may come with it."""
+        """descriptors: most that may come with the frame."""
         while (frame := self._next()) is None:
             try:
                 self._limit(deadline)
@@ -138,7 +135,7 @@ def pack_json(value: object) -> bytes:
 
 
 def unpack_json(payload: bytes) -> dict[str, object]:
-    """The JSON object in `payload`. Raise ChannelClosed for anything else."""
+    """Raise ChannelClosed unless it is a JSON object."""
     try:
         value = json.loads(payload)
     except ValueError as error:
@@ -154,7 +151,6 @@ def pack_call(columns: bytes, peer: str) -> bytes:
 
 
 def unpack_call(payload: bytes) -> tuple[str, list[int], list[int], list[int]]:
-    """The peer's session and the three columns."""
     (entries,) = COUNT.unpack_from(payload)
     end = COUNT.size + entries * 24
     if end > len(payload):

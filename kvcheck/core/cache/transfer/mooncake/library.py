@@ -3,9 +3,8 @@
 Invariants:
 - Exactly one build must be installed, none older than OLDEST. Builds silently overwrite each other's files, and older
   ones have other meanings for the same return code.
-- The library is not imported here, because bad input makes it end the process. A child process tests loading it.
-- A protocol's name does not prove its use: the library takes any name and may fall back to TCP. The option that forbids
-  the fall-back is set if there is one.
+- The library is not imported here, because bad input makes it end the process.
+- The library takes any protocol name and may fall back to TCP. The option that forbids it is set if there is one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SHORTEST_TRANSFER_S = 5  # the library reads anything below as this
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """flag: the library's name for being built with the protocol; "" if every build is."""
+    """flag: the required build option; "" if every build has it."""
 
     told: str
     variables: dict[str, str]
@@ -52,10 +51,9 @@ PROTOCOLS = {
 class EngineSettings:
     """Limits and settings of an engine process, in seconds.
 
-    call_s: watchdog of an engine call. It must exceed 61, for which the library waits for a peer that accepts a
-    connection and stays silent; otherwise healthy peers are given up during a handshake. transfer_s, progress_s,
-    status_s: the library's own limits, so that it fails before the watchdog. variables: further MC_ variables, which
-    override these; those of the caller's environment are ignored.
+    call_s: watchdog of a call. It must exceed 61, for which the library waits for a peer that accepts a connection and
+    stays silent; otherwise healthy peers are given up during a handshake. transfer_s, progress_s, status_s: the
+    library's own limits, so that it fails before the watchdog. variables: MC_ variables that override these.
     """
 
     start_s: float = 120.0
@@ -90,13 +88,12 @@ class EngineSettings:
 
 
 def require_protocol(protocol: str) -> None:
-    """Raise UsageError unless `protocol` is known here. The library itself takes any name."""
     if protocol not in PROTOCOLS:
         raise UsageError(f"unknown protocol {protocol!r}; known: {', '.join(PROTOCOLS)}")
 
 
 def require_library() -> str:
-    """Return the installed version. Raise UnknownVerdict unless there is one build and it is new enough."""
+    """Return the installed version. Raise UnknownVerdict unless there is one build, new enough."""
     found = {build: version for build in BUILDS if (version := _version_of(build)) is not None}
     if not found:
         raise UnknownVerdict(f"transport mooncake needs the mooncake transfer engine; next: {INSTALL}")
@@ -116,7 +113,7 @@ def require_library() -> str:
 
 
 def why_unusable() -> str | None:
-    """Return the reason why the library cannot be used on this machine, or None."""
+    """Reason why the library cannot be used on this machine, or None."""
     try:
         require_library()
         process = start(ENGINE_PROCESS, LOAD_ONLY, streams=Streams(stderr=subprocess.DEVNULL))
@@ -134,7 +131,6 @@ def why_unusable() -> str | None:
 
 
 def is_new_enough(version: str) -> bool:
-    """True if `version` is OLDEST or newer; False if it cannot be parsed."""
     rank, oldest = _rank(version), _rank(OLDEST)
     return rank is not None and oldest is not None and rank >= oldest
 
@@ -147,7 +143,7 @@ def _version_of(build: str) -> str | None:
 
 
 def _rank(version: str) -> tuple[tuple[int, ...], int, int] | None:
-    """(release padded to six numbers, 0 before the release and 1 from it on, number of the post release)."""
+    """(release padded to six numbers, 0 before the release and 1 from it on, post release)."""
     match = VERSION.fullmatch(version)
     if match is None:
         return None

@@ -1,10 +1,9 @@
 """Links: one TCP connection between two ranks, with a thread that takes the peer's frames.
 
 Invariants:
-- Links use the loopback interface. The key authenticates and does not encrypt.
-- The key is never sent. A process that has not proved that it has the key gets a nonce and nothing else.
+- Listeners use the loopback interface. The key authenticates and does not encrypt.
+- A process that has not proved that it has the key gets a nonce and nothing else.
 - A silent stranger delays nobody: connections are greeted in parallel, and the oldest is dropped if there are too many.
-- A listener that lacks file descriptors continues when there are some.
 - Every wait has a bound. A peer that reads nothing for SEND_S seconds counts as gone.
 - A link that this side has closed delivers the frames that had arrived by then.
 - Frames of one link arrive whole and in order. GONE arrives once, after all of them.
@@ -67,7 +66,7 @@ class LinkLost(Exception):
 
 
 class Link:
-    """A connection after the handshake. hello: the peer's. heard: reads that returned bytes."""
+    """A connection after the handshake. heard: reads that returned bytes."""
 
     def __init__(self, connection: socket.socket, hello: dict[str, object]) -> None:
         self.hello = hello
@@ -84,7 +83,7 @@ class Link:
         self._thread.start()
 
     def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
-        """Send one frame; return when the kernel has taken all of it. Raise LinkLost."""
+        """Send one frame. Raise LinkLost."""
         try:
             with self._sending:
                 if self.is_lost:
@@ -95,7 +94,6 @@ class Link:
             raise LinkLost(f"{self.peer} is gone: {error}") from error
 
     def beat(self) -> None:
-        """Send a heartbeat if that needs no waiting."""
         if self.is_lost or not self._sending.acquire(blocking=False):
             return  # a frame is being sent, which also shows that this side lives
         try:
@@ -113,7 +111,6 @@ class Link:
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def free(self) -> None:
-        """Close the socket, once the thread has ended."""
         self.close()
         if self._thread is not None:
             self._thread.join(SEND_S)
@@ -136,8 +133,6 @@ class Link:
 
 
 class Listener:
-    """The socket on which a rank accepts its peers, at the start and after their restarts."""
-
     def __init__(self) -> None:
         self._is_closed = False
         self._lock = threading.Lock()
@@ -153,7 +148,7 @@ class Listener:
         return f"{LOCAL}:{self._listening.getsockname()[1]}"
 
     def accept(self, key: str, hello: dict[str, object], names: set[str]) -> list[Link]:
-        """Return a link to each of the named peers. Raise TransferError if one does not connect in time."""
+        """Return a link to each of the named peers. Raise TransferError after HELLO_S."""
         deadline = time.monotonic() + HELLO_S
         links: dict[str, Link] = {}
         self._listening.settimeout(LOOK_S)
@@ -171,7 +166,7 @@ class Listener:
         return [links[name] for name in sorted(links)]
 
     def keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
-        """Accept later connections too, and pass each link to `handler` before it is started."""
+        """Accept later connections, and pass each link to `handler` before it is started."""
         self._listening.settimeout(None)
         threading.Thread(target=self._keep, args=(key, hello), name="listener", daemon=True).start()
         threading.Thread(target=self._hand_over, args=(handler,), name="listener's links", daemon=True).start()
@@ -223,7 +218,6 @@ class Listener:
 
 
 def connect(address: str, key: str, hello: dict[str, object]) -> Link:
-    """Connect to the rank at an address. Raise TransferError."""
     deadline = time.monotonic() + HELLO_S
     host, _, port = address.rpartition(":")
     try:
@@ -234,7 +228,7 @@ def connect(address: str, key: str, hello: dict[str, object]) -> Link:
 
 
 def _meet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float, *, is_first: bool) -> Link:
-    """Exchange proofs of the key and hellos; is_first: this side connected, and proves first."""
+    """Exchange proofs of the key and hellos; is_first: this side connected."""
     # kind (1 byte), length (4 bytes), payload; first the PROOF and HELLO frames:
     #
     # connects          listens
@@ -275,13 +269,13 @@ def _meet(connection: socket.socket, key: str, hello: dict[str, object], deadlin
 
 
 def _proof(key: str, what: str, nonces: tuple[str, str], text: bytes = b"") -> bytes:
-    """A proof of the key, valid for this connection, this side and this text."""
+    """Valid for this connection, this side and this text."""
     said = json.dumps([what, *nonces]).encode() + text
     return hmac.digest(key.encode(), said, "sha256")
 
 
 def _said(connection: socket.socket, kind: FrameKind, deadline: float) -> bytearray:
-    """The payload of the next frame, which must be of that kind. A HELLO counts only with a proof of the key."""
+    """The payload of the next frame, which must be of that kind."""
     said, payload = _receive(connection, deadline=deadline, most=PROOF_BYTES if kind is FrameKind.PROOF else MOST_BYTES)
     if said is not kind:
         raise LinkLost(f"expected a frame {kind.name}, got {said.name}")

@@ -40,11 +40,8 @@ def in_time(leg: str, ticket: Ticket) -> float:
 
 
 class ProcessWire(ABC):
-    """A Wire without the byte copies, which `_move` adds.
-
-    network: of its engine. paths: leg -> "ordered" or "async", and late_s: delay of a copy in seconds; both only if
-    takes_paths.
-    """
+    """A Wire without the byte copies, which `_move` adds. paths: leg -> "ordered" or "async", and late_s: delay of a
+    copy in seconds; only if takes_paths."""
 
     takes_paths: ClassVar[bool] = False
 
@@ -68,7 +65,7 @@ class ProcessWire(ABC):
         self.regions[region] = memory
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
-        """Start the links, after all regions are registered. lease_s: longest silence of a peer."""
+        """Start the links, after all regions are registered."""
         self._lease_s = lease_s
         self.links = {link.peer: link for link in links}
         for link in links:
@@ -76,7 +73,6 @@ class ProcessWire(ABC):
         self._pulse(links, lease_s=lease_s)
 
     def _await(self, has_come: Callable[[str], bool], what: str, within_s: float, changed: Condition) -> None:
-        """Wait until `has_come` for every peer that is not lost. Raise TransferError."""
         deadline = time.monotonic() + within_s
         with changed:
             while missing := [peer for peer, link in self.links.items() if not has_come(peer) and not link.is_lost]:
@@ -92,8 +88,7 @@ class ProcessWire(ABC):
         self._offered.append(link)
 
     def newcomers(self) -> list[Link]:
-        """Offered links of peers whose old link is finished: its frames were taken, and it writes no memory any
-        more."""
+        """Offered links of peers that are gone: their frames were taken, and they write no memory any more."""
         ready = [link for link in self._offered if link.peer in self._gone]
         for link in ready:
             self._offered.remove(link)
@@ -108,7 +103,7 @@ class ProcessWire(ABC):
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Copy the bytes; return when they are handed over. Raise TransferError."""
+        """Raise TransferError if the peer is gone."""
         for signal in after:
             self.backend.wait(signal)
         if self.links[peer].is_lost:
@@ -116,7 +111,7 @@ class ProcessWire(ABC):
         return self._move(peer, leg, writes, ticket)
 
     def flush(self, peer: str) -> Signal:
-        """Return a reached signal: writes are handed over before they return, and messages are behind them."""
+        """Reached: writes are handed over before they return, and messages are behind them."""
         return self.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
@@ -154,14 +149,13 @@ class ProcessWire(ABC):
         return tuple(self._gone)
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """Do nothing: no order depends on it here."""
         return
 
     # Defined by each kind of wire
 
     @abstractmethod
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
-        """Copy the blocks of every write. Return the signal of `write`. Raise TransferError."""
+        """Copy the blocks. Return the signal of `write`. Raise TransferError."""
 
     @abstractmethod
     def _make_safe(self, peer: str) -> bool:
@@ -173,11 +167,11 @@ class ProcessWire(ABC):
 
     @abstractmethod
     def _take_data(self, peer: str, payload: bytearray) -> None:
-        """Take bytes for a region; called by the link's thread."""
+        """Take bytes for a region, in the link's thread."""
 
     @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
-        """Take the peer's announcement of its engine or memory; called by the link's thread."""
+        """Take the peer's announcement of its engine or memory, in the link's thread."""
 
     def _tell(self, peer: str, kind: FrameKind, *parts: bytes | memoryview) -> bool:
         try:
@@ -208,7 +202,7 @@ class ProcessWire(ABC):
 
 
 class SocketWire(ProcessWire):
-    """Sends bytes on the links themselves. They land in the order of the messages around them."""
+    """Sends bytes on the links, in the order of the messages around them."""
 
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         for write in writes:
@@ -239,7 +233,7 @@ class SocketWire(ProcessWire):
             end += size
 
     def _make_safe(self, peer: str) -> bool:
-        """True: the link's thread reports a lost peer after it has taken all its frames."""
+        """The link's thread reports a lost peer after its last frame."""
         return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
@@ -250,7 +244,6 @@ class SocketWire(ProcessWire):
 
 
 def _frames(blocks: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Group blocks to frames; a longer one is cut."""
     group: list[list[int]] = []
     size = 0
     for source, target, length in blocks:
