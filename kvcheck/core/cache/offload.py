@@ -81,7 +81,7 @@ class Offload:
         """Copy all rows of a request to pinned host memory, after all work queued on the forward lane."""
         tokens = holding.committed
         self._check_saved(holding, tokens)
-        window_start = self._window_start(holding)  # it refuses too, so it comes before anything is told or made
+        window_start = self._window_start(holding)  # may raise, so it comes before any report or allocation
         extent = self.pool.extent(holding, tokens)
         number = self._next_number()
         if self._listener is not None:

@@ -104,8 +104,7 @@ class OperationObserver(Protocol):
     ) -> None:
         """`ordinal` counts submissions from 1; `record` is reached when the operation has run."""
 
-    def recorded(self, record: int, lane: Lane) -> None:
-        ...
+    def recorded(self, record: int, lane: Lane) -> None: ...
 
     def lane_waited(self, record: int, lane: Lane) -> None:
         """Later work of the lane runs after that record, which may be reached already."""
@@ -113,8 +112,7 @@ class OperationObserver(Protocol):
     def process_joined(self, record: int) -> None:
         """The process waited for that record, or its query returned True."""
 
-    def process_drained(self) -> None:
-        ...
+    def process_drained(self) -> None: ...
 
     def completed(self, ordinal: int) -> None:
         """Every chunk has run (on CUDA: is known to have run)."""
@@ -128,8 +126,7 @@ class Memory(Protocol):
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
         """Uninitialised memory. Stress backends fill it with POISON_BYTE."""
 
-    def release(self, name: str) -> None:
-        ...
+    def release(self, name: str) -> None: ...
 
     def allocated(self) -> dict[str, int]:
         """Bytes of all unreleased memory, by name."""
@@ -146,8 +143,7 @@ class Backend(Memory, Protocol):
     def lane(self, name: str) -> Lane:
         """Return the lane of that name; the first call makes it."""
 
-    def signal(self) -> Signal:
-        ...
+    def signal(self) -> Signal: ...
 
     def submit(
         self,

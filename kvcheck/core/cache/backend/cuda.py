@@ -146,8 +146,7 @@ class CudaDevice:
             return False
         return True
 
-    def close(self) -> None:
-        ...
+    def close(self) -> None: ...
 
     def _stream_of_its_own(self, *priorities: int) -> torch.cuda.Stream:
         """Return an unused stream, of these priorities first. Raise UnknownVerdict if torch has no more."""

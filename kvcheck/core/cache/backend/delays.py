@@ -16,7 +16,7 @@ from kvcheck.core.base.errors import InternalError
 from kvcheck.core.cache.backend.backend import Lane
 
 FIRED_MOST = 3
-"""After so many holds that the watchdog ended a delay places no more, since each costs its whole time."""
+"""Fired holds after which a delay places no more, since each costs its whole time."""
 
 
 # held                                  until              the held lane goes on when
@@ -121,8 +121,7 @@ class DelayReport:
 
 
 class Hold(Protocol):
-    def release(self) -> None:
-        ...
+    def release(self) -> None: ...
 
     def has_ended(self) -> bool:
         """True once the lane has gone on."""

@@ -27,8 +27,7 @@ InStream = TypeVar("InStream", contravariant=True)
 class DeviceHold(Hold, Protocol[InStream]):
     """One hold, reusable once it has ended. Its release never waits."""
 
-    def place(self, stream: InStream) -> None:
-        ...
+    def place(self, stream: InStream) -> None: ...
 
 
 class DeviceMemory(Protocol):
@@ -44,8 +43,7 @@ class DeviceMemory(Protocol):
 
 
 class WholeDevice(Protocol):
-    def synchronize(self) -> None:
-        ...
+    def synchronize(self) -> None: ...
 
     def is_lost(self) -> bool:
         """True if nothing runs on the device any more in this process. Called after an error; waits."""
@@ -74,8 +72,7 @@ class StreamDevice(DeviceMemory, WholeDevice, Protocol[Stream, Event]):
     def wait(self, stream: Stream, event: Event) -> None:
         """Make later work of the stream wait for the event's current record."""
 
-    def has_run(self, event: Event) -> bool:
-        ...
+    def has_run(self, event: Event) -> bool: ...
 
     def join(self, event: Event) -> None:
         """Make the process wait for the event."""
@@ -83,8 +80,7 @@ class StreamDevice(DeviceMemory, WholeDevice, Protocol[Stream, Event]):
     def capture(self, work: Sequence[ChunkWork], last: object | None) -> object:
         """Capture work. last: a capture that is not replayed again, whose memory may be reused."""
 
-    def replay(self, stream: Stream, captured: object) -> None:
-        ...
+    def replay(self, stream: Stream, captured: object) -> None: ...
 
     def holds(self, count: int) -> Sequence[DeviceHold[Stream]]:
         """Make holds, ready to be placed. Raise UnknownVerdict if this machine cannot hold a stream."""

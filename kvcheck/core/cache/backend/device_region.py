@@ -139,7 +139,7 @@ def _context(device: torch.device) -> Iterator[None]:
 
 def _view(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:
     view = torch.as_tensor(_Bytes(address, size_bytes), device=device)
-    if view.data_ptr() != address or view.device != device:  # torch copies what lies elsewhere
+    if view.data_ptr() != address or view.device != device:  # torch copies memory of other devices
         raise TransferError(f"expected memory of {device} at {address:#x}, got {view.data_ptr():#x} on {view.device}")
     return view
 

@@ -90,8 +90,7 @@ class EagerBackend(HostMemory):
         self.wait(signal)
         return True
 
-    def idle(self) -> None:
-        ...
+    def idle(self) -> None: ...
 
     def drain(self) -> None:
         if self._observer is not None:

@@ -1,7 +1,7 @@
 """Captures of graphs: operations of one lane that are recorded without running, and replayed together.
 
 Invariants:
-- Waits of a lane during its capture are not part of the graph; `pool.before_replay(lane)` makes them up.
+- Waits of a lane during its capture are not part of the graph; `pool.before_replay(lane)` replaces them.
 """
 
 from __future__ import annotations

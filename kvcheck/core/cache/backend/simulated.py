@@ -332,5 +332,4 @@ class SimulatedBackend(HostMemory):
             raise Hang(f"step budget of {self._max_steps} virtual steps is spent; the run does not end")
 
 
-def _nothing() -> None:
-    ...
+def _nothing() -> None: ...

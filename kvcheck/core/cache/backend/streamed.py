@@ -152,8 +152,7 @@ class StreamedBackend(Generic[Stream, Event]):
         return Signal(_Recording(event, True, record))
 
     def replay(self, graph: Graph) -> None:
-        """Launch the graph on its lane's stream. The first replay captures it, so operations in flight stay in
-        flight."""
+        """Launch the graph on its lane's stream. The first replay captures it, without synchronising the device."""
         self._captures.check(graph)
         if not graph.operations:
             return

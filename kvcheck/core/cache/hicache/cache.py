@@ -120,7 +120,7 @@ class HiCache:
         self._tell_lookup(tokens, match, holding.request, device_only=False, priority=priority)
         self.tree.lock(match.node)
         if self.movement is not None and not self.movement.load_back(match, holding.request):
-            # There is no room to load all of it: serve what the device holds, and load nothing.
+            # There is no room to load all of it: serve the device's pages, and load nothing.
             self.tree.unlock(match.node)
             match = self.tree.match(tokens, priority=priority, device_only=True)
             self._tell_lookup(tokens, match, holding.request, device_only=True, priority=priority)
@@ -271,7 +271,7 @@ class HiCache:
         return True
 
     def _write_back(self, node: Node) -> bool:
-        """Back up an evicted node and wait for it; False with other policies."""
+        """Back up an evicted node and wait for it; False if the policy or the host forbids it."""
         if self.movement is None or self.movement.uses is not None or not self.movement.back_up(node, WRITE_BACK):
             return False
         self.movement.wait_for_backups()

@@ -137,7 +137,7 @@ class TransferController:
             self._backend.wait(signal)
 
     def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
-        """Sort indices for direct copies, so that host pages form runs. Always new values.
+        """Sort indices for direct copies, so that host pages form runs; never in place.
 
         SGLang's move_hybrid_indices changed values that tree nodes keep (#23427, #23429). (mutant:
         move-changes-indices)

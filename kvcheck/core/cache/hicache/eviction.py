@@ -68,8 +68,7 @@ class CacheListener(StoreListener, Protocol):
         """A backup, prefetch or snapshot was given up: the host (for a snapshot the device) has no room in that
         space."""
 
-    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None:
-        ...
+    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None: ...
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
         """A tier now holds, or no longer holds, these pages or this state: [n] hashes, [n] ids."""
@@ -155,7 +154,7 @@ class Residency:
             self._listener.flushed(tiers=tiers, chain=tuple(key for each in nodes for key in each.chain))
 
     def drop(self, node: Node) -> None:
-        """Free the node on both tiers, and its children on the host."""
+        """Remove the node and all below it from both tiers."""
         for child in list(node.children.values()):
             self.drop(child)
         for tier in ("device", "host"):

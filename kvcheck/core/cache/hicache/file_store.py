@@ -219,7 +219,7 @@ class FileStore:
                 draft = os.open(name, DRAFT, 0o644, dir_fd=self._drafts)
             except FileExistsError:  # left by a process that had this id before, or has it in another container
                 continue
-            with suppress(OSError):  # a file system without locks: nobody gets the lock, so nobody cleans up either
+            with suppress(OSError):  # a file system without locks: no opener gets the lock, so none cleans up
                 fcntl.flock(draft, fcntl.LOCK_EX)
             if os.fstat(draft).st_nlink:  # an opener may have cleaned it up before it was locked
                 return name, draft

@@ -45,7 +45,7 @@ class LayerGate:
         return self.ring[(self._producer + 1) % len(self.ring)].finished
 
     def begin(self) -> int | None:
-        """Arm the next entry; None if its last load has not been seen to finish."""
+        """Arm the next entry and return its id; None if its last load has not been seen to finish."""
         if not self.has_room:
             return None
         self._producer = (self._producer + 1) % len(self.ring)

@@ -44,8 +44,7 @@ class PageStore(Protocol):
     def contains(self, key: str) -> bool:
         """A hint. Only a `get` proves that an object can be read, so do not skip a `put` for this."""
 
-    def remove(self, key: str) -> None:
-        ...
+    def remove(self, key: str) -> None: ...
 
     def close(self) -> None:
         """Close the store; its objects stay. A second call does nothing."""

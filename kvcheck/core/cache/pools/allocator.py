@@ -24,8 +24,7 @@ class AllocationListener(Protocol):
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
         """`ids` belong to request `owner` from now on."""
 
-    def freed(self, space: str, ids: IndexArray) -> None:
-        ...
+    def freed(self, space: str, ids: IndexArray) -> None: ...
 
 
 class Use:

@@ -93,11 +93,9 @@ class ReadGate(Protocol):
 class OpenGate:
     """The gate of a pool without a host tier: no load is ever pending."""
 
-    def wait(self, layer: int, lane: Lane) -> None:
-        ...
+    def wait(self, layer: int, lane: Lane) -> None: ...
 
-    def wait_whole(self, lane: Lane) -> None:
-        ...
+    def wait_whole(self, lane: Lane) -> None: ...
 
 
 class BufferSet:

@@ -115,7 +115,7 @@ def shard_slices(shards: int, sources: int, targets: int) -> tuple[ShardSlice, .
     """Assign the shards of a row to pairs of ranks, in the order of the targets. Replicas are spread evenly over
     sources; sources in no slice are dummies."""
     for size in (sources, targets):
-        shard_range(shards, 0, size)  # refuses what divides neither way, before anything is worked out
+        shard_range(shards, 0, size)  # raises if neither number divides the other
     replicas, holders = (max(1, size // shards) for size in (sources, targets))
     slices: list[ShardSlice] = []
     for target in range(targets):

@@ -58,8 +58,7 @@ class InboundRoom:
 
 
 class RoomListener(Protocol):
-    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
-        ...
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None: ...
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
         """`size` bytes have arrived and fit the seals of their sources."""
@@ -125,7 +124,7 @@ class Receiver:
     # A room's life
 
     def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> InboundRoom:
-        """Request a room at every source for this holding and slot, which `take` or `forget` releases.
+        """Send a Want for this holding and slot to every source. `take` or `forget` releases the slot.
 
         Raise ForeignAccess while an earlier attempt holds memory.
         """

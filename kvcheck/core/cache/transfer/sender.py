@@ -59,8 +59,7 @@ class OutboundRoom:
 
 
 class SenderListener(Protocol):
-    def gave_up(self, *, rank: str, request: int, reason: str) -> None:
-        ...
+    def gave_up(self, *, rank: str, request: int, reason: str) -> None: ...
 
 
 # wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done

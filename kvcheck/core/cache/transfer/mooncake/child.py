@@ -46,8 +46,7 @@ class Library(Protocol):
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """0, or a negative code."""
 
-    def get_rpc_port(self) -> int:
-        ...
+    def get_rpc_port(self) -> int: ...
 
     def register_memory(self, address: int, size: int) -> int:
         """0, or a negative code."""
@@ -71,7 +70,7 @@ def main() -> None:
     try:
         run(Channel(link), link)
     except ChannelClosed:
-        os._exit(0)  # letting the library end by itself takes a second and waits for what it does
+        os._exit(0)  # the library's own exit takes a second and waits for its transfers
 
 
 def run(channel: Channel, link: socket.socket) -> None:

@@ -202,7 +202,7 @@ class MooncakeEngine:
                 f"engine process {self.pid} does not end within {self._settings.fence_s} s of being killed; all its "
                 "regions stay in use"
             ) from error
-        with self._lock:  # whoever waits in it sees the socket's end at once
+        with self._lock:  # a waiting holder gets the socket's end at once
             self._poison = self._poison or "it was fenced"
             self._channel.close()
             if self._log >= 0:

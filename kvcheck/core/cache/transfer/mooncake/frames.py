@@ -112,7 +112,7 @@ class Channel:
 
     def _limit(self, deadline: float | None) -> None:
         if deadline is not None:
-            self._link.settimeout(max(deadline - time.monotonic(), 0.0))  # 0: what is there at once, or nothing
+            self._link.settimeout(max(deadline - time.monotonic(), 0.0))  # 0: do not block
         elif self._link.gettimeout() is not None:
             self._link.settimeout(None)
 

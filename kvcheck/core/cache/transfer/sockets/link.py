@@ -122,7 +122,7 @@ class Link:
                 kind, payload = _receive(self._connection, deadline=None, heard=self._hear)
                 if kind is not FrameKind.BEAT:
                     handler(self.peer, kind, payload)
-        except (LinkLost, OSError, TransferError, ValueError, struct.error):  # gone, or it sent what nobody can read
+        except (LinkLost, OSError, TransferError, ValueError, struct.error):  # gone, or invalid data
             return
         finally:
             self.close()
@@ -291,8 +291,7 @@ def _send(connection: socket.socket, kind: FrameKind, *parts: bytes | memoryview
         connection.sendall(part)
 
 
-def _nobody() -> None:
-    ...
+def _nobody() -> None: ...
 
 
 def _receive(

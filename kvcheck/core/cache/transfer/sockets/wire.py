@@ -115,7 +115,7 @@ class ProcessWire(ABC):
         return self.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Send a message; it is lost if the peer is gone. A Drained ends the room's Abort on loss."""
+        """Send a message; it is lost if the peer is gone. After a Drained the peer's loss no longer aborts the room."""
         for signal in after:
             self.backend.wait(signal)
         key = (peer, message.room)
@@ -192,7 +192,7 @@ class ProcessWire(ABC):
         try:
             message = decode(bytes(payload))
         except TransferError:
-            self.links[peer].close()  # a peer that sends what nobody understands is cut off
+            self.links[peer].close()  # a peer that sends invalid messages is cut off
             return
         if isinstance(message, Want):
             self._asked[peer, message.room] = (message.attempt, message.generation)
