@@ -44,8 +44,8 @@ def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tens
 
 
 def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch in one pass: with triton, with numba for much host memory, otherwise by blocks. Few host words use
-    Python integers, since blocks take tens of microseconds to begin."""
+    """digest_torch in one pass: with triton, with numba for much host memory, or by blocks on the host. Few host words
+    use Python integers, since blocks take tens of microseconds to begin."""
     _check_words(words)
     if asks_triton(words):
         from kvcheck.kernels import digest_triton

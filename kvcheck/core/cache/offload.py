@@ -3,7 +3,7 @@
 Invariants:
 - A value holds every buffer of the pool's table; `restore` checks that before it writes.
 - A value has memory of its own. (mutant: offload-value-aliases-pool)
-- Only rows of the request are read or written, never a page that the prefix tree owns.
+- Only rows of the request are read; a restore writes no page that the prefix tree owns.
 - The pool's pages are pinned until the save or restore that touches them is reached. A value may be discarded once its
   restores are reached. Earlier frees raise FreeInFlight; using a discarded value raises ForeignAccess.
 """

@@ -4,7 +4,7 @@ Invariants:
 - Growing is all or nothing over every space.
 - A holding's host lists and the device tables have the same pages in the same order.
 - `close` frees the request's own ids exactly once; the tree keeps the shared pages.
-- Every method refuses a closed holding, since its ids may belong to another request.
+- Every method but `pages_short` raises for a closed holding, since its ids may belong to another request.
 """
 
 from __future__ import annotations
