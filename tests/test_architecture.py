@@ -92,10 +92,6 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "core.stress": ((*JUDGED, "core.run"), "runs targets under workloads; knows no benchmark"),
     "core.report": (("core.run.store",), "a record is all it needs, so that any stored run can be shown again"),
-    "core.stress.mutation.table": (
-        ("core.stress.mutation", "core.report", "core.run.store"),
-        "its tables are written as all others",
-    ),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
     "testing": (
@@ -136,7 +132,7 @@ MAY_CATCH_ALL = {
     "core.stress.runner": "a crash of an oracle is UNKNOWN and a crash of the target is a finding",
     **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
     **dict.fromkeys(("core.base.errors", "core.stress.targets.own"), "others raise anything"),
-    "core.stress.mutation.server": "an edit raises anything",
+    "tools.mutation.forks": "an edit raises anything",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it

@@ -36,8 +36,8 @@ from kvcheck.core.model.parameters import Parameters
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
 from kvcheck.core.run.store import write_run
-from kvcheck.core.stress.mutation.handwritten import read_hand_edits
 from kvcheck.core.stress.targets.mutants import MUTANTS
+from tools.mutation.handwritten import read_hand_edits
 
 SETTINGS = """[tool.kvcheck.stress]
 shape = ["llama-3-tiny"]
@@ -246,8 +246,8 @@ def test_the_baseline_of_the_page_is_read(tmp_path: Path) -> None:
 
 def test_the_bug_by_hand_of_the_page_can_be_put_in(tmp_path: Path) -> None:
     path = tmp_path / "bugs.json"
-    path.write_text(block_of("docs/mutation.md", "[{").text)
-    (bug,) = read_hand_edits(path, PROJECT / "kvcheck")
+    path.write_text(block_of("tools/mutation/README.md", "[{").text)
+    (bug,) = read_hand_edits(path)
     assert bug.expect == ("KV201",) and bug.diff.startswith("-")
 
 

@@ -36,7 +36,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shrink": ("kvcheck.commands.shrink:shrink", "Look for a smaller schedule that fails as a line does."),
     "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
-    "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
     "campaign": ("kvcheck.commands.campaign:campaign", "Explore workloads of many seeds, for hours; stop and go on."),
     "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards of a campaign, other seeds."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what the fixes cost here; serve: compare running servers."),
@@ -93,8 +92,6 @@ EXAMPLES: dict[str, str] = {
     "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
     "kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token",
-    "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
-    "kvcheck mutate --again build/mutation --survivors --cpu 100 --out build/survivors",
     "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html | "
     "kvcheck bench serve --target http://127.0.0.1:30000 --known-answers tiny",

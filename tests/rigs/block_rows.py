@@ -120,8 +120,8 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck model make --out tiny": Runs((0,) * 7),
         "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
     },
-    "docs/mutation.md": {
-        "kvcheck mutate --sample": Parsed(HOURS),
+    "tools/mutation/README.md": {
+        "python -m tools.mutation --sample": Parsed(HOURS),
         "[{": By(f"{HERE}test_the_bug_by_hand_of_the_page_can_be_put_in"),
     },
     "docs/own-code.md": {

@@ -3,7 +3,7 @@
     prefix-cache:target=http%3A//127.0.0.1%3A8000,known-answers=tiny,seed=1,round=3,names=77,requests=24,concurrency=8
 
 Invariants:
-- The line holds no key of a server, and what a server did is no part of it: only its answers can differ.
+- The line has no server key.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ MOST_REQUESTS, MOST_CONCURRENCY = 100_000, 4096
 class LivePlan:
     """One round against one server.
 
-    target: address of the server, or of the prefill half of a pair; decode: of the other half. known_answers: the
-    model's folder. names: chooses the tokens of the requests; another number is the same situation in other words.
-    requests, concurrency: of the round. longest: tokens of a request and its answer. pool: tokens of the device tier,
-    as the server said. admin: whether retractions on demand are allowed.
+    decode: address of a pair's decode server. known_answers: folder of the model. names: selects the tokens; another
+    number gives the same situation in other tokens. longest: tokens of a request and its answer. pool: tokens of the
+    device tier. admin: whether retractions on demand are allowed.
     """
 
     scenario: str
@@ -45,15 +44,12 @@ class LivePlan:
 
     @property
     def cell(self) -> str:
-        """The id of the result that it belongs to."""
         return f"{self.scenario}/{self.engine or UNNAMED_SERVER}"
 
     def at(self, round_: int) -> LivePlan:
-        """The same plan for another round."""
         return dataclasses.replace(self, round=round_)
 
     def line(self) -> str:
-        """The line that `kvcheck replay` takes."""
         return LINE.encode(self)
 
 
@@ -61,12 +57,10 @@ LINE = LineCodec(LivePlan, noun="line of a running server", always=("seed", "rou
 
 
 def is_live_line(line: str) -> bool:
-    """Whether a schedule line is one of a running server."""
     return KNOWN_ANSWERS in keys_of(line) if ":" in line else False
 
 
 def parse_live_line(line: str) -> LivePlan:
-    """The plan of a line. Raises UsageError."""
     plan = LINE.decode(line)
     LIVE_SCENARIOS.require(plan.scenario)
     check_sizes(requests=plan.requests, concurrency=plan.concurrency)
@@ -74,7 +68,6 @@ def parse_live_line(line: str) -> LivePlan:
 
 
 def check_sizes(*, requests: int, concurrency: int) -> None:
-    """Raise UsageError unless a round of these sizes can be sent."""
     for name, size, most in (("requests", requests, MOST_REQUESTS), ("concurrency", concurrency, MOST_CONCURRENCY)):
         if not 1 <= size <= most:
             raise UsageError(f"--{name}: expected 1 to {most:,}, got {size}")

@@ -1,10 +1,9 @@
 """ProbeRunner: runs plans of probes on an installed engine in a child process, and makes outcomes of its answers.
 
-A plan's probe is "NAME.SUBJECT", such as retract.nsa: the probe and what it is tried on.
+A plan's probe is "NAME.SUBJECT", such as retract.nsa.
 
 Invariants:
 - If the child is lost, the schedule is UNKNOWN, and the next schedule gets a new child.
-- The same plan gives the same findings.
 """
 
 from __future__ import annotations
@@ -31,16 +30,13 @@ from kvcheck.core.run.runners import RunnerRow
 PROBE_FLOOR = 12
 """prefixes.swa of SGLang 0.5.10.post1 failed in the sixth schedule of a seed, and passed with two."""
 COMPILING_S = 600.0
-"""For an answer on a device, where an engine may first compile its copies."""
+"""For an answer on a device, as an engine may first compile its copies."""
 UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
-"""Keys of a plan that no probe reads: they have to be what they are by default."""
+"""Keys of a plan that no probe reads: they must have their defaults."""
 
 
 def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
-    """The plans of the target's probes for the base's kind of device.
-
-    scenarios, and names as "PROBE.SUBJECT" or PROBE, limit them; without names all probes have a plan.
-    """
+    """scenarios, and names as "PROBE.SUBJECT" or PROBE, limit the target's probes; without names all have a plan."""
     kind = kind_of(base.device)
     rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
     for row in rows:
@@ -65,7 +61,7 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
 
 
 def engine_env(given: Sequence[str]) -> str | None:
-    """Variables as a plan has them, from "NAME=VALUE" each. Raises UsageError for what a line cannot hold."""
+    """Join "NAME=VALUE" texts for a plan. Raises UsageError for characters that a line cannot hold."""
     names = [each.partition("=")[0] for each in given]
     for name, each in zip(names, given, strict=True):
         if not each.isprintable() or "=" not in each:
@@ -76,7 +72,7 @@ def engine_env(given: Sequence[str]) -> str | None:
 
 
 def check_variables(plan: Plan) -> None:
-    """Raise UsageError for variables that are not the engine's own, or that may hold a secret: records show them."""
+    """Raise UsageError for variables that are not the engine's own, or may hold a secret: records show them."""
     spec = parse_target(plan.target).spec
     for line in (plan.engine_env or "").splitlines():
         name, equals, value = line.partition("=")
@@ -90,7 +86,7 @@ def check_variables(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """Runs plans of one target, all in one child while that lives. patience: None is that for the device."""
+    """All plans of one target run in one child while that lives."""
 
     target: str
     patience: Patience | None = None
@@ -107,7 +103,6 @@ class ProbeRunner:
         return self._child.hello
 
     def run(self, plan: Plan) -> Outcome:
-        """Run one schedule. Its findings carry the plan's line."""
         row, subject = probe_of(plan)
         try:
             self.start()
@@ -136,7 +131,6 @@ class ProbeRunner:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds that its children have used."""
         return self._spent_s + (0.0 if self._child is None else self._child.cpu_s)
 
     def close(self) -> None:

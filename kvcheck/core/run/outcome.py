@@ -1,4 +1,4 @@
-"""Outcome: what one schedule of any subject gave; Runner: what gives it.
+"""Outcome: the result of one schedule of any subject; Runner: what makes it.
 
 Invariants:
 - A finding fails a schedule. One that is no evidence, or has left its recorded path, is no pass.
@@ -27,12 +27,12 @@ class Delays(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings.
+    """The result of one schedule. divergence: how a replay left the recorded path. digest: of choices, events,
+    findings.
 
-    asked: what strategy "answers" could have answered with "no", in order. refused: what was answered so; the answers
-    to questions, where another strategy ran. trace: the number of its host trace; 0 where none was taken. unknown: why
-    it is no evidence, None where it is. is_lost: the process that ran it did not answer. is_device_lost: nothing runs
-    on the device any more in this process. note: for the record.
+    asked: names that strategy "answers" could have answered with "no", in order. refused: those that were; under
+    another strategy, the answers to questions alone. trace: its host trace, or 0. unknown: why it is no evidence, or
+    None. is_lost: its process did not answer. is_device_lost: nothing runs on the device any more in this process.
     """
 
     plan: Plan
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL with findings; UNKNOWN with a broken oracle, off the recorded path, or if no delay held; else PASS."""
+        """UNKNOWN also off the recorded path, or if no delay held."""
         if self.findings:
             return Verdict.FAIL
         is_held = self.delays is None or self.delays.gap is None
@@ -61,24 +61,22 @@ class Outcome:
 
     @property
     def unjudged(self) -> str | None:
-        """Why it cannot count as a pass, whatever was not found; None where it can."""
         return f"an oracle broke: {self.broken_oracles[0]}" if self.broken_oracles else self.unknown
 
 
 class Runner(Protocol):
-    """Runs the schedules of a cell, or of all cells of a run. cpu_s: CPU seconds that a child of its own has taken."""
+    """Runs the schedules of a cell, or of all cells of a run. cpu_s: CPU seconds of a child of its own."""
 
     @property
     def cpu_s(self) -> float: ...
 
-    def run(self, plan: Plan) -> Outcome:
-        """One schedule, judged."""
+    def run(self, plan: Plan) -> Outcome: ...
 
     def gap(self, plan: Plan, total: Evidence) -> str | None:
-        """What the plan's cell has not exercised, or None."""
+        """Return the missing evidence of the plan's cell, or None."""
 
     def closing(self) -> str | None:
-        """What is told of the whole cell, or None."""
+        """Return a note on the whole cell, or None."""
 
 
 def complete(finding: Finding, plan: Plan) -> Finding:

@@ -1,11 +1,9 @@
 """Workers: child processes that run cells, or answer one question after another, in lines of JSON.
 
 Invariants:
-- Children speak JSON lines over a pipe; nothing is unpickled.
-- A child that dies is a finding (KV902) of the schedule that it was running. Before its first one, it is UNKNOWN.
-- What a child leaves that has died or lost its device goes on in a new one, which has fewer cells. No schedule that was
-  judged runs again.
-- A question is asked once. Where its process died, nobody has answered it.
+- A child that dies is a finding (KV902) of its running schedule. Before its first one, it is UNKNOWN.
+- Cells of a child that has died or lost its device go on in a new one. No judged schedule runs again.
+- A question is never repeated, also if its process died.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.turns import take_turns
 
 LATE_S = 2.0
-"""A child keeps the limit of wall time itself; so long after it, it is ended."""
+"""A child keeps the limit of wall time itself; it is ended this long after it."""
 ENDING_S = 0.3
-"""What a child has for taking its temporary folders away, before it is killed."""
+"""Time for a child to remove its temporary folders, before it is killed."""
 BEGUN = '{"begun": true}'
-"""The line of a worker once all is loaded: from now on its death is that of what is under test."""
+"""First line of a worker, after loading: from now on its death counts against the code under test."""
 BEGINS = {"cell", "begins"}
-"""The keys of its line before each schedule: its cell and its line."""
+"""Keys of a worker's line before each schedule: its cell and its line."""
 TOLD = {"told"}
-"""The keys of its lines before an answer."""
+"""Keys of its lines before an answer."""
 
 
 class Worker:
@@ -45,11 +43,9 @@ class Worker:
         self.has_begun = False
 
     def tell(self, text: str) -> None:
-        """Write a line to it."""
         tell(self.process, text)
 
     def close_input(self) -> None:
-        """Nothing more is asked of it."""
         close_input(self.process)
 
     def wait(self) -> int:
@@ -74,8 +70,8 @@ class Workers:
         return worker
 
     def take(self, until: float | None) -> tuple[Worker, str | None] | None:
-        """The next line of a worker; None for the line where its output has ended. None where all took longer than a
-        while after `until`, a time.monotonic()."""
+        """Return the next line of a worker; None instead of the line at the end of its output. None if all took longer
+        than LATE_S after `until`, a time.monotonic()."""
         while True:
             try:
                 late_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
@@ -101,7 +97,7 @@ def failure(exit_code: object, text: object) -> KvcheckError:
 
 
 class Unanswered(Exception):
-    """The process has ended, or its time has. died: with which status, in words; None where its time was over."""
+    """died: the status in words; None for a timeout."""
 
     def __init__(self, died: str | None) -> None:
         super().__init__(died or "its time was over")
@@ -109,10 +105,7 @@ class Unanswered(Exception):
 
 
 class AskedProcess:
-    """A process that answers each question with one line. A question starts it, and starts it again once it is closed.
-
-    kind: the argument of the worker.
-    """
+    """A worker that answers questions. A question starts it, again after `close`."""
 
     def __init__(self, program: str, kind: str) -> None:
         self._program, self._kind = program, kind
@@ -122,9 +115,8 @@ class AskedProcess:
     def ask(
         self, question: object, *, until: float | None = None, told: Callable[[object], None] = lambda row: None
     ) -> object:
-        """The answer. until: the time.monotonic() at which the process keeps to end. told: called with each row that
-        comes before the answer. Raises Unanswered; the failure that the process reports; and UnknownVerdict if it never
-        began."""
+        """Send a question and return the answer. until: the process's time.monotonic() limit. told: called with each
+        row before the answer. Raises Unanswered; the error of the process; and UnknownVerdict if it never began."""
         worker = self._worker = self._worker or self._pool.start()
         worker.tell(json.dumps(to_plain(question)))
         while (event := self._pool.take(until)) is not None:
@@ -143,7 +135,6 @@ class AskedProcess:
         raise Unanswered(None)
 
     def close(self) -> None:
-        """End the process, if one runs."""
         self._pool.close()
         self._pool, self._worker = Workers(self._program, self._kind), None
 
@@ -151,10 +142,10 @@ class AskedProcess:
 def run_in_workers(
     tasks: Sequence[CellTask], shares: Iterable[Iterable[int]], limit: Limit, worker: str, beside: Sequence[int] = ()
 ) -> Iterator[Report]:
-    """Run all cells, each share of them in a process.
+    """Run each share of the cells in a process.
 
     shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
-    process, which begins once a cell of the others has run up to its floor: it would hold their first verdict up.
+    process, which begins once another cell has run up to its floor, so as not to delay the first verdict.
     """
     pool = Workers(worker)
     children: dict[Worker, CellsChild] = {}
@@ -189,10 +180,7 @@ def run_in_workers(
 
 
 class CellsChild:
-    """A process that runs cells.
-
-    cells: its tasks that have not ended; once it has ended, those that it leaves. left: what it leaves of its limit.
-    """
+    """cells: its open tasks. left: the rest of its limit."""
 
     def __init__(self, worker: Worker, cells: dict[int, CellTask], limit: Limit) -> None:
         self._worker = worker
@@ -204,11 +192,9 @@ class CellsChild:
         self._now: tuple[int, str] | None = None
 
     def has_come_far(self) -> bool:
-        """One of its cells has run up to its floor, or has ended."""
         return self._has_ended_one or any(task.before.schedules >= task.floor for task in self.cells.values())
 
     def takes(self, line: str) -> Iterator[Report]:
-        """A line of its output: the reports that it means."""
         told = json.loads(line)
         if told.keys() == BEGINS:
             self._now = told["cell"], told["begins"]
@@ -232,7 +218,7 @@ class CellsChild:
         yield report
 
     def ends(self) -> Iterator[Report]:
-        """Its output has ended. Once it has lost its device, its status says nothing of the cells that are left."""
+        """After a lost device, the exit status is no verdict on the cells that are left."""
         self.is_running = False
         code = self._worker.wait()
         if self._has_failed:
@@ -248,10 +234,9 @@ class CellsChild:
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
     def _failed(self, report: Report) -> Iterator[Report]:
-        """End reports of a process that has died, or whose last line says why it stopped: for the cell that it ran
-        then, or for all that it has not ended where it ran none.
+        """Reports of the end of the running cell, else of all open ones.
 
-        Raises UsageError or InternalError if the process has raised one, as a run in this process would.
+        Raises UsageError or InternalError if the process has raised one.
         """
         self._has_failed = True
         if report.exit_code in (UsageError.exit_code, InternalError.exit_code):
@@ -263,14 +248,12 @@ class CellsChild:
 
 
 def died(plan: Plan, report: Report) -> Finding:
-    """The finding of a schedule that ended its process."""
     plan = plan if report.ran is None else parse_line(report.ran)
     message = f"{plan.cell}: {report.error}"
     return complete(Finding(code="KV902", oracle="liveness", message=message, minimal={DIED: True}), plan)
 
 
 def tasks_text(share: Sequence[tuple[int, CellTask]], limit: Limit) -> str:
-    """Tasks as JSON."""
     rows = [
         {"cell": number, "line": task.plan.line(), "task": {**_plain(task), "plan": None}} for number, task in share
     ]
@@ -284,7 +267,7 @@ def _plain(task: CellTask) -> dict[str, object]:
 
 
 def work(text: str, target_of: TargetOf, say: Callable[[str], None]) -> Iterator[str]:
-    """Run in a child: read tasks as JSON, write reports as JSON lines. say: writes a line before each schedule."""
+    """Run in a child: read tasks as JSON, return reports as JSON lines. say: writes a line before each schedule."""
     asked = json.loads(text)
     limit: Limit = value_from(Limit, asked["limit"], "limit")
     share = []

@@ -1,8 +1,4 @@
-"""The scenario of a plan: with the ranks that it names, once they are known to suit its shape; and its variant.
-
-Invariants:
-- Ranks that the heads of a shape cannot be dealt out to are refused before anything runs. They are no finding.
-"""
+"""The scenario of a plan, with the ranks that it names if they suit its shape; and its variant."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def scenario_of(plan: Plan) -> Scenario:
-    """The plan's scenario, with the ranks that it names."""
     scenario = SCENARIOS.load(plan.scenario)()
     if plan.ranks is None and not (plan.has_rank_processes and isinstance(scenario, PDTransfer)):
         return scenario
@@ -50,7 +45,6 @@ def _place(plan: Plan) -> int:
 
 
 def _check_heads(plan: Plan, ranks: tuple[int, int]) -> None:
-    """Raise UsageError where the heads of the shape cannot be dealt out to these ranks: that is no finding."""
     for size in ranks:
         try:
             rank_shape(shape_named(plan.shape), 0, size)

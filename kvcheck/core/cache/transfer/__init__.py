@@ -1,8 +1,4 @@
-"""Metadata and bytes between the prefill and the decode end.
-
-Invariants:
-- Importing the package loads no tensor library: the engine process starts in a tenth of a second.
-"""
+"""Metadata and bytes between the prefill and the decode end. Importing the package does not load torch."""
 
 from __future__ import annotations
 
@@ -35,4 +31,4 @@ TRANSPORTS: Registry[type[Wire]] = Registry(
     },
 )
 SHARING_TRANSPORTS = ("ipc",)
-"""Those that join processes, and whose legs take the paths that a scenario names, over a host's or device's memory."""
+"""Those that join processes, and whose legs take a scenario's paths, over host or device memory."""

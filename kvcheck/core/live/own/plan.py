@@ -3,8 +3,8 @@
     own-model/prefix-cache:target=http%3A//127.0.0.1%3A8000,engine=vllm,seed=1,round=0,names=7,vocabulary=1000
 
 Invariants:
-- The line holds no key of a server. The next turn of a conversation repeats what the server answers cold: such a
-  request is the same only if that answer is.
+- The line has no server key.
+- The next turn of a conversation repeats the server's cold answer, so it is the same only if that answer is.
 """
 
 from __future__ import annotations
@@ -42,15 +42,12 @@ class OwnPlan:
 
     @property
     def cell(self) -> str:
-        """The id of the result that it belongs to."""
         return f"{OWN_MODEL}/{self.situation}/{self.engine or UNNAMED_SERVER}"
 
     def at(self, round_: int) -> OwnPlan:
-        """The same plan for another round."""
         return dataclasses.replace(self, round=round_)
 
     def line(self) -> str:
-        """The line that `kvcheck replay` takes."""
         return LINE.encode(self)
 
 
@@ -60,12 +57,10 @@ LINE = LineCodec(
 
 
 def is_own_line(line: str) -> bool:
-    """Whether a schedule line is one of a user's own model."""
     return ":" in line and is_own_model(line)
 
 
 def parse_own_line(line: str) -> OwnPlan:
-    """The plan of a line. Raises UsageError."""
     plan = LINE.decode(line)
     LIVE_SCENARIOS.require(plan.situation)
     check_sizes(requests=plan.requests, concurrency=plan.concurrency)

@@ -1,7 +1,7 @@
-"""Trial: what a forked process does for one order, such as judging one mutant; and the answers it gives.
+"""Trial: the work of a forked process: surveying a cell of the code as it is, or judging one edit.
 
 Invariants:
-- The edited code is compared with reference outputs of the code as it is, never with its own.
+- Edited code is compared with reference outputs of the code as it is, never with its own.
 - A schedule runs under the plan of a default run, so a kill is a line that `kvcheck replay` takes.
 - CPU seconds are counted by this process alone. They end a trial and decide no verdict, but for an endless loop.
 """
@@ -9,44 +9,38 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, machine_trouble
-from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.base.record import Evidence, to_plain, value_from
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line, workload_seed
-from kvcheck.core.stress.mutation.reach import taken
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.targets import TARGETS
+from tools.mutation.edits import PACKAGE
+from tools.mutation.reach import lines_of
 
 Say = Callable[[dict[str, object]], None]
-
-SURVEY_CPU_S = 600.0
 
 
 class Endless(BaseException):
     """A schedule used far more CPU time than its cell needs."""
 
 
-def survey(order: Mapping[str, object], say: Say) -> None:
-    """Count what the first schedules of a cell run, and work out the reference outputs of all its workloads.
-
-    The cache has been imported with notes of its lines.
-    """
-    first = parse_line(str(order["line"]))
-    traced, wanted = int(str(order["traced"])), int(str(order["schedules"]))
+def survey(say: Say, *, line: str, traced: int, schedules: int) -> None:
+    """Note the lines that the first schedules of a cell run, and make the reference outputs of all its workloads."""
+    first = parse_line(line)
     workloads = Workloads()
     references = {}
-    for number in range(wanted):
+    for number in range(schedules):
         plan = dataclasses.replace(first, schedule=number)
         outputs = workloads.of(plan)[1].outputs
         references[str(workload_seed(plan))] = {str(key): [*value] for key, value in outputs.items()}
@@ -57,56 +51,59 @@ def survey(order: Mapping[str, object], say: Say) -> None:
         plan = dataclasses.replace(first, schedule=number)
         say({"at": plan.line()})
         before = time.process_time()
-        taken()
-        outcome = runner.run(plan)
+        outcome, reached = lines_of(partial(runner.run, plan))
         cpu_s.append(round(time.process_time() - before, 3))
         costs.append(outcome.evidence.events)
         evidence.append(to_plain(outcome.evidence))
         if outcome.findings or outcome.unjudged:
-            say({"clean": False, "line": plan.line(), **_told(outcome)})
+            say({"clean": False, "line": plan.line(), **_found(outcome)})
             return
-        for file, numbers in taken().items():
-            row = lines.setdefault(file, {})
-            for line in numbers:
-                row[line] = row.get(line, 0) | 1 << number
-    found = {"costs": costs, "cpu_s": cpu_s, "lines": {file: dict(sorted(row.items())) for file, row in lines.items()}}
-    say({"cell": first.cell, "line": first.line(), **found, "evidence": evidence, "references": references})
+        for path, numbers in reached.items():
+            row = lines.setdefault(Path(path).relative_to(PACKAGE).as_posix(), {})
+            for at in sorted(numbers):
+                row[at] = row.get(at, 0) | 1 << number
+    found = {"costs": costs, "cpu_s": cpu_s, "lines": lines, "evidence": evidence, "references": references}
+    say({"cell": first.cell, "line": first.line(), **found})
 
 
-def judge(order: Mapping[str, object], say: Say) -> None:
-    """Run the order's schedules until one fails or the budget is used up.
+def judge(say: Say, **arguments: Any) -> None:
+    """Run the schedules of a trial until one fails or the budget is used up."""
+    say(Trial(say, **arguments).result())
 
-    runs: plan lines with the CPU seconds after which each counts as endless.
+
+class Trial:
+    """One edited build, while its schedules run.
+
+    runs: plan lines, with the CPU seconds after which each counts as endless. cells: the survey of each cell.
     """
-    say(_Trial(order, say).ended())
 
-
-class _Trial:
-    """One edited build, while its schedules run."""
-
-    def __init__(self, order: Mapping[str, object], say: Say) -> None:
-        self._runs: list[tuple[str, float]] = order["runs"]  # type: ignore[assignment]
-        self._folder = str(order["references"])
-        self._cpu_s = float(str(order["cpu_s"]))
-        self._say = say
+    def __init__(
+        self,
+        say: Say,
+        *,
+        runs: Sequence[tuple[str, float]],
+        cells: Mapping[str, Mapping[str, Any]],
+        cpu_s: float,
+        stuck_cpu_s: float,
+    ) -> None:
+        self._say, self._runs, self._cells, self._cpu_s = say, runs, cells, cpu_s
         self._began = time.process_time()
-        workloads = Workloads(lambda plan: _known_outputs(self._folder, plan))
         self._runner = ScheduleRunner(
-            TARGETS.load("builtin")(), workloads=workloads, stuck_cpu_s=float(str(order["stuck_cpu_s"]))
+            TARGETS.load("builtin")(), workloads=Workloads(self._known_outputs), stuck_cpu_s=stuck_cpu_s
         )
         self._evidence: dict[str, dict[int, Evidence]] = {}
         self._broken = ""
 
-    def ended(self) -> dict[str, object]:
-        """What came of it."""
+    def result(self) -> dict[str, object]:
+        """Run the schedules."""
         for text, most_s in self._runs:
             if self._evidence and time.process_time() - self._began >= self._cpu_s:
                 break
             if (found := self._schedule(text, most_s)) is not None:
-                return self._told(**found)
-        return self._told(**self._unexercised())
+                return self._ended(**found)
+        return self._ended(**self._unexercised())
 
-    def _told(self, outcome: str, **values: object) -> dict[str, object]:
+    def _ended(self, outcome: str, **values: object) -> dict[str, object]:
         ran = {cell: len(rows) for cell, rows in self._evidence.items()}
         spent = round(time.process_time() - self._began, 3)
         head = {"outcome": outcome, "schedules": sum(ran.values()), "cpu_s": spent, "cells": ran}
@@ -127,7 +124,7 @@ class _Trial:
             trouble = machine_trouble(error) or f"{type(error).__name__}: {error}"
             return {"outcome": "crash", "line": text, "message": trouble}
         if any(finding.condition is None for finding in outcome.findings):
-            return {"outcome": "killed", "line": text, **_told(outcome)}
+            return {"outcome": "killed", "line": text, **_found(outcome)}
         rows[plan.schedule] = outcome.evidence
         self._broken = self._broken or next(iter(outcome.broken_oracles), "")
         return None
@@ -138,7 +135,7 @@ class _Trial:
         One such cell is decided: the first that ran. All of its traced schedules run for it.
         """
         for cell, rows in self._evidence.items():
-            known = _known_evidence(self._folder, cell)
+            known = self._known_evidence(cell)
             usual = [*known.values()][: 1 + max(rows)]
             if max(rows) >= len(known) or self._gap(cell, usual) is not None:
                 continue
@@ -163,6 +160,18 @@ class _Trial:
 
     def _line(self, cell: str) -> str:
         return next(text for text, _ in self._runs if parse_line(text).cell == cell)
+
+    def _known_outputs(self, plan: Plan) -> Mapping[int, tuple[int, ...]]:
+        """Raises InternalError for a workload that was not surveyed: edited code must not make its own reference."""
+        outputs = _tokens(self._cells[plan.cell]["references"], plan)
+        if outputs is None:
+            raise InternalError(f"{plan.line()}: expected a workload whose outputs were kept, got another")
+        return outputs
+
+    def _known_evidence(self, cell: str) -> dict[int, Evidence]:
+        """The evidence of each traced schedule of a cell on the code as it is, by its number."""
+        rows = self._cells[cell]["evidence"]
+        return {number: value_from(Evidence, row, "evidence") for number, row in enumerate(rows)}
 
 
 @contextmanager
@@ -191,11 +200,10 @@ def cpu_limit(most_s: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _told(outcome: Outcome) -> dict[str, object]:
-    """What a failing schedule found: the first finding, and every pair of oracle and code."""
-    found: tuple[Finding, ...] = outcome.findings
-    kinds = [*dict.fromkeys((each.oracle, each.code) for each in found)]
-    first = found[0] if found else None
+def _found(outcome: Outcome) -> dict[str, object]:
+    """The first finding of a failing schedule, and every pair of oracle and code."""
+    kinds = [*dict.fromkeys((each.oracle, each.code) for each in outcome.findings)]
+    first = outcome.findings[0] if outcome.findings else None
     return {
         "oracle": first.oracle if first else "",
         "code": first.code if first else "",
@@ -204,31 +212,6 @@ def _told(outcome: Outcome) -> dict[str, object]:
     }
 
 
-@cache
-def _read(file: str) -> dict[str, Any]:
-    return dict(json.loads(Path(file).read_text(encoding="utf-8")))
-
-
-def _known_outputs(folder: str, plan: Plan) -> Mapping[int, tuple[int, ...]]:
-    """Raises InternalError for a workload that was not surveyed: the edited code must not make its own reference."""
-    outputs = _tokens(_read(str(Path(folder) / file_of(plan.cell)))["references"], plan)
-    if outputs is None:
-        raise InternalError(f"{plan.line()}: expected a workload whose outputs were kept, got another")
-    return outputs
-
-
-@cache
-def _known_evidence(folder: str, cell: str) -> Mapping[int, Evidence]:
-    """What each traced schedule of a cell exercises on the code as it is, by its number."""
-    rows = _read(str(Path(folder) / file_of(cell)))["evidence"]
-    return {number: value_from(Evidence, row, "evidence") for number, row in enumerate(rows)}
-
-
 def _tokens(references: Mapping[str, Mapping[str, list[int]]], plan: Plan) -> Mapping[int, tuple[int, ...]] | None:
     outputs = references.get(str(workload_seed(plan)))
     return None if outputs is None else {int(request): tuple(tokens) for request, tokens in outputs.items()}
-
-
-def file_of(cell: str) -> str:
-    """The name of the file with what is known of a cell."""
-    return f"{cell.replace('/', '+')}.json"

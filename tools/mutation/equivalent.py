@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError, why_unread
-from kvcheck.core.stress.mutation.edits import Edit
-from kvcheck.core.stress.mutation.results import SURVIVED, Result
+from tools.mutation.edits import Edit
+from tools.mutation.results import SURVIVED, Result
 
 LIST = Path(__file__).parent / "equivalent.toml"
 LEGAL = "a legal choice"

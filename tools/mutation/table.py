@@ -1,4 +1,4 @@
-"""Tables of a campaign as CSV and Markdown: shares by file and operator, kills by oracle, and what was not killed.
+"""Tables of a campaign as CSV and Markdown: shares by file and operator, kills by oracle, and each survivor.
 
 Invariants:
 - A share is of the edits that ran and are faults: all but unreached, equivalent, legal and invalid ones. `share`
@@ -19,27 +19,13 @@ from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.printable import printable
 from kvcheck.core.report.to_csv import csv_text
 from kvcheck.core.run.store import write_text
-from kvcheck.core.stress.mutation.edits import group_of
-from kvcheck.core.stress.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result
+from tools.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result
 
 CSV_FILE = "edits.csv"
 PAGE_FILE = "edits.md"
 COLUMNS = (
-    *("id", "group", "file", "line", "function", "operator", "outcome", "oracle", "code", "kinds", "cells"),
-    *(
-        "in_check",
-        "schedules",
-        "cpu_s",
-        "total_cpu_s",
-        "plan",
-        "message",
-        "reason",
-        "note",
-        "diff",
-        "expect",
-        "link",
-        "what",
-    ),
+    *("id", "file", "line", "function", "operator", "outcome", "oracle", "code", "kinds", "cells", "in_check"),
+    *("schedules", "cpu_s", "total_cpu_s", "plan", "message", "reason", "note", "diff", "expect", "link", "what"),
 )
 KILLED = ("killed",)
 COUNTED = ("edits", *OUTCOMES, "share", "not green")
@@ -65,10 +51,8 @@ def write_tables(folder: Path, campaign: Campaign, results: Sequence[Result]) ->
 def page(campaign: Campaign, results: Sequence[Result]) -> str:
     """The Markdown page."""
     lines = ["# Generated edits of the cache, judged by the default run", "", *_head(campaign, results)]
-    for group in dict.fromkeys(group_of(each.file) for each in results):
-        rows = [each for each in results if group_of(each.file) == group]
-        lines += ["", f"## By file: {group}", "", *_counts("file", rows, lambda each: each.file)]
-        lines += ["", f"## By operator: {group}", "", *_counts("operator", rows, lambda each: each.operator)]
+    lines += ["", "## By file", "", *_counts("file", results, lambda each: each.file)]
+    lines += ["", "## By operator", "", *_counts("operator", results, lambda each: each.operator)]
     lines += ["", "## Kills by oracle", "", *_kills(results)]
     for outcome, title in (
         ("survived", "Survivors"),
@@ -81,7 +65,7 @@ def page(campaign: Campaign, results: Sequence[Result]) -> str:
         if rows:
             lines += ["", f"## {title}", ""]
             for each in rows:
-                lines += _told(each)
+                lines += _survivor(each)
     lines += _places("Unreached", "Each is a situation that no surveyed schedule leads to.", results, "unreached")
     lines += _places("Legal", "Other correct ways to do it. A finding of one would be a false alarm.", results, "legal")
     lines += _places("Equivalent", "No run can tell these from the original.", results, "equivalent")
@@ -160,7 +144,7 @@ def _kills(results: Sequence[Result]) -> list[str]:
     return lines + [table_line((oracle, code, str(number))) for (oracle, code), number in ordered]
 
 
-def _told(result: Result) -> list[str]:
+def _survivor(result: Result) -> list[str]:
     """One edit with its change and what was tried."""
     tried = ", ".join(f"{cell} {number}" for cell, number in result.cells.items())
     lines = [
@@ -195,7 +179,6 @@ def _csv_row(result: Result) -> list[object]:
         **{name: getattr(result, name) for name in ("id", "file", "function", "operator", "outcome", "oracle", "code")},
         **{name: getattr(result, name) for name in ("schedules", "cpu_s", "total_cpu_s", "message", "reason", "note")},
         **{name: getattr(result, name) for name in ("diff", "link", "what")},
-        "group": group_of(result.file),
         "in_check": "yes" if result.is_guard else None,
         "line": result.line_number,
         "kinds": "; ".join(result.kinds),

@@ -8,17 +8,9 @@ import re
 import pytest
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.mutation.edits import (
-    chosen_files,
-    edits_of,
-    group_of,
-    identifiers_of,
-    module_of,
-    package_folder,
-    read_sources,
-)
-from kvcheck.core.stress.mutation.operators import OPERATORS
-from kvcheck.core.stress.mutation.source import STANDING_PARTS, STANDINGS, TELLERS, Source
+from tools.mutation.edits import all_edits, chosen_files, edits_of, is_product, module_of, read_sources, sampled
+from tools.mutation.operators import OPERATORS
+from tools.mutation.source import STANDING_PARTS, STANDINGS, TELLERS, Source
 
 FILE = "core/cache/example.py"
 
@@ -150,7 +142,7 @@ def test_a_footprint_of_one_layer_names_no_layer_more() -> None:
 def test_only_functions_that_are_left_out_ask_for_standings() -> None:
     """What they say decides nothing in the cache, so no edit of them is a fault of it."""
     asking: set[str] = set()
-    for file, text in read_sources(package_folder()).items():
+    for file, text in read_sources().items():
         source = Source(file, text)
         for name, first, last in source.functions:
             here = name.rpartition(".")[2]
@@ -163,7 +155,7 @@ def test_only_functions_that_are_left_out_ask_for_standings() -> None:
 def test_what_tells_the_listener_of_a_prefix_cache_does_nothing_else() -> None:
     """Each of them is there, asks for the listener, and has a name that no function with another work has."""
     found = dict.fromkeys(TELLERS, 0)
-    for file, text in read_sources(package_folder()).items():
+    for file, text in read_sources().items():
         for name, first, last in Source(file, text).functions:
             if (here := name.rpartition(".")[2]) in TELLERS:
                 found[here] += 1
@@ -211,9 +203,9 @@ def test_an_edit_refuses_another_text() -> None:
 
 def test_the_whole_cache_gives_thousands_of_different_edits() -> None:
     """One file in full: each edit compiles and differs. All files together take ten seconds."""
-    sources = read_sources(package_folder())
+    sources = read_sources()
     file = "core/cache/hicache/controller.py"
-    found = edits_of(file, sources[file], identifiers_of([sources[file]]))
+    found = all_edits({file: sources[file]}, [file])[file]
     assert len(found) > 60 and len({edit.id for edit in found}) == len(found)
     original = ast.dump(ast.parse(sources[file]))
     for edit in found:
@@ -224,16 +216,30 @@ def test_the_whole_cache_gives_thousands_of_different_edits() -> None:
 
 def test_files_are_named_by_any_path() -> None:
     files = ["core/cache/offload.py", "core/cache/hicache/cache.py", "core/cache/hicache/node.py"]
-    assert chosen_files(files, []) == files
+    eager, scoped = "core/cache/backend/eager.py", "core/cache/backend/scoped.py"
+    assert chosen_files([*files, eager], []) == files
+    assert chosen_files([*files, eager, scoped], ["backend"]) == [scoped]
+    assert chosen_files([*files, eager], ["backend/eager.py"]) == [eager], "no product, but named"
     assert chosen_files(files, ["hicache"]) == files[1:]
     assert chosen_files(files, ["kvcheck/core/cache/offload.py", "hicache/node.py"]) == [files[0], files[2]]
     with pytest.raises(UsageError, match="hicac: expected a file or folder"):
         chosen_files(files, ["hicac"])
 
 
-def test_a_file_has_a_group_and_a_module() -> None:
-    assert group_of("core/cache/backend/simulated.py") == "instrument"
-    assert group_of("core/cache/backend/scoped.py") == group_of("core/cache/hicache/cache.py") == "product"
+def test_samples_are_the_same_each_time_and_spread() -> None:
+    sources = read_sources()
+    files = ["core/cache/offload.py", "core/cache/hicache/controller.py"]
+    edits = [edit for rows in all_edits({file: sources[file] for file in files}, files).values() for edit in rows]
+    few, more = sampled(edits, 40, 1), sampled(edits, 80, 1)
+    assert few == sampled(edits[::-1], 40, 1)[::-1]
+    assert {edit.id for edit in few} <= {edit.id for edit in more}, "a larger sample holds the smaller one"
+    assert sampled(edits, 40, 2) != few and sampled(edits, None, 1) == edits
+    assert {edit.file for edit in few} == set(files) and len({edit.operator for edit in few}) >= 10
+
+
+def test_a_file_is_product_or_not_and_has_a_module() -> None:
+    assert not is_product("core/cache/backend/simulated.py") and not is_product("core/cache/transfer/ipc/wire.py")
+    assert is_product("core/cache/backend/scoped.py") and is_product("core/cache/hicache/cache.py")
     assert module_of("core/cache/pools/__init__.py") == "kvcheck.core.cache.pools"
 
 

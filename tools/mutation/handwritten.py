@@ -1,6 +1,6 @@
 """Hand-written edits: a JSON list of bugs, each put in by exact texts, judged like generated edits.
 
-    [{"name", "edits": [{"file", "old", "new"}], "link", "engine", "what", "expect": [codes]}]    the last four may lack
+    [{"name", "edits": [{"file", "old", "new"}], "link", "engine", "what", "expect": [codes]}]    four may be left out
 
 Invariants:
 - An old text occurs exactly once in its file, below kvcheck/core; the edited files compile.
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError, why_unread
-from kvcheck.core.stress.mutation.campaign import Subject
-from kvcheck.core.stress.mutation.edits import CACHE, diff_of_texts
-from kvcheck.core.stress.mutation.reach import Reach
-from kvcheck.core.stress.mutation.results import Result
-from kvcheck.core.stress.mutation.source import Source
+from tools.mutation.campaign import Subject
+from tools.mutation.edits import CACHE, PACKAGE, diff_of_texts
+from tools.mutation.reach import Reach
+from tools.mutation.results import Result
+from tools.mutation.source import Source
 
 OPTIONAL = ("link", "engine", "what", "expect")
 KEYS = {"name", "edits", *OPTIONAL}
@@ -40,15 +40,15 @@ class HandEdit:
     diff: str
 
 
-def read_hand_edits(path: Path, folder: Path) -> list[HandEdit]:
-    """The bugs of a file, put into the source below `folder`. Raises UsageError with the bug and the reason."""
+def read_hand_edits(path: Path) -> list[HandEdit]:
+    """The bugs of a file, put into the source. Raises UsageError with the bug and the reason."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {why_unread(error)}; expected a JSON list of edits") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UsageError(f"{path}: expected a JSON list of objects with {NEEDED}, one at least")
-    found = [_hand_edit(row, path, folder) for row in rows]
+    found = [_hand_edit(row, path) for row in rows]
     names = [each.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{path}: expected each name once, got {', '.join(twice)} twice")
@@ -58,7 +58,7 @@ def read_hand_edits(path: Path, folder: Path) -> list[HandEdit]:
 def hand_subject(edit: HandEdit, reach: Reach) -> Subject:
     """A bug as a subject: every cell that reaches it runs all of its schedules."""
     reached = {
-        each.cell: (1 << each.schedules) - 1
+        each.cell: each.all_bits
         for each in reach.cells
         if any(not file.startswith(f"{CACHE}/") or each.bits(file, first, last) for file, first, last in edit.places)
     }
@@ -79,7 +79,7 @@ def hand_subject(edit: HandEdit, reach: Reach) -> Subject:
     return Subject(result=result, texts=edit.texts, reached=reached, is_in_turn=True)
 
 
-def _hand_edit(row: Mapping[str, object], path: Path, folder: Path) -> HandEdit:
+def _hand_edit(row: Mapping[str, object], path: Path) -> HandEdit:
     name = str(row.get("name", ""))
     where = f"{path}, {name or 'a row without a name'}"
     if not name or set(row) - KEYS or not isinstance(row.get("edits"), list) or not row["edits"]:
@@ -91,7 +91,7 @@ def _hand_edit(row: Mapping[str, object], path: Path, folder: Path) -> HandEdit:
     texts: dict[str, str] = {}
     places: list[tuple[str, int, int]] = []
     for edit in row["edits"]:  # type: ignore[attr-defined]
-        _put(edit, where, folder, before, texts, places)
+        _put(edit, where, before, texts, places)
     for file, text in texts.items():
         try:
             compile(text, file, "exec")
@@ -112,7 +112,6 @@ def _hand_edit(row: Mapping[str, object], path: Path, folder: Path) -> HandEdit:
 def _put(
     edit: object,
     where: str,
-    folder: Path,
     before: dict[str, str],
     texts: dict[str, str],
     places: list[tuple[str, int, int]],
@@ -121,8 +120,8 @@ def _put(
     if not isinstance(edit, dict) or set(edit) != {"file", "old", "new"}:
         raise UsageError(f"{where}: expected an edit with file, old and new, got {str(edit)[:80]!r}")
     file = str(edit["file"]).removeprefix("kvcheck/")
-    target = (folder / file).resolve()
-    if not target.is_relative_to((folder / "core").resolve()) or not target.is_file():
+    target = (PACKAGE / file).resolve()
+    if not target.is_relative_to((PACKAGE / "core").resolve()) or not target.is_file():
         raise UsageError(f"{where}: expected a file below kvcheck/core, got {edit['file']!r}")
     text = texts.get(file) or target.read_text(encoding="utf-8")
     before.setdefault(file, text)

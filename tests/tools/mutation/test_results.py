@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
-from kvcheck.core.stress.mutation.equivalent import LEFT, LIST, explained, read_equivalent, reasons_for
-from kvcheck.core.stress.mutation.results import Campaign, Result, ResultFile, read_results
+from tools.mutation.edits import all_edits, edits_of, read_sources
+from tools.mutation.equivalent import LEFT, LIST, explained, read_equivalent, reasons_for
+from tools.mutation.results import Campaign, Result, ResultFile, read_results
 
 CAMPAIGN = Campaign(code="0123", seed=1, schedules=24, cpu_s=10.0)
 
@@ -91,10 +91,8 @@ def test_the_list_of_equivalent_edits_needs_arguments_and_known_ids(tmp_path: Pa
 
 
 def test_every_listed_edit_is_one_of_the_source_as_it_is() -> None:
-    sources = read_sources(package_folder())
-    names = identifiers_of([*sources.values()])
-    every = {file: edits_of(file, text, names) for file, text in sources.items()}
     equivalent, left = (read_equivalent(path) for path in (LIST, LEFT))
+    every = all_edits(read_sources(), sorted({*equivalent, *left}))
     for path, listed in ((LIST, equivalent), (LEFT, left)):
         assert sorted(reasons_for(every, path)) == sorted(name for rows in listed.values() for name in rows)
     both = set(reasons_for(every, LIST)) & set(reasons_for(every, LEFT))

@@ -111,10 +111,6 @@ class Source:
         """The text of a node."""
         return self.between(*self.span(node))
 
-    def replaced(self, start: int, end: int, new: str) -> str:
-        """The whole text with a span replaced."""
-        return (self._raw[:start] + new.encode() + self._raw[end:]).decode()
-
     def only_tells(self, node: ast.If) -> bool:
         """True for a condition on which nothing but a listener depends."""
         return not node.orelse and all(isinstance(each, ast.Expr) and self._tells(each) for each in node.body)

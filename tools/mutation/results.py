@@ -1,4 +1,4 @@
-"""Results: what came of each edit, kept as one JSON line each, so that a campaign that was cut short goes on.
+"""Results: the outcome of each edit, kept as one JSON line each, so that a campaign that was cut short goes on.
 
 Invariants:
 - A line is written whole, by one write. A last line that was cut short is ignored when the file is read.
@@ -27,12 +27,12 @@ JUDGED = ("killed", "unknown", "survived", "hang", "crash", "unclear")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of one edit.
+    """The outcome of one edit.
 
     oracle, code, line, message: of the first finding, the plan line that shows it. kinds: every oracle and code of that
     schedule. cells: schedules that ran, by cell. cpu_s: of the schedules. total_cpu_s: with imports. reason: why an
-    edit is equivalent or legal, or why nothing finds it. note: what else is worth a line. is_guard: the edit is in a
-    check. link, what, expect: of an edit written by hand.
+    edit is equivalent or legal, or why nothing finds it. note: a broken oracle, or why a kill is none. is_guard: the
+    edit is in a check. link, what, expect: of an edit written by hand.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What the results of one file share. cells: names of scenarios and shapes, where not all are tried."""
+    """The settings of all results of a file. cells: names of scenarios and shapes, where not all are tried."""
 
     code: str
     seed: int
@@ -138,9 +138,9 @@ def read_results(path: Path) -> tuple[Campaign, dict[str, Result]]:
                 result = Result(**{**row, "kinds": tuple(row["kinds"]), "expect": tuple(row["expect"])})
                 results[result.id] = result
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}, line {number}: expected a result of kvcheck mutate, got {error}") from error
+            raise UsageError(f"{path}, line {number}: expected a result of tools.mutation, got {error}") from error
     if campaign is None:
-        raise UsageError(f"{path}: expected results of kvcheck mutate, found no head line")
+        raise UsageError(f"{path}: expected results of tools.mutation, found no head line")
     return campaign, results
 
 
@@ -149,7 +149,7 @@ def _lines(path: Path) -> Iterator[dict[str, object]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"cannot read {path}: {why_unread(error)}; expected a results.jsonl of kvcheck mutate"
+            f"cannot read {path}: {why_unread(error)}; expected a results.jsonl of tools.mutation"
         ) from error
     for number, line in enumerate(text.split("\n")[:-1], 1):  # the last one is empty, or was cut short
         try:

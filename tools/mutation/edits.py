@@ -14,17 +14,18 @@ import hashlib
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvcheck
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.mutation.operators import OPERATORS
-from kvcheck.core.stress.mutation.source import Place, Source
+from tools.mutation.operators import OPERATORS
+from tools.mutation.source import Place, Source
 
+PACKAGE = Path(kvcheck.__file__).parent
 CACHE = "core/cache"
-"""What is edited, below the package's folder."""
+"""The edited code, below the package's folder."""
 INSTRUMENT = ("simulated", "eager", "cuda", "delays", "device", "graphs", "holds", "streamed", "threads")
 """Modules of cache/backend that run the product's operations for a test, and are no product."""
 PROCESSES = (
@@ -32,8 +33,7 @@ PROCESSES = (
     *("backend/shared_memory.py", "backend/region_backend.py", "backend/copy_lane.py", "backend/device_region.py"),
     "hicache/mooncake_store.py",
 )
-"""What runs in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches it."""
-GROUPS = ("product", "processes", "instrument")
+"""Files that run in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches them."""
 ID_CHARS = 12
 GUARD = re.compile(r"_*(check|require)|__post_init__$")
 GUARD_CALL = re.compile(r"[\w.]*\b_?(check|require)\w*\(")
@@ -61,30 +61,21 @@ class Edit:
     last: int
     is_guard: bool = False
 
-    @property
-    def group(self) -> str:
-        """Its row of GROUPS."""
-        return group_of(self.file)
-
-    @property
-    def place(self) -> str:
-        """File and line, for people."""
-        return f"{self.file}:{self.line}"
-
     def applied(self, text: str) -> str:
         """The file's text with the change. Raises UsageError if the text is not the one it was made for."""
         raw = text.encode()
         if raw[self.start : self.end].decode(errors="replace") != self.old:
-            raise UsageError(f"{self.place}: expected {self.old!r} there; the file has changed since edit {self.id}")
+            raise UsageError(
+                f"{self.file}:{self.line}: expected {self.old!r} there; the file has changed since edit {self.id}"
+            )
         return (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
 
 
-def group_of(file: str) -> str:
-    """The row of GROUPS that a file belongs to: instrument is what runs operations and is not what is under test."""
+def is_product(file: str) -> bool:
+    """Whether simulated schedules judge a file: it is neither a part of a test, nor for ranks as processes alone."""
     path = Path(file)
-    if path.parent.name == "backend" and path.stem in INSTRUMENT:
-        return "instrument"
-    return "processes" if file.startswith(tuple(f"{CACHE}/{part}" for part in PROCESSES)) else "product"
+    is_instrument = path.parent.name == "backend" and path.stem in INSTRUMENT
+    return not is_instrument and not file.startswith(tuple(f"{CACHE}/{part}" for part in PROCESSES))
 
 
 def module_of(file: str) -> str:
@@ -93,37 +84,25 @@ def module_of(file: str) -> str:
     return ".".join(("kvcheck", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
-def package_folder() -> Path:
-    """The folder of the kvcheck that runs. Raises UsageError if its source cannot be read there."""
-    folder = Path(kvcheck.__file__ or "").parent
-    if not (folder / CACHE / "__init__.py").is_file():
-        raise UsageError(
-            f"kvcheck mutate edits kvcheck's own source, and {folder} holds none that can be read; "
-            "run it in a checkout or an installed source tree"
-        )
-    return folder
-
-
-def read_sources(folder: Path, below: str = CACHE) -> dict[str, str]:
-    """Text by file, of all modules below a folder of the package."""
+def read_sources() -> dict[str, str]:
+    """Text by file, of all modules of the cache."""
     return {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted((folder / below).rglob("*.py"))
+        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted((PACKAGE / CACHE).rglob("*.py"))
     }
 
 
 def chosen_files(sources: Sequence[str], named: Sequence[str]) -> list[str]:
     """The files that the names mean: files or folders, below kvcheck/core/cache, kvcheck/ or the checkout.
 
-    None named: all. Raises UsageError for a name that means none.
+    None named: all. A file that is no product is chosen by its own name alone. Raises UsageError for a name that means
+    none.
     """
-    if not named:
-        return [*sources]
     chosen: dict[str, None] = {}
-    for name in named:
+    for name in named or (CACHE,):
         plain = name.strip("/").removeprefix("kvcheck/").removeprefix(f"{CACHE}/")
         wanted = f"{CACHE}/{plain}" if plain != CACHE else CACHE
-        found = [file for file in sources if file == wanted or file.startswith(f"{wanted}/")]
+        found = [file for file in sources if file == wanted or (file.startswith(f"{wanted}/") and is_product(file))]
         if not found:
             raise UsageError(f"{name}: expected a file or folder below kvcheck/{CACHE}, such as hicache or offload.py")
         chosen |= dict.fromkeys(found)
@@ -136,9 +115,32 @@ def edits_of(file: str, text: str, names: frozenset[str]) -> list[Edit]:
     return [*_identified(source, _changes(source, names | source.identifiers))]
 
 
-def identifiers_of(sources: Sequence[str]) -> frozenset[str]:
-    """Every identifier of all modules."""
-    return frozenset().union(*(Source("", text).identifiers for text in sources))
+def all_edits(sources: Mapping[str, str], files: Sequence[str]) -> dict[str, list[Edit]]:
+    """All edits of these files, by file. sources: text by file, of the whole cache."""
+    names = frozenset().union(*(Source("", text).identifiers for text in sources.values()))
+    return {file: edits_of(file, sources[file], names) for file in files}
+
+
+def sampled(edits: Sequence[Edit], count: int | None, seed: int) -> list[Edit]:
+    """So many edits, spread over the files and operators by their numbers; all of them for None. In the order given."""
+    if count is None or count >= len(edits):
+        return [*edits]
+    strata: dict[tuple[str, str], list[Edit]] = {}
+    for edit in edits:
+        strata.setdefault((edit.file, edit.operator), []).append(edit)
+    places = []
+    for key, rows in strata.items():
+        ranked = sorted(rows, key=lambda edit: _draw(seed, edit.id))
+        offset = _draw(seed, *key) / (1 << 64)
+        # The n-th of a stratum of m is due after n/m of the sample, so every stratum has its share at every length.
+        places += [((at + offset) / len(rows), edit.id) for at, edit in enumerate(ranked)]
+    chosen = {name for _, name in sorted(places)[:count]}
+    return [edit for edit in edits if edit.id in chosen]
+
+
+def _draw(seed: int, *words: str) -> int:
+    """A number of 64 bits that seed and words decide."""
+    return int.from_bytes(hashlib.sha256("\0".join((str(seed), *words)).encode()).digest()[:8], "big")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`kvcheck mutate`: what it refuses, what it keeps and prints, and how it goes on."""
+"""`python -m tools.mutation`: what it refuses, what it keeps and prints, and how it goes on."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands.main import run
-from kvcheck.core.stress.mutation.edits import edits_of, identifiers_of, package_folder, read_sources
-from kvcheck.core.stress.mutation.results import read_results
+from tools.mutation.__main__ import main
+from tools.mutation.edits import PACKAGE
+from tools.mutation.results import read_results
 
 CELL = ["--scenario", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "2", "--jobs", "1"]
+
+
+def status_of(words: list[str]) -> object:
+    """How the program ends."""
+    try:
+        return main(words)
+    except SystemExit as ended:
+        return ended.code
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["hicach"], "hicach: expected a file or folder below kvcheck/core/cache"),
-        (["--operator", "drop"], "--operator: expected one of delete-call"),
-        (["--group", "tests"], "--group: expected one of product"),
-        (["--sample", "0"], "--sample: expected at least 1"),
-        (["--cpu", "0"], "--cpu: expected at least 1"),
+        (["--operator", "drop"], "argument --operator: invalid choice: 'drop' (choose from 'delete-call'"),
+        (["--sample", "0"], "argument --sample: expected a number, at least 1"),
+        (["--cpu", "0"], "argument --cpu: expected a number, at least 1"),
         (["--survivors"], "expected --again beside it"),
         (["--edits", "bugs.json", "--sample", "3"], "--edits judges the edits of its file"),
         (["--again", "nowhere"], "cannot read nowhere"),
-        (["--fail-under", "101"], "--fail-under: expected a percentage"),
         (["pools/nsa.py", "--operator", "turn-loop"], "no edit is left to judge"),
         (["pools/nsa.py", "--scenario", "retract"], "unknown scenario 'retract'"),
     ],
@@ -38,7 +44,7 @@ def test_bad_usage_exits_2_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["mutate", *arguments, "--out", "results"]) == 2
+    assert status_of([*arguments, "--out", "results"]) == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "results" / "results.jsonl").exists()
 
@@ -66,31 +72,8 @@ def test_a_list_by_hand_that_cannot_be_put_in_exits_2(
 ) -> None:
     path = tmp_path / "bugs.json"
     path.write_text(rows)
-    assert run(["mutate", "--edits", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert main(["--edits", str(path), "--out", str(tmp_path / "out")]) == 2
     assert complaint in capsys.readouterr().err
-
-
-def test_a_package_without_source_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("kvcheck.__file__", str(tmp_path / "__init__.pyc"))
-    assert run(["mutate", "--out", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "run it in a checkout or an installed source tree" in line
-
-
-def test_samples_are_the_same_each_time_and_spread() -> None:
-    from kvcheck.core.stress.mutation.campaign import sampled
-
-    sources = read_sources(package_folder())
-    files = ["core/cache/offload.py", "core/cache/hicache/controller.py"]
-    names = identifiers_of([sources[file] for file in files])
-    edits = [edit for file in files for edit in edits_of(file, sources[file], names)]
-    few, more = sampled(edits, 40, 1), sampled(edits, 80, 1)
-    assert few == sampled(edits[::-1], 40, 1)[::-1]
-    assert {edit.id for edit in few} <= {edit.id for edit in more}, "a larger sample holds the smaller one"
-    assert sampled(edits, 40, 2) != few and sampled(edits, None, 1) == edits
-    assert {edit.file for edit in few} == set(files) and len({edit.operator for edit in few}) >= 10
 
 
 def interrupt(*_: object) -> str:
@@ -104,8 +87,8 @@ def test_a_campaign_is_kept_goes_on_and_is_judged_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, again = tmp_path / "out", tmp_path / "again"
-    typed = ["mutate", "offload.py", "--operator", "turn-comparison", "--sample", "4", "--cpu", "2", *CELL]
-    assert run([*typed, "--out", str(out)]) == 0
+    typed = ["offload.py", "--operator", "turn-comparison", "--sample", "4", "--cpu", "2", *CELL]
+    assert main([*typed, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "4 edits, 0 judged before" in printed and " surveyed    retract-resume/llama-3-tiny" in printed
     campaign, results = read_results(out)
@@ -117,23 +100,22 @@ def test_a_campaign_is_kept_goes_on_and_is_judged_again(
     kept = (out / "results.jsonl").read_text().splitlines(keepends=True)
     (out / "results.jsonl").write_text("".join(kept[:-2]))
     with monkeypatch.context() as patch:
-        patch.setattr("kvcheck.commands.mutate._line", interrupt)
-        assert run([*typed, "--out", str(out)]) == 130
+        patch.setattr("tools.mutation.__main__._line", interrupt)
+        assert main([*typed, "--out", str(out)]) == 130
     printed = capsys.readouterr()
     assert "4 edits, 2 judged before" in printed.out and "what was judged is kept" in printed.err
     assert len(read_results(out)[1]) == 3, "the result that came before the signal"
-    assert run([*typed, "--out", str(out)]) == 0
+    assert main([*typed, "--out", str(out)]) == 0
     assert "4 edits, 3 judged before" in capsys.readouterr().out
     assert {name: each.outcome for name, each in read_results(out)[1].items()} == {
         name: each.outcome for name, each in results.items()
     }
 
-    judged = ["mutate", "--again", str(out), *CELL, "--cpu", "2", "--fail-under", "100", "--out", str(again)]
-    assert run(judged) == (0 if len(killed) == 4 else 1)
+    assert main(["--again", str(out), *CELL, "--cpu", "2", "--out", str(again)]) == 0
     repeated = read_results(again)[1]
     assert {name: each.outcome for name, each in repeated.items()} == {n: each.outcome for n, each in results.items()}
     assert all(repeated[each.id].schedules == 1 for each in killed), "the plan that killed it comes first"
-    assert run(["mutate", "--again", str(out), "--out", str(out)]) == 2
+    assert main(["--again", str(out), "--out", str(out)]) == 2
 
 
 @pytest.mark.processes
@@ -142,7 +124,7 @@ def test_a_bug_by_hand_is_found_with_the_code_that_was_expected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, old = "core/cache/offload.py", "after=(behind,),"
-    assert (package_folder() / file).read_text().count(old) == 1
+    assert (PACKAGE / file).read_text().count(old) == 1
     edit = {"file": f"kvcheck/{file}", "old": old, "new": ""}
     raises = {"file": file, "old": old, "new": "after=(undefined,),"}
     bugs = [
@@ -158,7 +140,7 @@ def test_a_bug_by_hand_is_found_with_the_code_that_was_expected(
     ]
     path = tmp_path / "bugs.json"
     path.write_text(json.dumps(bugs))
-    assert run(["mutate", "--edits", str(path), "--cpu", "2", *CELL, "--out", str(tmp_path / "out")]) == 0
+    assert main(["--edits", str(path), "--cpu", "2", *CELL, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     results = read_results(tmp_path / "out")[1]
     assert results["save-early"].is_expected and results["save-early"].link == "https://example.org"

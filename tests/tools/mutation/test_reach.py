@@ -1,11 +1,15 @@
-"""Reach: counted statements are those that ran, and schedules come in the order of their worth."""
+"""Reach: noted lines are those that functions of the cache run, and schedules come in the order of their worth."""
 
 from __future__ import annotations
 
-import ast
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
-from kvcheck.core.stress.mutation.edits import package_folder, read_sources
-from kvcheck.core.stress.mutation.reach import CellReach, Reach, counted, taken
+import pytest
+
+from tools.mutation.reach import CellReach, Reach, lines_of
 
 TEXT = '''\
 """A module."""
@@ -32,40 +36,50 @@ def f(a):
     return (
         a)
 
-class A:
-    M = 2
-    def h(self):
-        with open(__file__):
-            yield 1
+def late():
+    class A:
+        M = 2
+    raise KeyError
 '''
 
 
-def run_counted(**arguments: object) -> tuple[object, list[int]]:
-    """What f returns, and the lines that it notes."""
-    values: dict[str, object] = {"__name__": "counted"}
-    code = compile(counted(ast.parse(TEXT), "core/cache/a.py"), "a.py", "exec", dont_inherit=True)
-    run = type(lambda: None)(code, values)  # runs the module without exec, which this project bans
-    run()
-    taken()
-    value = values["f"](**arguments)  # type: ignore[operator]
-    return value, taken().get("core/cache/a.py", [])
+def loaded(folder: Path) -> ModuleType:
+    """TEXT as a module, of a file in the folder."""
+    path = folder / "a.py"
+    path.write_text(TEXT)
+    spec = spec_from_file_location("a", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_statements_are_noted_by_their_first_line_and_mean_what_they_meant() -> None:
-    assert run_counted(a=1) == (7, [7, 8, 9, 10, 11, 14, 16, 17, 19, 21, 22])
-    assert run_counted(a=0) == (7, [7, 10, 12, 13, 14, 16, 17, 19, 21, 22])
-    assert taken() == {}, "they were taken"
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [(1, {7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 21, 22, 23}), (0, {7, 10, 12, 13, 14, 15, 16, 17, 18, 19, 21, 22, 23})],
+)
+def test_lines_that_functions_run_are_noted(given: int, lines: set[int], tmp_path: Path) -> None:
+    module = loaded(tmp_path)
+    assert lines_of(lambda: module.f(given), tmp_path) == (7, {str(tmp_path / "a.py"): lines})
+    assert lines_of(lambda: module.f(given), tmp_path / "below") == (7, {}), "a file elsewhere"
 
 
-def test_every_module_of_the_cache_compiles_with_notes() -> None:
-    for file, text in read_sources(package_folder()).items():
-        tree = counted(ast.parse(text), file)
-        compile(tree, file, "exec", dont_inherit=True)
-        assert sum("_seen_lines_" in ast.dump(each) for each in ast.walk(tree)) > 1
+def test_the_body_of_a_class_is_no_function_and_a_failure_ends_the_notes(tmp_path: Path) -> None:
+    module = loaded(tmp_path)
+
+    def caught() -> None:
+        with pytest.raises(KeyError):
+            module.late()
+
+    assert lines_of(caught, tmp_path)[1] == {str(tmp_path / "a.py"): {26, 28}}
+    before = sys.gettrace()
+    with pytest.raises(KeyError):
+        lines_of(module.late, tmp_path)
+    assert sys.gettrace() is before
 
 
 def cell(name: str, lines: dict[int, int], *, cost: int = 100, file: str = "core/cache/a.py") -> CellReach:
-    return CellReach(cell=name, line=name, costs=(cost,) * 4, cpu_s=(1.0,) * 4, lines={file: lines})
+    return CellReach(cell=name, costs=(cost,) * 4, cpu_s=(1.0,) * 4, lines={file: lines})
 
 
 def test_a_span_is_reached_by_the_schedules_of_any_of_its_lines() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from kvcheck.core.stress.mutation.source import Source
+from tools.mutation.source import Source
 
 Change: TypeAlias = tuple[int, int, str]
 Make: TypeAlias = Callable[[Source, ast.AST, frozenset[str]], Iterator[Change]]

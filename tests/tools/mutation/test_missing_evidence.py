@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
-from kvcheck.core.stress.mutation import trial
+from tools.mutation import trial
 
 CELL = "hicache/llama-3-tiny"
 FIRST = Plan(scenario="hicache", shape="llama-3-tiny")
@@ -43,14 +43,13 @@ def judged(
     monkeypatch: pytest.MonkeyPatch, rows: list[int], usual: list[int], *, numbers: list[int], budget: int
 ) -> tuple[str, list[int]]:
     """The outcome, and the schedules that ran. budget: schedules that the CPU time is enough for."""
-    monkeypatch.setattr(trial, "_known_evidence", lambda folder, cell: {n: loads(each) for n, each in enumerate(usual)})
     runner = FixedRunner(rows)
     monkeypatch.setattr(trial, "ScheduleRunner", lambda *args, **kwargs: runner)
     monkeypatch.setattr(trial.time, "process_time", lambda: 0.0 if len(runner.ran) < budget else 99.0)
     runs = [(dataclasses.replace(FIRST, schedule=number).line(), 5.0) for number in numbers]
-    order = {"runs": runs, "references": "", "cpu_s": 10.0, "stuck_cpu_s": 1.0}
+    cells = {CELL: {"evidence": [to_plain(loads(each)) for each in usual]}}
     said: list[dict[str, object]] = []
-    trial.judge(order, said.append)
+    trial.judge(said.append, runs=runs, cells=cells, cpu_s=10.0, stuck_cpu_s=1.0)
     return str(said[-1]["outcome"]), runner.ran
 
 
