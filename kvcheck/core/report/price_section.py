@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, cost_svg, dot_svg, ratio_axis
+from kvcheck.core.report.charts import cost_svg
+from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, dot_svg, ratio_axis
 from kvcheck.core.report.prices import (
     ORDER,
     SERVER,
@@ -43,7 +44,7 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
     by_case: dict[str, list[BenchRow]] = {}
     for row in priced:
         by_case.setdefault(row.case, []).append(row)
-    drawn = [(case, cost_svg(case, each)) for case, each in by_case.items()]
+    drawn = [(case, Markup(cost_svg(each))) for case, each in by_case.items()]
     return {
         "steps": [{"where": where, "time": text} for where, text in steps.items()],
         "of_servers": all(kind_of(row.case) == SERVER for row in rows),
@@ -52,7 +53,7 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
         "groups": _groups(largest(rows), rows, axis),
         "all": _groups(rows, rows, axis),
         "curves": curves(priced),
-        "panels": [{"case": case, "drawing": drawing} for case, drawing in drawn if drawing is not None],
+        "panels": [{"case": case, "drawing": drawing} for case, drawing in drawn if drawing],
     }
 
 

@@ -30,6 +30,7 @@ from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
+from kvcheck.core.report.charts import words_svg
 from kvcheck.core.report.price_section import price_section
 from kvcheck.core.report.prices import in_short
 from kvcheck.core.report.replay_line import LONG, replay_line, small_line, wait_text
@@ -38,8 +39,8 @@ from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.store import write_text
 from kvcheck.core.report.story_drawing import story_svg
 from kvcheck.core.report.story_text import lane_letter, lanes_of, step_text, waits_text
+from kvcheck.core.report.suspects import suspects_of
 from kvcheck.core.report.templates import template
-from kvcheck.core.report.walk_drawing import Suspect, picture_of, walk_svg
 from kvcheck.core.report.wording import (
     MARKS,
     WORST_FIRST,
@@ -51,7 +52,6 @@ from kvcheck.core.report.wording import (
     whose_text,
     why_text,
 )
-from kvcheck.core.report.words_chart import words_svg
 
 CAUSES_SHOWN = 100
 SYMPTOMS_SHOWN = 40
@@ -241,7 +241,7 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
         if anchor in taken:
             anchor = f"{anchor}-{number}"
         taken.add(anchor)
-        picture = picture_of(finding.minimal)
+        suspects, left_out = suspects_of(finding.minimal)
         others = [each for each in bug.findings if each is not finding]
         cards.append(
             {
@@ -259,9 +259,8 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
                 "others": [*map(_other, others[:SYMPTOMS_SHOWN])],
                 "others_left_out": len(others[SYMPTOMS_SHOWN:]),
                 "oracle": finding.oracle,
-                "drawing": "" if picture is None else walk_svg(picture),
-                "suspects": [] if picture is None else [*map(_suspect, picture.suspects)],
-                "left_out": 0 if picture is None else picture.left_out,
+                "suspects": suspects,
+                "left_out": left_out,
                 "story": _story(finding),
                 "replay": (command := replay_line(record, finding)),
                 "small": clip(small_line(finding), MESSAGE_CHARS),
@@ -305,10 +304,6 @@ def _other(finding: Finding) -> dict[str, str]:
         "oracle": finding.oracle,
         "message": clip(finding.message, OTHER_CHARS),
     }
-
-
-def _suspect(suspect: Suspect) -> dict[str, str]:
-    return {"letter": suspect.letter, "where": str(suspect), "why": suspect.why}
 
 
 def _where(finding: Finding) -> str:

@@ -1,8 +1,7 @@
-"""AskedProcess: a process on a device that answers each question with one line, and a new one behind a lost context.
+"""AskedProcess: a worker process on a device that answers questions in lines of JSON, restarted after a lost context.
 
 Invariants:
-- Questions and answers are lines of JSON. Nothing is unpickled.
-- A question is asked once. Where its process died, nobody has answered it.
+- A question is never repeated, also if its process died.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kvcheck.core.stress.cell_workers import BEGUN, ENDING_S, LATE_S
 
 
 class Unanswered(Exception):
-    """The process has ended, or its time has. died: with which status, in words; None where its time was over."""
+    """died: the status in words; None for a timeout."""
 
     def __init__(self, died: str | None) -> None:
         super().__init__(died or "its time was over")
@@ -28,7 +27,7 @@ class Unanswered(Exception):
 
 
 class AskedProcess:
-    """A process that runs a worker with this argument. A question starts it, and starts it again once it is closed."""
+    """A question starts the worker, again after `close`."""
 
     def __init__(self, program: str, kind: str) -> None:
         self._program, self._kind = program, kind
@@ -39,9 +38,8 @@ class AskedProcess:
     def ask(
         self, question: object, *, until: float | None = None, told: Callable[[object], None] = lambda row: None
     ) -> object:
-        """The answer. until: the time.monotonic() at which the process keeps to end. told: called with each row that
-        comes before the answer. Raises Unanswered; what the process says that it failed with; and UnknownVerdict if it
-        never began."""
+        """Send a question and return the answer. until: the process's time.monotonic() limit. told: called with each
+        row before the answer. Raises Unanswered; the error of the process; and UnknownVerdict if it never began."""
         process = self._process = self._process or self._start()
         tell(process, json.dumps(to_plain(question)))
         while True:
@@ -64,7 +62,6 @@ class AskedProcess:
             return said
 
     def close(self) -> None:
-        """End the process, if one runs."""
         if self._process is not None:
             end(self._process, within_s=ENDING_S)
             close_input(self._process)

@@ -1,8 +1,4 @@
-"""CellTask and Report: what a process that runs cells is asked, and what it answers after each schedule.
-
-Invariants:
-- Both travel between processes as JSON. Nothing is unpickled.
-"""
+"""CellTask and Report: input and output of a process that runs cells, as JSON."""
 
 from __future__ import annotations
 
@@ -13,18 +9,17 @@ from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.stress.schedule import Plan
 
 DIED = "died"
-"""In what a finding adds: its schedule ended the process that ran it, so nothing runs it again by itself."""
+"""Fact of a finding whose schedule ended its process: such a schedule is not repeated automatically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTask:
-    """A cell to run: its first plan, how many schedules are wanted, and how many have to run at any cost.
+    """A cell to run: its first plan, the wanted number of schedules, and the least.
 
-    before: what an interrupted run has judged of the cell; this run continues after that. confirms: also run operations
-    that the first failing schedule left unordered in the other order. fails_on_conditional: a conditional finding ends
-    the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: a
-    finding does not end the cell, unless it is that of a hang or a crash; what was found is not reported again.
-    is_exercised: a process that ran it before had found all that a pass needs.
+    before: evidence of an interrupted run, which this one continues. confirms: also run unordered operations of the
+    first failing schedule in the other order. fails_on_conditional: a conditional finding ends the cell. within: run
+    all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: only a hang or a crash
+    ends the cell. is_exercised: an earlier process had found all that a pass needs.
     """
 
     plan: Plan
@@ -40,11 +35,8 @@ class CellTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The limits of a run. None: no limit.
-
-    cpu_s: CPU seconds of each process that runs cells. After them only cells below their floors continue. until: the
-    time.monotonic() at which everything ends. All processes of a machine share that clock.
-    """
+    """cpu_s: CPU seconds of each process; after them only cells below their floors continue. until: the
+    time.monotonic() at which everything ends; all processes of a machine share that clock."""
 
     cpu_s: float | None = None
     until: float | None = None
@@ -52,13 +44,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The outcome of one schedule, or the end of a cell (`evidence` is None). reason: why it cannot count as a pass.
+    """The outcome of one schedule, or the end of a cell (`evidence` is None).
 
-    schedule: its number. gap: what the cell has not exercised up to it. divergence: how a replay differed from its
-    recorded choices. cut: what the limit of wall time ended. scope: of which schedules none was left out. note: a text
-    for the record; is_note_told: the terminal shows it too. is_device_lost: its process can run no more schedules.
-    left_cpu_s: what it leaves of its limit. is_left: the cell has not ended and goes on in another process; reason:
-    what it has not exercised yet. error: why its process stopped; ran: the line of the schedule that it was running.
+    reason: why it cannot count as a pass. gap: evidence that the cell still lacks. divergence: of a replay from its
+    recorded choices. cut: the schedule ended by the wall time limit. scope: the schedules explored completely.
+    is_note_told: the terminal shows the note too. is_left: the cell goes on in another process; `reason` is then its
+    gap. error: why its process stopped; ran: the line of the running schedule.
     """
 
     cell: int = 0

@@ -1,10 +1,8 @@
 """Cell workers: run cells in child processes that report one JSON line for each schedule.
 
 Invariants:
-- A child that dies is a finding (KV902) of the schedule that it was running. Before its first one, it is UNKNOWN.
-- What a child leaves that has died or lost its device goes on in a new one, which has fewer cells. No schedule that was
-  judged runs again.
-- Children speak JSON lines over a pipe; nothing is unpickled.
+- A child that dies is a finding (KV902) of its running schedule. Before its first one, it is UNKNOWN.
+- Cells of a child that has died or lost its device go on in a new one. No judged schedule runs again.
 """
 
 from __future__ import annotations
@@ -26,22 +24,22 @@ from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.turns import take_turns
 
 LATE_S = 2.0
-"""A child keeps the limit of wall time itself; so long after it, it is ended."""
+"""A child keeps the limit of wall time itself; it is ended this long after it."""
 ENDING_S = 0.3
-"""What a child has for taking its temporary folders away, before it is killed."""
+"""Time for a child to remove its temporary folders, before it is killed."""
 BEGUN = '{"begun": true}'
-"""What a worker says when all is loaded: from now on its death is that of what is under test."""
+"""First line of a worker, after loading: from now on its death counts against the code under test."""
 BEGINS = {"cell", "begins"}
-"""What a worker says before each schedule: its cell and its line."""
+"""Keys of a worker's line before each schedule: its cell and its line."""
 
 
 def run_in_workers(
     tasks: Sequence[CellTask], shares: Iterable[Iterable[int]], limit: Limit, worker: str, beside: Sequence[int] = ()
 ) -> Iterator[Report]:
-    """Run all cells, each share of them in a process.
+    """Run each share of the cells in a process.
 
     shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
-    process, which begins once a cell of the others has run up to its floor: it would hold their first verdict up.
+    process, which begins once another cell has run up to its floor, so as not to delay the first verdict.
     """
     messages: queue.Queue[tuple[int, str | None]] = queue.Queue()
     children: list[_Child] = []
@@ -75,10 +73,7 @@ def run_in_workers(
 
 
 class _Child:
-    """A process that runs cells.
-
-    cells: its tasks that have not ended; once it has ended, those that it leaves. left: what it leaves of its limit.
-    """
+    """cells: its open tasks. left: the rest of its limit."""
 
     def __init__(self, process: subprocess.Popen[str], cells: dict[int, CellTask], limit: Limit) -> None:
         self.process = process
@@ -90,11 +85,9 @@ class _Child:
         self._now: tuple[int, str] | None = None
 
     def has_come_far(self) -> bool:
-        """One of its cells has run up to its floor, or has ended."""
         return self._has_ended_one or any(task.before.schedules >= task.floor for task in self.cells.values())
 
     def takes(self, line: str) -> Iterator[Report]:
-        """A line of its output: the reports that it means."""
         if line.strip() == BEGUN:
             self._has_begun = True
             return
@@ -121,7 +114,7 @@ class _Child:
         yield report
 
     def ends(self) -> Iterator[Report]:
-        """Its output has ended. Once it has lost its device, its status says nothing of the cells that are left."""
+        """After a lost device, the exit status is no verdict on the cells that are left."""
         self.is_running = False
         code = self.process.wait()
         if self._has_failed:
@@ -137,10 +130,9 @@ class _Child:
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
     def _failed(self, report: Report) -> Iterator[Report]:
-        """End reports of a process that has died, or whose last line says why it stopped: for the cell that it ran
-        then, or for all that it has not ended where it ran none.
+        """Reports of the end of the running cell, else of all open ones.
 
-        Raises UsageError or InternalError if the process has raised one, as a run in this process would.
+        Raises UsageError or InternalError if the process has raised one.
         """
         self._has_failed = True
         if report.exit_code == UsageError.exit_code:
@@ -154,7 +146,6 @@ class _Child:
 
 
 def died(plan: Plan, report: Report) -> Finding:
-    """The finding of a schedule that ended its process."""
     plan = plan if report.ran is None else parse_line(report.ran)
     message = f"{plan.cell}: {report.error}"
     return complete(Finding(code="KV902", oracle="liveness", message=message, minimal={DIED: True}), plan)
@@ -174,7 +165,6 @@ def _start(worker: str, text: str, index: int, messages: queue.Queue[tuple[int, 
 
 
 def tasks_text(share: Sequence[tuple[int, CellTask]], limit: Limit) -> str:
-    """Tasks as JSON."""
     rows = [
         {"cell": number, "line": task.plan.line(), "task": {**_plain(task), "plan": None}} for number, task in share
     ]
@@ -188,7 +178,7 @@ def _plain(task: CellTask) -> dict[str, object]:
 
 
 def work(text: str, target_of: TargetOf, say: Callable[[str], None]) -> Iterator[str]:
-    """Run in a child: read tasks as JSON, write reports as JSON lines. say: writes a line before each schedule."""
+    """Run in a child: read tasks as JSON, return reports as JSON lines. say: writes a line before each schedule."""
     asked = json.loads(text)
     limit: Limit = value_from(Limit, asked["limit"], "limit")
     share = []

@@ -1,11 +1,10 @@
-"""Coverage: how many of the wanted schedules a cell has run, what they tried, and whether that is enough for a pass.
+"""Coverage: a cell's schedules, orders and settings, and whether they suffice for a pass.
 
-What is tried has a name: "eager", "lazy", "random", "answers", "audit of footprints", or "kind:value" such as
-"delay:d2h" or "rank layout:2x1".
+Names are "eager", "lazy", "random", "answers", "audit of footprints", or "kind:value" such as "delay:d2h" or "rank
+layout:2x1".
 
 Invariants:
 - A cell below its floor is no pass, for whatever reason it ended.
-- All that the scenario has settings for, and all orders of a full round, are named if they were not tried.
 """
 
 from __future__ import annotations
@@ -23,19 +22,16 @@ from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.strategies import DELAYS, delay_name
 
 NOT_FOR_PROCESSES = ("retry delay",)
-"""Kinds of settings that ranks in processes do not go through."""
+"""Kinds of settings without effect on ranks in processes."""
 PATHS = ("metadata path",)
-"""Those that only processes which share memory go through."""
+"""Those that need processes with shared memory."""
 ROUND = 24
-"""So many schedules try every order at least once, and every setting."""
+"""So many schedules try every order and every setting at least once."""
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
-    """How many schedules a pass needs. least: how many the user asks for; it can only raise the floor.
-
-    A trace is one workload, and processes run in an order that the machine decides. So one schedule is enough for both.
-    A mutant has to be found, so all of its schedules have to run.
-    """
+    """Number of schedules that a pass needs: one of a trace, which is one workload, and of processes, whose order the
+    machine decides; all of a mutant. least: the user's own number, which can only raise the floor."""
     usual = 1 if plan.trace is not None else row_of(plan).floor
     if plan.mutant is not None:
         usual = wanted
@@ -43,8 +39,7 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
-    """What one schedule tries: its order, the settings that its number picks, and the audit where it has its turn. A
-    probe of an engine tries none."""
+    """Order, settings and audit of one schedule, by name."""
     order = row_of(plan).order(plan)
     if order is None:
         return ()
@@ -52,7 +47,6 @@ def tried_by(plan: Plan) -> tuple[str, ...]:
 
 
 def settings_tried_by(plan: Plan) -> tuple[str, ...]:
-    """The settings of one schedule, each as "kind:value"."""
     return tuple(name for name in scenario_of(plan).table.variant(plan.variant).names if _has_effect(plan, name))
 
 
@@ -63,7 +57,7 @@ def _all_settings(plan: Plan) -> tuple[str, ...]:
 
 
 def _has_effect(plan: Plan, setting: str) -> bool:
-    """Processes send nothing again, and metadata in one way unless they share memory."""
+    """Processes never send again, and send metadata in one way unless they share memory."""
     if plan.kind is not Kind.RANKS:
         return True
     lacking = NOT_FOR_PROCESSES if plan.transport in SHARING_TRANSPORTS else NOT_FOR_PROCESSES + PATHS
@@ -71,10 +65,7 @@ def _has_effect(plan: Plan, setting: str) -> bool:
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
-    """The coverage of the cell that begins with `plan`.
-
-    ran: numbers of the schedules that have run to their end. earlier: what was tried before those.
-    """
+    """ran: numbers of the schedules that have run to their end. earlier: names tried before those."""
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
     left = [name for name in (*_names(plan, planned), *_all_settings(plan)) if name not in tried]
@@ -84,7 +75,6 @@ def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earli
 
 
 def shortfall(plan: Plan, found: Coverage, *, ran: int) -> str | None:
-    """Why so many schedules are too few for a pass; None if they are enough."""
     if ran < found.floor:
         return f"{ran} of {counted(found.wanted, 'schedule')} ran, and a pass takes {found.floor}"
     if plan.strategy == "portfolio" and plan.backend == "simulated" and {*found.tried} & {*_ORDERS} == {"eager"}:
@@ -96,5 +86,4 @@ _ORDERS = ("eager", "lazy", "random", ANSWERS, *map(delay_name, DELAYS))
 
 
 def _names(plan: Plan, numbers: Iterable[int]) -> list[str]:
-    """What these schedules try: each name once, in the order of the schedules."""
     return [*dict.fromkeys(name for at in numbers for name in tried_by(dataclasses.replace(plan, schedule=at)))]

@@ -1,12 +1,7 @@
 """Exploring: every schedule of a workload whose answers differ from the eager order's in at most so many places.
 
-The runs of one workload form a tree. Its root answers "yes" to everything. A run that answered some questions with "no"
-has a child for each question that it was asked after the last of them.
-
-Invariants:
-- The audit of footprints does not depend on the order: the root alone runs under it.
-- Each set of "no" answers is run once: questions keep their names as long as all answers before them are equal.
-- A workload is explored when no run is left. What the time did not allow is counted, and is no part of a scope.
+The runs form a tree. Its root answers "yes" to everything, and alone runs under the audit of footprints, which does not
+depend on the order. Each run has a child for every question after its last "no".
 """
 
 from __future__ import annotations
@@ -20,11 +15,8 @@ from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan
 
 
 class Exploration:
-    """The runs of some workloads, one after another. first: the plan of the first. workloads: how many; each has the
-    next schedule number, and with it the next variant. within: most answers that differ from the eager order's.
-
-    explored: how many of the workloads have been run whole.
-    """
+    """first: plan of the first workload; each further one has the next schedule number, and so the next variant.
+    within: most answers that differ from the eager order's. explored: number of completed workloads."""
 
     def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
         self._first, self._workloads, self._within = first, workloads, within
@@ -34,7 +26,6 @@ class Exploration:
         self.explored = 0
 
     def next(self) -> Plan | None:
-        """The plan of the next run; None where all have run."""
         if not self._left:
             self.explored = self._begun
             if self._begun == self._workloads:
@@ -53,7 +44,7 @@ class Exploration:
         )
 
     def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
-        """Note a run: what it answered with "no", what it was asked, and its host trace. True if that is a new one."""
+        """Note a run's "no" answers, questions and host trace. Return True if the trace is new."""
         is_new = trace not in self._seen
         self._seen.add(trace)
         if len(refused) < self._within:
@@ -63,12 +54,10 @@ class Exploration:
 
     @property
     def scope(self) -> str | None:
-        """What has been run whole, in words; None if no workload was."""
         return scope_text(self.explored, within=self._within)
 
     @property
     def gap(self) -> str | None:
-        """What of the workloads has not been run, in words; None if all has."""
         if self.explored == self._workloads:
             return None
         return (
@@ -79,7 +68,6 @@ class Exploration:
 
 
 def scope_text(workloads: int, *, within: int) -> str | None:
-    """The scope of so many workloads that were run whole; None for none."""
     if not workloads:
         return None
     return f"every schedule within {counted(within, 'answer')} of the eager order, of {counted(workloads, 'workload')}"

@@ -1,8 +1,7 @@
-"""Mutants on a CUDA device are judged in a process of their own, and behind a lost context in a new one.
+"""Mutants on a CUDA device are judged in a process of their own, and in a new one after a lost context.
 
 Invariants:
-- The parent asks for one mutant a line, and the process answers with one line. Nothing is unpickled.
-- A mutant is asked for once. One whose process died is UNKNOWN, and those behind it are judged by a new process.
+- A mutant whose process died is UNKNOWN, and is not sent again.
 """
 
 from __future__ import annotations
@@ -20,19 +19,16 @@ from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, lost, n
 from kvcheck.core.stress.runner_rows import TargetOf
 
 MUTANTS = "mutants"
-"""The argument with which a worker judges mutants, one a line, until its input ends."""
+"""The argument of a worker that judges mutants, one a line, until its input ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a mutant. goes_on: the process can judge another one."""
-
     result: MutantResult
     goes_on: bool = True
 
 
 def judge_apart(tasks: Sequence[MutantTask], program: str) -> Iterator[MutantResult]:
-    """The result of each mutant, from processes that run this module."""
     with closing(AskedProcess(program, MUTANTS)) as judge:
         for task in tasks:
             try:
@@ -46,7 +42,6 @@ def judge_apart(tasks: Sequence[MutantTask], program: str) -> Iterator[MutantRes
 
 
 def answered(text: str, target_of: TargetOf) -> str:
-    """In the process: the answer to a line."""
     from kvcheck.core.cache.backend.cuda import CudaDevice
     from kvcheck.core.stress.runner import Workloads
 

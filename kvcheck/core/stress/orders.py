@@ -1,4 +1,4 @@
-"""Orders: in which order the strategy of a plan runs its operations, by name and as a chooser.
+"""Orders: the order of a plan's operations, by name and as a chooser.
 
     schedule  0      1     2       3      4        5      6       7      8        ...
     order     eager  lazy  random  delay  answers  delay  random  delay  answers  ...
@@ -6,9 +6,8 @@
 Each cell begins elsewhere in the first three.
 
 Invariants:
-- The order of a schedule follows from its plan alone.
-- A delay holds lanes that the variant of its schedule uses. Of those it is the one that earlier schedules of the cell
-  have tried least; of several, the one that fewest variants have lanes for.
+- A delay holds lanes that the variant of its schedule uses: those tried least in earlier schedules of the cell, and of
+  several, those that fewest variants have.
 """
 
 from __future__ import annotations
@@ -48,14 +47,12 @@ def order_of(plan: Plan) -> str:
 
 
 def chooser_of(plan: Plan) -> Chooser:
-    """What picks the next operation in a run of the plan."""
     order = order_of(plan) if plan.strategy == "portfolio" else None
     return make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, order=order)
 
 
 @cache
 def _delays(cell: Plan, block: int) -> dict[int, str]:
-    """By schedule, the delay of the cell's schedules up to the end of a block."""
     delays = dict(_delays(cell, block - 1)) if block else {}
     scenario, shape = scenario_of(cell), shape_named(cell.shape)
     tried = Counter(delays.values())

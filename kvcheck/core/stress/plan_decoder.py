@@ -1,8 +1,4 @@
-"""The decoder of a plan: which shapes it is for, and the workload as it takes it.
-
-Invariants:
-- What a decoder cannot run is refused before anything runs. It is no finding.
-"""
+"""The decoder of a plan: the shapes it supports, and its form of the workload."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ ONE_RANK = "1x1"
 
 
 def check_decoder(plan: Plan) -> None:
-    """Raise UsageError for a decoder that does not exist, or that the plan's runner has no use for."""
+    """Raise UsageError for an unknown decoder, or one that the plan's runner does not use."""
     DECODERS.require(plan.decoder)
     if plan.decoder == WORDS:
         return
@@ -35,7 +31,6 @@ def check_decoder(plan: Plan) -> None:
 
 
 def _unable(plan: Plan) -> tuple[str, str, str]:
-    """The option that a decoder cannot be beside, its value, and what is expected."""
     if plan.kind is Kind.PROBE:
         return "--target", plan.target, BUILTIN
     if plan.kind is Kind.RANKS:
@@ -44,7 +39,6 @@ def _unable(plan: Plan) -> tuple[str, str, str]:
 
 
 def check_decoded(plan: Plan) -> None:
-    """Raise UsageError for a cell that the plan's decoder cannot decode."""
     check_decoder(plan)
     if plan.decoder != WORDS and plan.shape not in ANSWERING_SHAPES:
         raise UsageError(
@@ -53,8 +47,7 @@ def check_decoded(plan: Plan) -> None:
 
 
 def usual_shapes(plan: Plan) -> tuple[str, ...]:
-    """The shapes of a run that names none: both sizes where schedules are chosen, and the smaller one alone where
-    answers are, of which there are fewer then."""
+    """Both sizes for schedules; the smaller one for answers, which are fewer then."""
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
     if plan.kind is not Kind.SCHEDULE or plan.backend != "simulated" or plan.trace is not None:
@@ -63,7 +56,6 @@ def usual_shapes(plan: Plan) -> tuple[str, ...]:
 
 
 def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:
-    """The workload for the plan's decoder: with prompts that are long enough to ask something."""
     if plan.decoder != KNOWN_ANSWER:
         return load
     return dataclasses.replace(load, jobs=tuple(asked(job, shape) for job in load.jobs), decoder=plan.decoder)

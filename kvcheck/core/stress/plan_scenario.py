@@ -1,8 +1,4 @@
-"""The scenario of a plan: with the ranks that it names, once they are known to suit its shape.
-
-Invariants:
-- Ranks that the heads of a shape cannot be dealt out to are refused before anything runs. They are no finding.
-"""
+"""The scenario of a plan, with the ranks that it names if they suit its shape."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def scenario_of(plan: Plan) -> Scenario:
-    """The plan's scenario, with the ranks that it names."""
     scenario = SCENARIOS.load(plan.scenario)()
     if plan.ranks is None and not (plan.kind is Kind.RANKS and isinstance(scenario, PDTransfer)):
         return scenario
@@ -28,7 +23,6 @@ def scenario_of(plan: Plan) -> Scenario:
 
 
 def _check_heads(plan: Plan, ranks: tuple[int, int]) -> None:
-    """Raise UsageError where the heads of the shape cannot be dealt out to these ranks: that is no finding."""
     for size in ranks:
         try:
             rank_shape(shape_named(plan.shape), 0, size)

@@ -1,10 +1,9 @@
 """ProbeRunner: runs plans of probes on an installed engine in a child process, and makes outcomes of its answers.
 
-A plan's probe is "NAME.SUBJECT", such as retract.nsa: the probe and what it is tried on.
+A plan's probe is "NAME.SUBJECT", such as retract.nsa.
 
 Invariants:
 - If the child is lost, the schedule is UNKNOWN, and the next schedule gets a new child.
-- The same plan gives the same findings.
 """
 
 from __future__ import annotations
@@ -27,16 +26,13 @@ from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.schedule import Plan
 
 COMPILING_S = 600.0
-"""For an answer on a device, where an engine may first compile its copies."""
+"""For an answer on a device, as an engine may first compile its copies."""
 UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requests", "trace", "choices")
-"""Keys of a plan that no probe reads: they have to be what they are by default."""
+"""Keys of a plan that no probe reads: they must have their defaults."""
 
 
 def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
-    """The plans of the target's probes for the base's kind of device.
-
-    scenarios, and names as "PROBE.SUBJECT" or PROBE, limit them; without names all probes have a plan.
-    """
+    """scenarios, and names as "PROBE.SUBJECT" or PROBE, limit the target's probes; without names all have a plan."""
     kind = kind_of(base.device)
     rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
     for row in rows:
@@ -61,7 +57,7 @@ def probe_of(plan: Plan) -> tuple[ProbeRow, str]:
 
 
 def check_probe_plan(plan: Plan) -> None:
-    """Raise UsageError for options that an engine's probes do not read, and for a device that none of them runs on."""
+    """Raise UsageError for options that an engine's probes ignore, and for an unsupported device."""
     check_variables(plan)
     able = dict.fromkeys(kind for row in parse_target(plan.target).spec.probes for kind in row.devices)
     if (kind := kind_of(plan.device)) not in able:
@@ -78,7 +74,7 @@ def check_probe_plan(plan: Plan) -> None:
 
 
 def engine_env(given: Sequence[str]) -> str | None:
-    """Variables as a plan has them, from "NAME=VALUE" each. Raises UsageError for what a line cannot hold."""
+    """Join "NAME=VALUE" texts for a plan. Raises UsageError for characters that a line cannot hold."""
     names = [each.partition("=")[0] for each in given]
     for name, each in zip(names, given, strict=True):
         if not each.isprintable() or "=" not in each:
@@ -89,7 +85,7 @@ def engine_env(given: Sequence[str]) -> str | None:
 
 
 def check_variables(plan: Plan) -> None:
-    """Raise UsageError for variables that are not the engine's own, or that may hold a secret: records show them."""
+    """Raise UsageError for variables that are not the engine's own, or may hold a secret: records show them."""
     spec = parse_target(plan.target).spec
     for line in (plan.engine_env or "").splitlines():
         name, equals, value = line.partition("=")
@@ -102,7 +98,7 @@ def check_variables(plan: Plan) -> None:
 
 
 def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
-    """The plans of a run. Raises UsageError where no probe is left."""
+    """The plans of a run. Raises UsageError if no probe is left."""
     every = list(probe_plans(base, [], []))
     tried = {plan.scenario for plan in every}
     for name in scenarios:
@@ -116,7 +112,6 @@ def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> 
 
 
 def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
     every = list(probe_plans(base, [], []))
     tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
     lacking = [name for name in SCENARIOS.names() if name not in tried]
@@ -129,7 +124,7 @@ def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
 
 @dataclass(slots=True)
 class ProbeRunner:
-    """Runs plans of one target, all in one child while that lives. patience: None is that for the device."""
+    """All plans of one target run in one child while that lives."""
 
     target: str
     patience: Patience | None = None
@@ -146,7 +141,6 @@ class ProbeRunner:
         return self._child.hello
 
     def run(self, plan: Plan) -> Outcome:
-        """Run one schedule. Its findings carry the plan's line."""
         row, subject = probe_of(plan)
         try:
             self.start()
@@ -175,7 +169,6 @@ class ProbeRunner:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds that its children have used."""
         return self._spent_s + (0.0 if self._child is None else self._child.cpu_s)
 
     def close(self) -> None:

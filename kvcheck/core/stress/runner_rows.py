@@ -1,9 +1,4 @@
-"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all that depends on the kind.
-
-Invariants:
-- How kinds of plans differ is stated in RUNNERS and nowhere else.
-- A runner keeps what the schedules of its cells share, such as the workload. It reads no clock.
-"""
+"""RUNNERS: the table of the four runners. A plan's kind chooses its row, which holds all differences between kinds."""
 
 from __future__ import annotations
 
@@ -47,15 +42,13 @@ TargetOf = Callable[[Plan], Target]
 class RunnerRow:
     """How plans of one kind are checked, run and counted.
 
-    make: makes the runner of one cell. check_names: checks that scenario and shape, or the probe, exist. check: refuses
-    options that the runner does not read, and a plan that lacks what it needs. cells: the plans of a run, made from one
-    without scenario and shape. floor: how many schedules a pass needs. order: the order that a plan tries. left_out:
-    the orders that a plan does not try. cost: the cost of a schedule, in words. shows: what a cell is about. untried:
-    what no cell of a run exercises.
+    check_names: checks that scenario and shape, or the probe, exist. check: refuses options that the runner ignores,
+    and an incomplete plan. cells: the plans of a run, from one without scenario and shape. floor: schedules that a pass
+    needs. left_out: orders that a plan does not try. shows: the subject of a cell. untried: lines on all that no cell
+    of a run exercises.
 
-    confirms: unordered operations can be run in the other order too. is_once: a run is one schedule. is_alone: cells
-    never run at the same time. is_shared: one runner, started before, runs all cells. tells_notes: the terminal shows
-    its notes too. opens_device: this process works on the plan's device.
+    confirms: unordered operations can be run in the other order too. is_alone: cells never run at the same time.
+    is_shared: one runner, started before, runs all cells. opens_device: this process works on the plan's device.
     """
 
     make: Callable[[Plan, TargetOf], Runner]
@@ -77,7 +70,6 @@ class RunnerRow:
 
 
 def row_of(plan: Plan) -> RunnerRow:
-    """The row of the runner for a plan."""
     return RUNNERS[plan.kind]
 
 
@@ -116,7 +108,7 @@ def _check_delays(plan: Plan) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    """Refuse what real processes cannot do. A missing library is UNKNOWN before any process starts."""
+    """A missing library is UNKNOWN before any process starts."""
     strategy = None if plan.trace is not None else plan.strategy
     for name, value, able in (
         ("--backend", plan.backend, "eager"),
@@ -159,8 +151,8 @@ def _cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[
 
 
 def _for_scenario(plan: Plan) -> Plan:
-    """The plan of one cell. Raises UsageError if its scenario has no ranks, or cannot run them as processes, or if its
-    decoder cannot decode it."""
+    """Raises UsageError if the scenario has no ranks, or cannot run them as processes, or if its decoder cannot decode
+    it."""
     check_decoded(plan)
     if "pd-transfer" in SCENARIOS.load(plan.scenario).needs:
         plan = plan if plan.decoder == WORDS else dataclasses.replace(plan, ranks=ONE_RANK)
@@ -182,14 +174,12 @@ def _order(plan: Plan) -> str:
 
 
 def _left_out(plan: Plan) -> tuple[str, ...]:
-    """Orders that a plan's strategy or backend does not try."""
     own = {"eager": "eager", "lazy": "lazy", "random": "random", "delay": "delays", ANSWERS: ANSWERS}
     chosen = "eager" if plan.backend == "eager" else own.get(plan.strategy) if plan.backend == "simulated" else None
     return () if chosen is None else tuple(name for name in own.values() if name != chosen)
 
 
 def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """What is tried of kvcheck's own target alone, and what threads do not show."""
     lines = []
     if base.own_target is not None:
         lines.append(f"not tried: ranks of {base.own_target} as processes")
@@ -199,7 +189,6 @@ def _untried(base: Plan, plans: Sequence[Plan]) -> list[str]:
 
 
 def _untried_by_ranks(base: Plan, plans: Sequence[Plan]) -> list[str]:
-    """What the order in which bytes land on this machine does not show."""
     if base.transport not in SHARING_TRANSPORTS or base.device != "cpu":
         return []
     return [

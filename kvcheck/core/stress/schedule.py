@@ -1,8 +1,8 @@
-"""Plan: everything that decides one schedule, and the line that says it.
+"""Plan: everything that decides one schedule, and its text as a line.
 
     retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3,strategy=random,requests=12
 
-In the line of an engine's probe, "shape" names the probe and what it is tried on: shape=retract.nsa,target=sglang.
+In the line of an engine's probe, "shape" is the probe and its subject: shape=retract.nsa,target=sglang.
 
 Invariants:
 - Encoding and decoding round-trip, and the line holds no character that a shell changes.
@@ -29,14 +29,14 @@ MAX_DIGITS = 20
 BUILTIN = "builtin"
 """The target that is kvcheck's own."""
 ANSWERS = "answers"
-"""The strategy whose choices are answers to the process; see answers.py."""
+"""The strategy whose choices are answers to the process's polls; see answers.py."""
 FLOOR = 3
-"""Schedules that a cell runs at the least: with an eager, a lazy and a random order, and other settings in each."""
+"""Least schedules of a cell: with an eager, a lazy and a random order, and other settings in each."""
 STRIDE = 7
-"""The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
+"""Step between the variants of a cell's schedules, so that cells share the variants out."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
-"""Ranks that are processes, where a plan names none."""
+"""Default ranks in processes."""
 NO_EXTRAS = "no"
 UNWRITTEN = ("scenario", "probe")
 """Fields that are no key of a line: the scenario opens it, and a probe stands under "shape"."""
@@ -46,14 +46,12 @@ BROKEN_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class Kind(Enum):
-    """What runs a plan's schedules: each is a row of RUNNERS."""
-
     SCHEDULE = "schedule"
     """In this process."""
     DELAYED = "delayed"
-    """In this process, on a device whose lanes are held: by what the line names, or by the groups of the schedule."""
+    """In this process, on a device whose lanes are held: by the line's delays, or by the groups of the schedule."""
     RANKS = "ranks"
-    """Each rank is a process of its own; what happens when is up to the machine, and no choices are recorded."""
+    """Each rank is a process of its own; the order depends on the machine, and no choices are recorded."""
     PROBE = "probe"
     """By a child that holds an installed engine."""
 
@@ -62,15 +60,13 @@ class Kind(Enum):
 class Plan:
     """One schedule of one scenario with one shape, or of one probe of an installed engine.
 
-    probe: "NAME.SUBJECT", what is tried and on what; the shape is then "". None: `target` is kvcheck's or the user's
-    own. decoder: row of DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE";
-    None where the scenario chooses. requests: None is the scenario's own number, or the whole trace. trace: None is a
-    synthetic workload. pages: most pages that a request holds; the pool is then smaller too. faults: which kinds of
-    faults are left in, of FAULTS of scenarios/scenario.py, such as "aborts.store", or "none"; None: all of them.
-    choices: recorded choices, for strategy "replay"; the pair of operations, for strategy "flip";
-    delays of a device, for strategy "delay". extras: "no" leaves out the audit of footprints, which does not depend on
-    the order. engine_env: variables of an installed engine, as "NAME=VALUE" with a line end between two.
-    expect: the code the schedule was printed for.
+    probe: "NAME.SUBJECT"; the shape is then "". None: `target` is kvcheck's or the user's own. decoder: row of
+    DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None: the scenario
+    chooses. requests: None: the scenario's own number, or the whole trace. trace: None: a synthetic workload. pages:
+    most pages of a request; the pool is then smaller too. faults: kinds left in, such as "aborts.store", or "none";
+    None: all of FAULTS. choices: recorded, for strategy "replay"; the pair of operations, for "flip"; delays of a
+    device, for "delay". extras: "no" leaves out the audit of footprints. engine_env: one "NAME=VALUE" a line. expect:
+    the finding code that the line was printed for.
     """
 
     scenario: str
@@ -97,27 +93,23 @@ class Plan:
 
     @property
     def place(self) -> int:
-        """Where its cell begins: a number that tells the tiny shapes apart, and follows from the shape's name alone."""
+        """The start of its cell: different for all tiny shapes, and a function of the shape's name."""
         from kvcheck.core.stress.workload.shapes import TINY_SHAPES  # needs torch, which help does not load
 
         return TINY_SHAPES.index(self.shape) if self.shape in TINY_SHAPES else crc32(self.shape.encode())
 
     @property
     def variant(self) -> int:
-        """The number of the variant that it runs: the next cell's is the next one, and so is the next seed's.
-
-        The first schedules of all cells have the first variants, which bring the most pairs of settings.
-        """
+        """Consecutive over cells and seeds. The first variants bring the most pairs of settings."""
         return (self.schedule + FLOOR * (self.seed - 1)) * STRIDE + self.place
 
     @property
     def turn(self) -> int:
-        """Where its cell begins in the orders of a strategy that goes through several. It moves with the seed too."""
+        """The start of its cell in the orders of a portfolio. It moves with the seed too."""
         return self.place + self.seed + crc32(self.scenario.encode())
 
     @property
     def kind(self) -> Kind:
-        """What runs it."""
         if self.probe is not None:
             return Kind.PROBE
         if self.transport in PROCESS_TRANSPORTS:
@@ -126,30 +118,27 @@ class Plan:
 
     @property
     def on_device(self) -> bool:
-        """Work goes on beside the process, in an order that nobody chose."""
+        """Work runs beside the process, in an order that the machine decides."""
         return self.backend in STREAMED
 
     @property
     def own_target(self) -> str | None:
-        """MODULE:NAME of a target of the user's own; None where the target is kvcheck's or an installed engine."""
+        """MODULE:NAME of a target of the user's own, or None."""
         return None if self.probe is not None or self.target == BUILTIN else self.target
 
     @property
     def tried_with(self) -> str:
-        """What the scenario is tried with, as records name it."""
         if self.probe is not None:
             return self.probe
         return tried_with(self.shape, self.transport if self.kind is Kind.RANKS else None)
 
     @property
     def engine_variables(self) -> dict[str, str]:
-        """The variables of an installed engine, by name."""
         pairs = (line.partition("=") for line in (self.engine_env or "").splitlines())
         return {name: value for name, _, value in pairs}
 
     @property
     def cell(self) -> str:
-        """The id of the cell that it belongs to."""
         return f"{self.scenario}/{self.tried_with}"
 
     def line(self) -> str:
@@ -164,19 +153,19 @@ class Plan:
 
 
 def workload_seed(plan: Plan) -> int:
-    """The seed of the plan's workload. Each schedule has its own; a trace is one workload."""
+    """Each schedule has its own workload; a trace is one workload."""
     number = plan.schedule if plan.trace is None else 0
     return Rng(plan.seed * 7_919 + number).next_u64() >> 16
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
-    """The plan and those behind it, so many; none for a trace, which is one workload."""
+    """The plan and those behind it; none for a trace."""
     for number in range(count if plan.trace is None else 0):
         yield dataclasses.replace(plan, schedule=plan.schedule + number)
 
 
 def parse_ranks(text: str) -> tuple[int, int]:
-    """The numbers of "2x2". Raises UsageError."""
+    """Parse "2x2". Raises UsageError."""
     prefill, cross, decode = text.partition("x")
     if not cross or any(not re.fullmatch("[1-9]", each) or int(each) > MOST_RANKS for each in (prefill, decode)):
         raise UsageError(
@@ -186,7 +175,7 @@ def parse_ranks(text: str) -> tuple[int, int]:
 
 
 def parse_line(line: str) -> Plan:
-    """The plan of a line. Raises UsageError with what was expected and found."""
+    """Parse a line. Raises UsageError."""
     scenario, colon, rest = line.strip().partition(":")
     if not colon or not scenario:
         raise UsageError(f"schedule line: expected SCENARIO:key=value,..., got {line[:80]!r}")

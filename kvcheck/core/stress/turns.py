@@ -1,14 +1,11 @@
 """Turns: runs cells in this process, one schedule of each in turn, until all have ended.
 
 Invariants:
-- The first micro cell runs FLOOR schedules first, so that a verdict comes soon. Then cells take turns after each
-  schedule until all have run up to their floors: two rounds of the micro cells, then one of the others. Then the cell
-  that has used the least CPU time is next, and a second of another cell counts as three of a micro one: where a
-  schedule is cheap, many more of them fit than if all cells ran equally many.
-- A cell always runs up to its floor. Only a limit of wall time that was asked for ends it earlier.
-- Where all schedules have one workload, as with a trace, the cell ends once many in a row did nothing new; it says so.
-- A finding stays a finding, also if there is no time left to confirm it.
-- Where a schedule loses the device, its cell ends and no other schedule begins. Cells that have not ended are left.
+- The first micro cell runs FLOOR schedules first, for an early verdict. Then cells take turns up to their floors: two
+  rounds of the micro cells, then one of the others. Then the cell with the least CPU time is next, with a second of
+  other cells counted as three of a micro one, so that cheap schedules run more often.
+- A cell always runs up to its floor. Only a given limit of wall time ends it earlier.
+- A schedule that loses the device ends its cell, and no other schedule begins. Open cells are left.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from kvcheck.core.stress.schedule import FLOOR, Plan, further_workloads, workloa
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 
 UNKNOWNS = 12
-"""A cell is given up after so many schedules of which none could be judged. All settings have been tried by then."""
+"""A cell is given up after so many schedules without a judgement. All settings have been tried by then."""
 LOSSES = 2
 """A cell is given up after it has lost so many processes."""
 COSTLY = frozenset({"KV901", "KV902"})
@@ -39,7 +36,7 @@ COSTLY = frozenset({"KV901", "KV902"})
 ROUNDS_OF_MICRO = 2
 """Rounds of the micro cells before each of the others, up to the floors. With more, a default run would end later."""
 WEIGHT = 3.0
-"""What CPU time of a cell that is no micro one counts as behind the floors: about four rounds of those to one of it."""
+"""Weight of the CPU time of other cells than micro ones behind the floors: about four rounds of those to one of it."""
 BARREN = 24
 """Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
 MORE_WORKLOADS = 6
@@ -47,7 +44,6 @@ MORE_WORKLOADS = 6
 
 
 def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | None = None) -> Iterator[Report]:
-    """Run the schedules of one cell until one fails or all have run."""
     yield from take_turns([(number, task)], Limit(), target_of, shared)
 
 
@@ -58,11 +54,10 @@ def take_turns(
     shared: Runner | None = None,
     begins: Callable[[int, Plan], None] = lambda number, plan: None,
 ) -> Iterator[Report]:
-    """Run cells, one schedule of each in turn, until all have ended or the device is lost. The last report of a cell
-    says that it has ended, or that it is left.
+    """The last report of a cell marks its end, or that it is left because the device is lost.
 
-    shared: the runner of all cells; None: each cell gets its own runner, by its plan's kind. begins: called before each
-    schedule, with the number of its cell.
+    shared: the runner of all cells; None: each cell gets its own runner. begins: called before each schedule, with the
+    number of its cell.
     """
 
     def spent() -> float:
@@ -85,11 +80,8 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """The open cells that run next.
-
-    Once all are above their floors, the one that has used the least CPU time. Until then the earliest round, of the
-    cells below their floors and of all micro cells: one that is above its floor waits for cells of its own size alone.
-    """
+    """Above all floors, the cell with the least CPU time. Until then the earliest round, of the cells below their
+    floors and of all micro cells: one above its floor waits for cells of its own size alone."""
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
     in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_micro]
@@ -98,40 +90,32 @@ def due(cells: Sequence[Turns]) -> Sequence[Turns]:
 
 
 class Budget:
-    """What is left of a limit. spent: CPU seconds that the runners have used so far."""
-
     def __init__(self, limit: Limit, spent: Callable[[], float]) -> None:
         self.until = limit.until
         self.spent = spent
         self._cpu_until = None if limit.cpu_s is None else spent() + limit.cpu_s
 
     def fits(self, *, cpu_s: float, wall_s: float) -> bool:
-        """True if half of a schedule that is expected to take so long still fits. Limits are so kept on average."""
+        """Whether half of a schedule of that expected cost still fits, so that limits are kept on average."""
         is_in_cpu = self._cpu_until is None or self.spent() + cpu_s / 2 <= self._cpu_until
         return is_in_cpu and (self.until is None or time.monotonic() + wall_s / 2 <= self.until)
 
     @property
     def left_cpu_s(self) -> float | None:
-        """What is left of the limit of CPU time; None where there is none."""
         return None if self._cpu_until is None else max(0.0, self._cpu_until - self.spent())
 
     @property
     def is_over(self) -> bool:
-        """True once the limit of wall time has passed."""
         return self.until is not None and time.monotonic() >= self.until
 
 
 def reported_once(finding: Finding) -> tuple[str, str | None, str | None]:
-    """What is equal for findings of two schedules that a cell reports once."""
     return finding.code, finding.message if finding.code == CALL else finding.buffer, finding.condition
 
 
 class Turns:
-    """A cell that is being run.
-
-    Its schedules run in order. If the budget ends them before there is evidence, up to MORE_WORKLOADS further schedules
-    follow, because each has a workload of its own, and another one may exercise what these do not.
-    """
+    """A cell that is being run. If the budget ends its schedules before there is evidence, up to MORE_WORKLOADS further
+    ones follow, with workloads of their own."""
 
     def __init__(
         self,
@@ -159,31 +143,26 @@ class Turns:
 
     @property
     def is_micro(self) -> bool:
-        """It is of the smallest size, whose schedules cost least."""
         return self._task.plan.shape in MICRO_SHAPES
 
     @property
     def round(self) -> int:
-        """The round in which its next schedule is due: each of the micro cells, or the one behind so many of them."""
         return self._ran if self.is_micro else (self._ran + 1) * ROUNDS_OF_MICRO
 
     @property
     def weighed_s(self) -> float:
-        """What its CPU time counts as, against that of others."""
         return self.used_s if self.is_micro else self.used_s * WEIGHT
 
     @property
     def comes_first(self) -> bool:
-        """It runs before all others, where it is the one that does so."""
+        """It has run fewer than FLOOR schedules; used for the first micro cell."""
         return self._ran < min(self._task.floor, FLOOR)
 
     @property
     def is_below_floor(self) -> bool:
-        """A pass takes more schedules than have run."""
         return self._ran < self._task.floor
 
     def turn(self) -> Iterator[Report]:
-        """Run the next schedule. The cell ends if there is none or if this one fails."""
         plan = self._next()
         if plan is None:
             yield self._end(self._gap())
@@ -228,7 +207,7 @@ class Turns:
             yield self._end(None)
 
     def leave(self) -> Iterator[Report]:
-        """End the cell in this process. It is left to another one if it has schedules to run."""
+        """End the cell in this process, leaving it to another one if it has schedules to run."""
         if not self.is_open:
             return
         is_left, gap = self._next() is not None, self._gap()
@@ -240,8 +219,7 @@ class Turns:
         yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
-        """A finding ends the cell. A call that was not refused does so once a pass could have been given: later
-        schedules make other calls."""
+        """Wrong calls alone end the cell once it is above its floor: later schedules make other calls."""
         if self._task.goes_on:
             return any(each.code in COSTLY for each in findings)
         ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]
@@ -250,7 +228,7 @@ class Turns:
         return others or (self._has_wrong_call and not self.is_below_floor)
 
     def _new_traces(self, outcome: Outcome) -> int | None:
-        """1 for a schedule whose host trace no other of its workload in this cell had, else 0. None: not known."""
+        """1 for a host trace that is new for its workload in this cell, else 0. None: not known."""
         if self._exploration is not None:
             return int(self._exploration.took(outcome.refused, outcome.asked, outcome.trace))
         if not outcome.trace:
@@ -263,11 +241,9 @@ class Turns:
 
     @property
     def _is_exhausted(self) -> bool:
-        """Its one workload has brought no new host trace for long."""
         return self._task.plan.trace is not None and self._barren >= BARREN and not self.is_below_floor
 
     def _next(self) -> Plan | None:
-        """The plan to run now, or None."""
         task, at = self._task, self._ran
         if self._budget.is_over or self._gives_up or self._is_exhausted:
             return None
@@ -284,7 +260,6 @@ class Turns:
 
     @property
     def _gives_up(self) -> bool:
-        """True if further schedules would show nothing new."""
         return (self._unknown >= UNKNOWNS and not self._judged) or self._lost >= LOSSES
 
     def _count(self, outcome: Outcome) -> None:
@@ -300,7 +275,6 @@ class Turns:
         return left or self._runner.gap(self._task.plan, self._total)
 
     def _confirmed(self, outcome: Outcome) -> tuple[Finding, ...]:
-        """The findings of a schedule. They are confirmed first if that is possible and there is time."""
         if not (self._task.confirms and any(reported_once(each) not in self._told for each in outcome.findings)):
             return outcome.findings
         try:
@@ -310,7 +284,6 @@ class Turns:
             return outcome.findings
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        """The findings without conditional ones and calls that an earlier schedule has reported already."""
         fresh = [each for each in findings if reported_once(each) not in self._told]
         kept = fresh if self._task.goes_on else [e for e in fresh if e.condition is not None or e.code == CALL]
         self._told |= set(map(reported_once, kept))

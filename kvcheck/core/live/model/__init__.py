@@ -1,7 +1,6 @@
-"""Known-answer models: ordinary model folders whose weights are written, so that every answer is known beforehand.
+"""Known-answer models: ordinary model folders with constructed weights, so that every answer is known beforehand.
 
-Invariants:
-- A family of architectures is one file and one row here; the questions and their answers are the same for all.
+A file and a row here for each architecture; questions and answers are the same for all.
 """
 
 from __future__ import annotations

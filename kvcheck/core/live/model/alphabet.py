@@ -1,14 +1,13 @@
-"""Tokens of a known-answer model: their ids, and what an id says.
+"""Tokens of a known-answer model.
 
     0 pad | 1 begin | 2 end | 3 guard | 4 too little | 5 too much | lost at (layer, head) | lost at layer |
     (with states: the same two, ahead) | places | nodes | marks
 
 A prompt lists *places*, the answer names *nodes*; place i and node i are two tokens of one node i. *Marks* belong to
-the position test: a phase, which says whose bits come next, and a value of a few bits.
+the position test: a phase, which selects the next bits, and a value of a few bits.
 
 Invariants:
-- Every request begins with `BEGIN, GUARD`: both are needed as keys that a failed lookup finds.
-- An id has one meaning: ranges do not overlap.
+- Every request begins with `BEGIN, GUARD`: a failed lookup finds their keys.
 """
 
 from __future__ import annotations
@@ -24,55 +23,46 @@ HEADER = (BEGIN, GUARD)
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """Ids of one model's tokens. Ids that no range holds are never asked for and never answered by a right server."""
-
     parameters: Parameters
 
     @property
     def lost_layers(self) -> int:
-        """First id of "lost at layer, in every head"."""
         return _FIRST_LOST + self.parameters.layers * self.parameters.kv_heads
 
     @property
     def places(self) -> int:
-        """First id of the places."""
         return _FIRST_LOST + self._lost_ids * (1 + self.parameters.has_state)
 
     @property
     def _lost_ids(self) -> int:
-        """Ids of "lost at layer", with a head and without."""
         return self.parameters.layers * (self.parameters.kv_heads + 1)
 
     @property
     def nodes(self) -> int:
-        """First id of the nodes."""
         return self.places + self.parameters.nodes
 
     @property
     def marks(self) -> int:
-        """First id of the marks."""
         return self.nodes + self.parameters.nodes
 
     @property
     def size(self) -> int:
-        """Ids in all, a multiple of 64."""
         last = self.marks + self.parameters.phases * (1 << self.parameters.bits)
         return -(-last // 64) * 64
 
     def lost(self, layer: int, head: int | None) -> int:
-        """What is answered where a lookup in that layer and head found nothing. head: None where no head found it."""
+        """The answer if a lookup in that layer and head found nothing. head: None: in every head."""
         return self.lost_layers + layer if head is None else _FIRST_LOST + layer * self.parameters.kv_heads + head
 
     def ahead(self, layer: int, head: int | None) -> int:
-        """What is answered where a state layer found more than it should: something newer, or of twice the strength."""
+        """The answer if a state layer found a newer value, or one of twice the strength."""
         return self.lost(layer, head) + self._lost_ids
 
     def is_ahead(self, token: int) -> bool:
-        """Whether a token is one of `ahead`."""
         return _FIRST_LOST + self._lost_ids <= token < self.places
 
     def lost_at(self, token: int) -> tuple[int, int | None] | None:
-        """(layer, head) of a lost token or one that is ahead, None of another one. head: None where none is named."""
+        """(layer, head) of a lost or ahead token. head: None: every head."""
         heads, layers = self.parameters.kv_heads, self.parameters.layers
         if not _FIRST_LOST <= token < self.places:
             return None
@@ -82,27 +72,22 @@ class Alphabet:
         return (number - layers * heads, 0 if heads == 1 else None)
 
     def place(self, node: int) -> int:
-        """The token that puts a node into a prompt."""
         return self.places + node
 
     def node(self, node: int) -> int:
-        """The token that names a node, as the start of a walk and in an answer."""
         return self.nodes + node
 
     def mark(self, phase: int, value: int) -> int:
-        """The token of the position test with that phase and value."""
         return self.marks + (phase % self.parameters.phases << self.parameters.bits) + value
 
     def as_place(self, token: int) -> int | None:
-        """The node of a place; None for another token."""
         return token - self.places if self.places <= token < self.nodes else None
 
     def as_node(self, token: int) -> int | None:
-        """The node of a node token; None for another token."""
         return token - self.nodes if self.nodes <= token < self.marks else None
 
     def as_mark(self, token: int) -> tuple[int, int] | None:
-        """(phase, value) of a mark; None for another token."""
+        """(phase, value) of a mark."""
         bits = self.parameters.bits
         if not self.marks <= token < self.marks + (self.parameters.phases << bits):
             return None
@@ -110,11 +95,10 @@ class Alphabet:
         return phase, value
 
     def words(self) -> list[str]:
-        """A word for each id, for the tokenizer."""
         return [self.word(token) for token in range(self.size)]
 
     def word(self, token: int) -> str:
-        """The id itself with its kind."""
+        """The id with its kind."""
         named = {
             PAD: "<pad>",
             BEGIN: "<begin>",

@@ -1,15 +1,10 @@
-"""What a right server answers, worked out from the tokens of a request alone.
+"""The right answer to a request, computed from its tokens alone.
 
-The walk: a prompt lists the places of a closed walk. The answer to a node is the node `hops` further along the walk.
-Each token of an answer reads one position in each layer; over n tokens every layer reads every position, where n and
-hops share no factor.
+The walk: a prompt lists the places of a closed walk. The answer to a node is the node `hops` further along. Each token
+of an answer reads one position in each layer.
 
-The position test: a request is a list of marks. The mark after the last one has the next phase, and the value that
-stood `distance` back from the last one. Where layers differ in their distance, each bit has the one of its layer.
-
-Invariants:
-- Only the tokens are read: no weight, no arithmetic of a model.
-- A request whose answer is not unique is refused.
+The position test: a request is a list of marks. The mark after the last one has the next phase, and the value
+`distance` before the last one; each bit uses the distance of its layer.
 """
 
 from __future__ import annotations
@@ -27,20 +22,18 @@ from kvcheck.core.live.model.parameters import Parameters, shown_pair
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Positions that the token at one step of an answer depends on: position of the request by layer, [layers]; None of
-    a layer that it does not read.
+    """Positions that one token of an answer depends on: [layers]; None for a layer that it does not read.
 
-    A node that the prompt lists twice (the first place, which closes the walk) is found at either position in layer 0.
+    Layer 0 may find the first place of a walk, which the prompt lists twice, at either position.
     """
 
     positions: tuple[int | None, ...]
 
 
 def walk_prompt(alphabet: Alphabet, nodes: Sequence[int], start: int) -> tuple[int, ...]:
-    """Tokens of a walk over `nodes`, asked for what comes after nodes[start].
+    """Tokens of a walk over `nodes`, with nodes[start] as the question.
 
-    Raises UsageError where a node comes twice, or where the number of nodes shares a factor with the hops of a token:
-    such a walk would leave positions unread.
+    Raises UsageError if a node occurs twice, or if positions would stay unread (`hops` not coprime).
     """
     hops = alphabet.parameters.hops
     if len(set(nodes)) != len(nodes) or len(nodes) < 2:
@@ -55,10 +48,7 @@ def walk_prompt(alphabet: Alphabet, nodes: Sequence[int], start: int) -> tuple[i
 
 
 def mark_prompt(alphabet: Alphabet, values: Sequence[int], phase: int) -> tuple[int, ...]:
-    """Tokens of a position test: one mark a value, phases counted up from `phase`.
-
-    values: more than the largest distance of a layer. Raises UsageError for fewer.
-    """
+    """Tokens of a position test: one mark a value, phases counted up from `phase`. Raises UsageError."""
     farthest = alphabet.parameters.farthest
     if len(values) <= farthest:
         raise UsageError(f"a position test has more than {farthest} marks; got {len(values)}")
@@ -66,7 +56,6 @@ def mark_prompt(alphabet: Alphabet, values: Sequence[int], phase: int) -> tuple[
 
 
 def draw_nodes(alphabet: Alphabet, rng: Rng, count: int, *, but: frozenset[int] = frozenset()) -> list[int]:
-    """`count` different nodes, none of `but`. Raises UsageError where the alphabet has too few."""
     left = [node for node in range(alphabet.parameters.nodes) if node not in but]
     if count > len(left):
         raise UsageError(f"{count} nodes asked of a model that has {len(left)} left; make one with more --nodes")
@@ -77,16 +66,11 @@ def draw_nodes(alphabet: Alphabet, rng: Rng, count: int, *, but: frozenset[int] 
 
 
 def answers(alphabet: Alphabet, request: Sequence[int], count: int) -> tuple[int, ...]:
-    """The `count` tokens that follow a request.
-
-    Raises UsageError where the request does not begin with the header, ends in a token that asks nothing, or leads to
-    a token that its walk does not determine.
-    """
+    """The `count` tokens that follow a request. Raises UsageError if they are not unique."""
     return tuple(token for token, _ in _steps(alphabet, request, count))
 
 
 def reads(alphabet: Alphabet, request: Sequence[int], count: int) -> tuple[Reads, ...]:
-    """What each of the `count` tokens after a request depends on. Raises as `answers` does."""
     return tuple(read for _, read in _steps(alphabet, request, count))
 
 
@@ -146,12 +130,11 @@ def _marks(alphabet: Alphabet, request: Sequence[int], count: int) -> Iterator[t
 
 
 def mark_positions(parameters: Parameters, position: int) -> tuple[int | None, ...]:
-    """What a mark at that position reads in each layer."""
     return tuple(None if back is None else position - back for back in _distances(parameters))
 
 
 def next_mark(alphabet: Alphabet, held: Sequence[int]) -> int | None:
-    """The mark after the last one of `held`; None where a token that it reads is no mark."""
+    """The mark after the last one of `held`; None if a token that it reads is no mark."""
     last = alphabet.as_mark(held[-1])
     if last is None:
         return None
@@ -166,14 +149,13 @@ def next_mark(alphabet: Alphabet, held: Sequence[int]) -> int | None:
 
 @cache
 def _distances(parameters: Parameters) -> tuple[int | None, ...]:
-    """How far back a mark reads in each layer."""
     layers = range(parameters.layers)
     return tuple(parameters.distance_of(layer) if parameters.kind(layer).shows else None for layer in layers)
 
 
 @cache
 def _bits_by_distance(parameters: Parameters, phase: int) -> tuple[tuple[int, int], ...]:
-    """(distance, bits) of what is shown after a mark of that phase: bits of the value as a mask."""
+    """(distance, mask of bits) shown after a mark of that phase."""
     masks: dict[int, int] = {}
     for bit in range(parameters.bits):
         layer = parameters.showing[shown_pair(parameters, phase, bit) // parameters.kv_heads]

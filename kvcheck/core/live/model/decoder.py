@@ -1,8 +1,4 @@
-"""What the models of all architectures have beside their attention: the decoder around it, and its config.json.
-
-Invariants:
-- Nothing but attention computes: every MLP is zero.
-"""
+"""The decoder around attention, and its config.json, common to all architectures. Every MLP is zero."""
 
 from __future__ import annotations
 
@@ -23,9 +19,9 @@ Attention = Callable[[Registers, int], Iterator[tuple[str, Weights]]]
 def tensors_around(
     parameters: Parameters, attention: Attention, *, norm_weight: float = 1.0
 ) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor of a decoder whose MLPs are zero. attention gives those of one layer but for its
-    norms and, where its names have none of `mlp`, for its dense MLP. norm_weight: what the architecture stores where a
-    norm multiplies by 1. Raises UsageError where fp16 cannot hold the head.
+    """(name, weights) of every tensor of a decoder. Raises UsageError if fp16 cannot hold the head.
+
+    attention: of one layer, without norms and dense MLP. norm_weight: the stored weight of a norm that multiplies by 1.
     """
     registers, alphabet = Registers(parameters), Alphabet(parameters)
     last = head(registers, alphabet)
@@ -44,13 +40,11 @@ def tensors_around(
 
 
 def _empty_mlp(prefix: str, width: int) -> Iterator[tuple[str, Weights]]:
-    """A layer's dense MLP, which is zero."""
     for name, shape in (("gate", (MLP_WIDTH, width)), ("up", (MLP_WIDTH, width)), ("down", (width, MLP_WIDTH))):
         yield f"{prefix}mlp.{name}_proj.weight", np.zeros(shape, np.float32)
 
 
 def config_around(parameters: Parameters) -> dict[str, object]:
-    """What every architecture's config.json has."""
     return {
         "hidden_size": Registers(parameters).width,
         "intermediate_size": MLP_WIDTH,

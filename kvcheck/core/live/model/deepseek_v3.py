@@ -1,15 +1,11 @@
-"""Weights of a known-answer model of the DeepSeek V3 architecture: MLA, where all heads read one latent of a token.
+"""Weights of a known-answer model of the DeepSeek V3 architecture: MLA, with one latent of a token for all heads.
 
-The latent holds the registers that keys and values are made of, each as it stands, and a constant in one dimension of
-64, so that the latent's own norm divides by a power of two as the residual's does. Each head makes its keys and values
-from it: content lies in the part of a key that does not turn, position in the rotary part, which all heads share. So a
-wrong latent is found by what it holds, and a rotary part at another position by the position test.
+A wrong latent shows by its content, a wrong rotary position by the position test.
 
 Invariants:
-- All that a walk multiplies and adds is a small whole number times a power of two. Engines that take the query into the
-  latent's space (absorbed MLA) round it there: to 1 part in 256 of a score, which is less than a quarter of a digit.
-- All layers are dense: no expert is called.
-- There is none in fp16: a query in the latent's space exceeds 65,504 there.
+- All factors and sums of a walk are small integers times a power of two. Absorbed MLA rounds the query in the latent's
+  space: to 1 part in 256 of a score, less than a quarter of a digit.
+- fp16 is refused: a query in the latent's space exceeds 65,504.
 """
 
 from __future__ import annotations
@@ -41,13 +37,12 @@ MOST_DIGITS = 56
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
     """(name, weights) of every tensor, by Hugging Face's names. All are [out, in]; the embedding is [ids, width].
 
-    Raises UsageError where a head or the latent is too small for the alphabet.
+    Raises UsageError if a head or the latent is too small for the alphabet.
     """
     return tensors_around(parameters, partial(attention, slots(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
-    """config.json of the model, as transformers, SGLang and vLLM read it. Every layer is dense."""
     shared = config_around(parameters)
     return shared | {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -87,13 +82,13 @@ def config(parameters: Parameters) -> dict[str, object]:
 
 
 def room(head_dim: int, length: int) -> int:
-    """Dimensions of a head that can hold digits, at any length: nothing of them turns."""
+    """Dimensions of a head for digits, at any length: none of them rotates."""
     del length
     return head_dim - EXTRA_DIMS
 
 
 def slots(parameters: Parameters) -> Slots:
-    """Constants and content in the part that does not turn; behind it the rotary part, in pairs of neighbours."""
+    """Constants and content in the part without rotation; behind it the rotary part, in pairs of neighbours."""
     code = parameters.digits * parameters.base
     if parameters.dtype == "fp16":
         raise UsageError("fp16 cannot hold a query of deepseek-v3 in the latent's space; ask for --dtype bf16")
@@ -122,7 +117,6 @@ def slots(parameters: Parameters) -> Slots:
 
 
 def attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of one layer's attention, queries first, by Hugging Face's names below the layer."""
     p = registers.parameters
     query = np.zeros((slots.size, registers.width), np.float32)
     key = np.zeros((slots.size, registers.width), np.float32)
@@ -145,8 +139,11 @@ def attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple[
     yield "self_attn.o_proj.weight", outputs.reshape(registers.width, -1)
 
 
+# The latent holds the registers of keys and values unchanged, and a constant in one dimension of 64, so that its own
+# norm divides by a power of two as the residual's does. Each head makes its keys and values from it: content in the
+# part of a key without rotation, position in the rotary part, which all heads share.
 def into_latent(registers: Registers, columns: npt.NDArray[np.int64], size: int) -> Weights:
-    """[size, width]: puts those registers into a latent, and the constant, as the latent's own norm needs it."""
+    """[size, width]: copies those registers into a latent, with the constant of its norm."""
     content = size - size // CONSTANT_SHARE
     if len(columns) > content:
         raise UsageError(f"the latent holds {content} registers; {len(columns)} are needed: ask for fewer --kv-heads")
@@ -158,7 +155,7 @@ def into_latent(registers: Registers, columns: npt.NDArray[np.int64], size: int)
 
 
 def out_of_latent(weights: Weights, columns: npt.NDArray[np.int64], size: int) -> Weights:
-    """[..., size]: weights over the registers, [..., width], as weights over the latent that holds those columns."""
+    """[..., size]: weights over registers, [..., width], as weights over the latent of those columns."""
     out = np.zeros((*weights.shape[:-1], size), np.float32)
     out[..., : len(columns)] = weights[..., columns]
     return out

@@ -1,22 +1,12 @@
-"""Weights of a known-answer model of the DeepSeek V3.2 architecture: MLA with an indexer that picks what is read (DSA).
+"""Weights of a known-answer model of the DeepSeek V3.2 architecture: MLA with an indexer (DSA).
 
-Attention is that of deepseek_v3, over the top-k positions of each token alone. The indexer ranks them: it scores each
-index key s for a query by sum over its heads h of relu(q_h . k_s), and all its heads weigh the same.
-
-    node      head h asks for digit h % digits of the node. A place that lacks digits scores less for each; it scores
-              BASELINE without any, so that a key of zeros or of half the strength ranks behind every place
-    mark      with g(e) the rotary score of displacement e from the distance asked for (g is 1 at 0, and at most 1 - gap
-              elsewhere): even heads score max(0, g - (1 - gap / 2)), scaled to PEAK; odd heads score AWAY - g. So the
-              right mark ranks first, and one that stands a position off ranks behind nearly all others
-    header    BEGIN and GUARD score more than twice as much as any match: they are always read
-
-An index key has digits as bits (1 and -1), four constants and the rotary pairs. LayerNorm divides it by a power of two:
-two dimensions hold the constants SPREAD and -SPREAD, which outweigh the rest, a third takes the sum of the others, so
-that the mean is 0, and the norm's own weight is 0 in these three.
+Attention is that of deepseek_v3 over the top-k positions of each token. The indexer scores index key s for a query by
+the sum over its heads h of relu(q_h . k_s), with equal weights. An index key has digits as bits (1 and -1), four
+constants and the rotary pairs.
 
 Invariants:
-- What is picked beside the right position, BEGIN and GUARD does not matter: the walk is as exact as without an indexer.
-- All that a key holds before it turns is 1, -1 or the header's constant: exact in FP8 with a scale a token.
+- Positions picked beside the right one, BEGIN and GUARD do not matter: the walk is as exact as without an indexer.
+- Before rotation a key holds 1, -1 or the header's constant: exact in FP8 with a scale a token.
 """
 
 from __future__ import annotations
@@ -66,15 +56,10 @@ AWAY = 6.0  # PEAK < AWAY - 1, for a mark of half the strength; 2 (AWAY - 1 + PE
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in]; the embedding is [ids, width].
-
-    Raises UsageError where a head, an index key or a latent is too small for the alphabet.
-    """
     return tensors_around(parameters, partial(_attention, slots(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
-    """config.json of the model, as transformers, SGLang and vLLM read it. Every layer is dense."""
     shared = {name: value for name, value in v3_config(parameters).items() if name != "rope_interleave"}
     return shared | {
         "architectures": ["DeepseekV32ForCausalLM"],
@@ -87,7 +72,7 @@ def config(parameters: Parameters) -> dict[str, object]:
 
 
 def room(head_dim: int, length: int) -> int:
-    """Dimensions of a head that can hold digits, at any length: of an index key, a digit of base b has log2(b) bits."""
+    """Dimensions of a head for digits; in an index key, a digit of base b has log2(b) bits."""
     return min(v3_room(head_dim, length), 2 * (INDEX_DIM - FIRST_BIT))
 
 
@@ -115,25 +100,29 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
 
 
 def _index(registers: Registers, slots: Slots, layer: int) -> tuple[Weights, Weights]:
-    """Index keys [dims, width] and queries [heads, dims, width], from the registers."""
+    """Index keys [dims, width] and queries [heads, dims, width]."""
     key = np.zeros((INDEX_DIM, registers.width), np.float32)
     query = np.zeros((INDEX_HEADS, INDEX_DIM, registers.width), np.float32)
     _content(registers, layer, key, query)
     _position(registers, slots, layer, key, query)
     for kind, held in (("place", 1.0), ("mark", 1.0), ("begin", HEADER), ("guard", HEADER)):
         key[CONSTANTS, registers.kind(kind)] = held / NORMED
+    # LayerNorm has to divide by a power of two: SPREAD and -SPREAD outweigh the rest, a third dimension makes the mean
+    # 0, and the norm's weight is 0 in these three. BEGIN and GUARD score more than twice any match, so they are always
+    # read.
     key[SUM_DIM] = -key.sum(0)
     key[SPREAD_DIMS, registers.constants.start] = np.array([SPREAD, -SPREAD]) / (HELD_CONSTANT * NORMED)
     return key, query
 
 
 def _content(registers: Registers, layer: int, key: Weights, query: Weights) -> None:
-    """A node asks for a place, one digit a head. A place that asks nothing ranks the header first."""
     p = registers.parameters
     asked = registers.found_before(layer) if layer else registers.node
     held = registers.found(0) if layer else registers.place
     bits = p.base.bit_length() - 1
     signs = np.array([[1 if x >> bit & 1 else -1 for x in range(p.base)] for bit in range(bits)]) / NORMED
+    # Head h looks for digit h % digits. A place scores less for each missing digit, and BASELINE without any, so that a
+    # key of zeros or of half the strength ranks behind every place.
     for digit in range(p.digits):
         dims = slice(FIRST_BIT + digit * bits, FIRST_BIT + (digit + 1) * bits)
         columns = np.arange(digit * p.base, (digit + 1) * p.base)
@@ -149,6 +138,9 @@ def _position(registers: Registers, slots: Slots, layer: int, key: Weights, quer
     pairs = np.array(rotary.fast)
     for kind in ("place", "mark"):
         key[pairs, registers.kind(kind)] = 1 / NORMED
+    # With g(e) the rotary score of displacement e from the distance (1 at 0, at most 1 - gap elsewhere): even heads
+    # score max(0, g - (1 - gap / 2)), scaled to PEAK; odd heads score AWAY - g. So the right mark ranks first, and one
+    # that is a position off ranks behind nearly all others.
     steep = 2 * PEAK / rotary.gap
     sharp, away = query[0::2], query[1::2]
     for kind, back in (("mark", p.distance_of(layer)), *((("place", 1),) if layer == 0 else ())):

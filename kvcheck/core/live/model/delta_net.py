@@ -2,29 +2,14 @@
 
     S <- g S;  S <- S + beta k (v - S^T k)^T;  o = S^T q        with |k| = |q| = 1, and o normed by its own mean square
 
-Queries, keys and values go through a causal convolution of four positions and SiLU, which is 0 for what is far below 0
-and changes nothing far above: so a sum of digits less half a digit becomes a key of one dimension, or of none.
-
-    walk      a place writes its digits under the key of the place before it, which the convolution remembers. A node
-              reads the entry of its digits, and writes a reference under a key of its own, which it reads with it
+    walk      a place writes its digits under the key of the place before it (in layer 0: under its own key). A node
+              reads the entry of its digits, and a reference that it writes itself
     marks     a mark writes its bits under one of four keys, and reads the mark three positions back
 
-In layer 0 a place is written under its own key. The last head there gives a place the digits of the one before it, of
-which layers of full attention make their keys.
-
-The reference is what makes a wrong strength visible: the norm divides both by the same number. The decay is 1 in a walk
-and 1/2 at a mark: the mark three back is an eighth, its query is eight times as large as the one for the own mark, and
-both are equal, unless an update was lost or applied twice. Beside its own bits a mark writes the complement of those
-that the convolution remembers from three positions back: with those of the state each bit has both values, unless one
-of the two states is another request's.
-
-The second token of a request reads all keys, and notes a state that is not empty yet. The next layer of attention has
-the note in its key: a state that was not cleared makes that token win every lookup.
-
 Invariants:
-- Keys of different nodes are orthogonal: one dimension of one head each. d dimensions hold d keys exactly and no more,
-  for a read is linear in the query; so the nodes of an alphabet are at most (heads - 1) * (d - 1).
-- What is read where nothing is wrong has the same norm each time, a power of two: all is exact in bf16.
+- Keys of different nodes are orthogonal: one dimension of one head each. Since a read is linear in the query, d
+  dimensions hold d keys exactly, so an alphabet has at most (heads - 1) * (d - 1) nodes.
+- A right read always has the same norm, a power of two: all is exact in bf16.
 """
 
 from __future__ import annotations
@@ -61,22 +46,21 @@ MARK_TOTAL = 32
 
 
 def key_heads(parameters: Parameters) -> int:
-    """Key heads of a state layer, as many for each KV head: one dimension a node, and one head beside them."""
+    """A multiple of the KV heads: one dimension a node, and one more head."""
     blocks = math.ceil(parameters.nodes / (KEY_DIM - 1)) + 1
     return parameters.kv_heads * math.ceil(blocks / parameters.kv_heads)
 
 
 def block(parameters: Parameters, head: int) -> range:
-    """Nodes that a key head holds; the last head holds none."""
     size = math.ceil(parameters.nodes / (key_heads(parameters) - 1))
     return range(min(head * size, parameters.nodes), min((head + 1) * size, parameters.nodes))
 
 
 @dataclass(frozen=True, slots=True)
 class ValueDims:
-    """Dimensions of a value, of the value head `which` of two: each has every second digit and every second bit.
+    """Dimensions of a value, of value head `which` of two: each has every second digit and bit.
 
-    A mark's own bits are in one of two sets by the parity of its phase, so those three positions back are in the other.
+    A mark's own bits are in one of two sets by the parity of its phase; those three positions back are in the other.
     """
 
     parameters: Parameters
@@ -91,17 +75,15 @@ class ValueDims:
         return range(self.which, self.parameters.bits, VALUE_HEADS)
 
     def digit(self, index: int) -> int:
-        """First dimension of a digit."""
         return index * self.parameters.base
 
     @property
     def found(self) -> int:
-        """Whether a place was found, for a node."""
         return self.digit(len(self.digits))
 
     @property
     def noted(self) -> int:
-        """The same, for the token that asks for what is left over."""
+        """Whether a state was left over, for the header."""
         return self.found + 1
 
     def bit(self, parity: int, index: int, value: int) -> int:
@@ -112,24 +94,22 @@ class ValueDims:
 
     @property
     def total(self) -> int:
-        """Of a node that reads, and of a place in the last head: TOTALS."""
         return next(total for total in TOTALS if total > len(self.digits) + 2)
 
     @property
     def of_marks(self) -> dict[int, int]:
-        """Dimension -> size of what fills up a mark: it is written by both marks that are read."""
+        """Dimension -> size of a mark's filling, written by both marks that are read."""
         first = self.bit(4, 0, 0)
         return {first + i: size for i, size in enumerate(_sizes(MARK_TOTAL // 4 - len(self.bits)))}
 
     def reference(self, *, is_last: bool) -> dict[int, int]:
-        """Dimension -> size of what fills up the digits: a node's reference, or (last head) what a place adds."""
+        """Dimension -> size of the filling beside digits: a node's reference, or (last head) a place's."""
         first = self.bit(4, 0, 0) + len(self.of_marks)
         own = len(self.digits) + 1 + (not is_last)
         return {first + i: size for i, size in enumerate(_sizes(self.total - own))}
 
 
 def _sizes(squares: int) -> list[int]:
-    """The fewest powers of two whose squares add up to a number."""
     sizes = []
     for size in (8, 4, 2, 1):
         count, squares = divmod(squares, size * size)
@@ -138,13 +118,12 @@ def _sizes(squares: int) -> list[int]:
 
 
 def room(head_dim: int, length: int) -> int:
-    """Dimensions that two values of one key head have for digits, beside 32 for bits and 12 to fill up."""
+    """Dimensions of two values of a key head for digits, beside 32 for bits and 12 of filling."""
     del head_dim, length
     return VALUE_HEADS * (VALUE_DIM - 2 - 32 - 12) - 8
 
 
 def delta_net(registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of one layer, by Hugging Face's names below the layer."""
     p, heads = registers.parameters, key_heads(registers.parameters)
     query, key = _queries_and_keys(registers, layer)
     shape = (heads, VALUE_HEADS, VALUE_DIM, registers.width)
@@ -174,7 +153,6 @@ def delta_net(registers: Registers, layer: int) -> Iterator[tuple[str, Weights]]
 
 
 def _tap(back: int) -> int:
-    """Index of a convolution's weight for the position so far back."""
     return KERNEL - 1 - back
 
 
@@ -188,6 +166,10 @@ def _key_taps(layer: int, heads: int) -> Weights:
     return taps
 
 
+# Queries, keys and values pass a causal convolution of four positions and SiLU, which is 0 far below 0 and the identity
+# far above: a sum of digits less half a digit becomes a key of one dimension, or of none. The second token of a request
+# (GUARD) reads all keys and notes a state that was not cleared; the next attention layer has the note in its key, and
+# that token wins every lookup.
 def _queries_and_keys(registers: Registers, layer: int) -> tuple[Weights, Weights]:
     """[heads, KEY_DIM, width] each: one dimension for a node, four for marks, one for the reference."""
     p, heads = registers.parameters, key_heads(registers.parameters)
@@ -221,7 +203,6 @@ def _queries_and_keys(registers: Registers, layer: int) -> tuple[Weights, Weight
 
 
 def _strengths_and_decays(registers: Registers, heads: int) -> Weights:
-    """Sigmoid makes 1 or 0 of a strength. A decay is exp(-softplus(a)): 1 of what is far below 0, and 1/2 of 0."""
     strength, decay = np.zeros((2, registers.width), np.float32)
     for kind, sign in (("place", 1), ("node", 1), ("mark", 1), ("begin", -1), ("guard", -1)):
         strength[registers.kind(kind)] = sign * FIRES / NORMED
@@ -230,10 +211,11 @@ def _strengths_and_decays(registers: Registers, heads: int) -> Weights:
     return np.tile(np.stack([strength] * VALUE_HEADS + [decay] * VALUE_HEADS), (heads, 1))
 
 
+# The reference shows a wrong strength, since the norm divides it and the digits by the same number. In layer 0 the last
+# head gives a place the digits of the one before it, for the keys of full attention.
 def _walk_values(
     registers: Registers, dims: ValueDims, is_last: bool, values: Weights, taps: Weights, gates: Weights
 ) -> None:
-    """What places and nodes write, and what of it is let through. values, gates: [VALUE_DIM, width]."""
     p = registers.parameters
     reads = registers.kind("place" if is_last else "node")
     for index, digit in enumerate(dims.digits):
@@ -254,8 +236,11 @@ def _walk_values(
         taps[dim, _tap(0)] = 1
 
 
+# The decay is 1 in a walk and 1/2 at a mark: the mark three back is an eighth, and its query eight times as large as
+# that of the own mark, so both are equal unless an update was lost or applied twice. A mark also writes the complement
+# of the bits that the convolution remembers from three positions back: with those of the state each bit has both
+# values, unless one of the two states is another request's.
 def _mark_values(registers: Registers, dims: ValueDims, values: Weights, taps: Weights, gates: Weights) -> None:
-    """What marks write, and what of it is let through: their own complement, and the old bits."""
     for index, bit in enumerate(dims.bits):
         for parity in range(2):
             for value in range(2):
@@ -274,12 +259,10 @@ def _mark_values(registers: Registers, dims: ValueDims, values: Weights, taps: W
 
 
 def _phases(registers: Registers, parity: int) -> list[int]:
-    """Columns of the phases of a parity."""
     return [registers.phase(phase) for phase in range(parity, registers.parameters.phases, 2)]
 
 
 def _both(registers: Registers, row: Weights, column: int, parity: int) -> None:
-    """Fires where a register holds 1 and the phase has that parity."""
     row[column] = DIGIT / NORMED
     row[_phases(registers, parity)] = DIGIT / NORMED
     row[registers.constants.start] = -1.5 * DIGIT / CONSTANT
@@ -299,7 +282,7 @@ def _walk_outputs(registers: Registers, dims: ValueDims, layer: int, is_last: bo
 
 
 def _mark_outputs(registers: Registers, dims: ValueDims, layer: int, head: int, outputs: Weights) -> None:
-    """A pair's bit, as the mean of some of its heads; and of each head that own and old, and both states, agree."""
+    """A pair's bit, as the mean of some of its heads; and for each head, whether own and old agree."""
     p = registers.parameters
     unit = 1 / (FIRES * math.sqrt(VALUE_DIM / MARK_TOTAL))
     alike = key_heads(p) // p.kv_heads

@@ -1,8 +1,4 @@
-"""What an architecture has to give, and how a model's alphabet is fitted into its heads.
-
-Invariants:
-- The smallest number of digits is taken that gives each KV head one, with a base whose digits fit into a head.
-"""
+"""The interface of an architecture, and the fit of a model's alphabet into its heads."""
 
 from __future__ import annotations
 
@@ -23,13 +19,9 @@ BASES = (4, 2, 8)  # in the order tried: base 4 needs the fewest dimensions for 
 class Family:
     """One architecture.
 
-    tensors: (name, weights) of every tensor, by Hugging Face's names. config: what goes into config.json.
-    slots: what each dimension of a head is for. room: (head_dim, length) -> dimensions that can hold a node's digits,
-    as one-hot digits.
-    group, head_dim: what `kvcheck model make` takes where neither is given. fixed: the sizes among them of which the
-    architecture has one value only. has_scales: whether its cache in FP8 can have scales.
-    window, top_k: the most of --window and --top-k where none is given, besides a quarter of the length; 0 where no
-    layer has one. most_nodes: that its layers can tell apart.
+    room: (head_dim, length) -> dimensions for a node's one-hot digits. group, head_dim: defaults. fixed: those of the
+    two without an alternative. has_scales: whether its cache in FP8 can have scales. window, top_k: largest defaults,
+    besides a quarter of the length; 0: none. most_nodes: that its layers can distinguish.
     """
 
     tensors: Callable[[Parameters], Iterator[tuple[str, npt.NDArray[np.float32]]]]
@@ -45,7 +37,7 @@ class Family:
     most_nodes: int = MOST_NODES
 
     def size(self, name: str, given: int | None) -> int:
-        """The value of --group or --head-dim. Raises UsageError for one that the architecture does not have."""
+        """Raises UsageError if the architecture lacks the given size."""
         only = int(getattr(self, name))
         if given is not None and given != only and name in self.fixed:
             raise UsageError(f"--{name.replace('_', '-')}: this architecture has {only} only; got {given}")
@@ -53,7 +45,7 @@ class Family:
 
 
 def fit_digits(*, nodes: int, kv_heads: int, room: int) -> tuple[int, int]:
-    """(digits, base) of a model with so many nodes. Raises UsageError where `room` dimensions hold no such number."""
+    """(digits, base): the fewest digits that give each KV head one, in the first base that fits. Raises UsageError."""
     needs = []
     for base in BASES:
         count = 1

@@ -1,12 +1,8 @@
-"""A known-answer model as a folder: what engines load, and what says how to judge them.
-
-    config.json  model-*.safetensors  model.safetensors.index.json  tokenizer.json  tokenizer_config.json
-    generation_config.json  known_answers.json
+"""A known-answer model as a folder: the engine's files, and known_answers.json for the judge.
 
 Invariants:
-- The folder appears in one step, complete; an interrupted write leaves a draft beside it that is removed.
-- known_answers.json holds the digest of every other file: a folder that was changed, or a weight that was lost, is
-  refused.
+- The folder appears complete in one step.
+- known_answers.json holds the digest of every other file: a changed folder is refused.
 """
 
 from __future__ import annotations
@@ -38,23 +34,19 @@ _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswers:
-    """What known_answers.json says. files: name -> SHA-256 of every other file of the folder. digest: of all of it."""
+    """The content of known_answers.json. files: name -> SHA-256."""
 
     parameters: Parameters
     files: dict[str, str]
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits; equal for equal models."""
         text = json.dumps([FORMAT, self.parameters.to_json(), sorted(self.files.items())], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_model(parameters: Parameters, out: Path) -> KnownAnswers:
-    """Write the model into the new folder `out`.
-
-    Raises UsageError where `out` exists and is not an empty folder, cannot be written, or the sizes leave no room.
-    """
+    """Write the model into `out`. Raises UsageError unless it is new or empty and can be written."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UsageError(f"{out} exists; expected a folder that does not exist yet. Name another --out, or remove it")
     draft = out.absolute().parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
@@ -72,10 +64,7 @@ def write_model(parameters: Parameters, out: Path) -> KnownAnswers:
 
 
 def read_model(folder: Path, *, whole: bool = True) -> KnownAnswers:
-    """What the folder says of itself, after its files were compared with their digests; whole: weights too.
-
-    Raises UsageError where it is no known-answer model, of a format that this kvcheck does not know, or changed.
-    """
+    """Read known_answers.json and compare files with their digests; whole: weights too. Raises UsageError."""
     path = folder / KNOWN_ANSWERS
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -140,7 +129,6 @@ def _write_weights(parameters: Parameters, folder: Path) -> None:
 
 
 def _shards(parameters: Parameters) -> Iterator[dict[str, torch.Tensor]]:
-    """Tensors in files of about half a gigabyte: a model of 64 layers does not have to lie in memory at once."""
     shard: dict[str, torch.Tensor] = {}
     for name, weights in FAMILIES.load(parameters.family).tensors(parameters):
         shard[name] = torch.from_numpy(weights).to(_TORCH[parameters.dtype])
@@ -152,7 +140,7 @@ def _shards(parameters: Parameters) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def _tokenizer(alphabet: Alphabet) -> dict[str, object]:
-    """tokenizer.json of one word a token, split at spaces: for engines that take text only."""
+    """One word a token, split at spaces, for engines that take text only."""
     words = alphabet.words()
     special = [
         {"id": i, "content": words[i], "special": True}

@@ -1,17 +1,11 @@
 """Weights of a known-answer model of the GPT-OSS architecture: a sliding window in every second layer, and sinks.
 
-    windowed layer   half of its query heads ask for the first position of the window, and return a bit of that mark;
-                     the other half ask for the position before it, which must not be visible
-    full layer       half of its query heads look things up as Llama's do; the other half ask for the position after
+    windowed layer   half of its query heads look for the first position of the window, and return a bit of that mark;
+                     the other half look for the position before it, which must not be visible
+    full layer       half of its query heads look things up as Llama's do; the other half look for the position after
                      the last one, which must not be visible either
 
-A sink takes the attention of a head that finds nothing, and its value is zero. In a windowed layer a mark says "lost"
-until its bit is found; what a second head finds says "lost" in every layer.
-
-Invariants:
-- A place and a node read the sink of every windowed layer but layer 0, where a place looks one position back.
-- Every head has the lookup of Llama's or none: content lies in rotary pairs that hardly turn.
-- No expert computes anything: router and experts are zero.
+A sink takes the attention of a head that finds nothing; its value is zero.
 """
 
 from __future__ import annotations
@@ -47,17 +41,13 @@ LOW_SINK = 0.75
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in], but experts' are [in, out].
-
-    Raises UsageError where a head is too small for the alphabet, or a KV head has one query head only.
-    """
+    """As Llama's, but experts' are [in, out]. Raises UsageError also if a KV head has one query head only."""
     if parameters.group < 2:
         raise UsageError(f"a KV head of gpt-oss needs 2 query heads or more; got --group {parameters.group}")
     return tensors_around(parameters, partial(_layer, slots_of(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
-    """config.json of the model, as transformers, SGLang and vLLM read it."""
     kinds = [parameters.kind(layer) for layer in range(parameters.layers)]
     return config_around(parameters) | {
         "architectures": ["GptOssForCausalLM"],
@@ -111,10 +101,11 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
             values[kv_head, dim, source] = 1 / NORMED
             outputs[target, kv_head, :asking, dim] = 1 / asking
         lost = outputs[registers.lost(layer, kv_head), kv_head]
+        # In a windowed layer a mark is "lost" until its bit is found.
         if p.kind(layer).is_windowed:
             lost[:asking, bits] = -1 / asking
         # Whatever it is that a second head finds: a place by its first digit, a mark by its bit, or BEGIN or GUARD. By
-        # two, for a layer behind it that is lost by what the first heads then find says so by one.
+        # two, for a layer behind it that is lost by what the first heads then find shows that by one.
         lost[asking:, [*range(p.base), *bits, slots.lost_value]] = 2
     queries = np.concatenate([first] * asking + [second] * (p.group - asking))
     yield "self_attn.q_proj.weight", np.tile(queries, (p.kv_heads, 1))
@@ -128,7 +119,6 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
 
 
 def _empty_experts(width: int) -> Iterator[tuple[str, Weights]]:
-    """A router and experts that are zero, unquantised."""
     for name, shape in (
         ("router.weight", (EXPERTS, width)),
         ("router.bias", (EXPERTS,)),

@@ -1,9 +1,7 @@
-"""Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), written instead of trained.
-
-Heads look things up; content lies in rotary pairs that hardly turn.
+"""Weights of a known-answer model of the Llama architecture (MHA, GQA, MQA), constructed instead of trained.
 
 Invariants:
-- All that a walk multiplies and adds is a small whole number times a power of two.
+- All factors and sums of a walk are small integers times a power of two.
 """
 
 from __future__ import annotations
@@ -29,24 +27,23 @@ FP8_CACHE = {
     "ignore": ["lm_head", "re:.*proj"],
     "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False},
 }
-"""What config.json says of a model whose cache alone is quantized, with scales in the checkpoint."""
+"""quantization_config of a model whose cache alone is quantized, with scales in the checkpoint."""
 
 
 def content_room(head_dim: int, length: int) -> int:
-    """Dimensions of a head that can hold digits: the slow ones, less three for constants; values need three as well."""
+    """Dimensions of a head for digits: the slow ones, less three for constants; values need three as well."""
     return min(len(plan_rotary(head_dim, length).slow_dims), head_dim) - EXTRA_DIMS
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
     """(name, weights) of every tensor, by Hugging Face's names. All are [out, in]; the embedding is [ids, width].
 
-    Raises UsageError where the head dimension is too small for the alphabet.
+    Raises UsageError if the head dimension is too small for the alphabet.
     """
     return tensors_around(parameters, partial(_attention, slots_of(parameters)))
 
 
 def config(parameters: Parameters) -> dict[str, object]:
-    """config.json of the model, as transformers, SGLang and vLLM read it."""
     quantized = {"quantization_config": FP8_CACHE} if parameters.kv_scale > 1 else {}
     return (
         config_around(parameters)
@@ -62,7 +59,6 @@ def config(parameters: Parameters) -> dict[str, object]:
 
 
 def slots_of(parameters: Parameters) -> Slots:
-    """Content in the slow dimensions. Raises UsageError where they are too few."""
     dim, code = parameters.head_dim, parameters.digits * parameters.base
     rotary = plan_rotary(dim, parameters.length)
     if code > (room := content_room(dim, parameters.length)):

@@ -1,15 +1,11 @@
-"""How a head of a known-answer model looks things up: what its query and key hold, and what it returns.
+"""Lookups of a known-answer model's heads: queries, keys and values.
 
     layer 0   a place looks one position back and finds the digits of the place before it; a node finds its own place
     layer l   a place's key is the digits of the place before it, its value its own digits: a node's query makes one hop
     marks     each head of each layer looks `distance` positions back and finds one bit
 
-A lookup has to match in every digit, at full strength: BEGIN answers a query that matches half a digit too little,
-GUARD one that matches half a digit too much, and both say "lost". A place's key has a constant part, larger than all
-its digits, so that a key of twice the strength wins every lookup instead of none.
-
 Invariants:
-- Queries, keys and values have 4 significant bits and are at most 448: exact in FP8 E4M3 too. Only what rotates is
+- Queries, keys and values have 4 significant bits and are at most 448: exact in FP8 E4M3. Only rotated parts are
   rounded, in FP8 to within 1 part in 16.
 - Every head of every layer is needed for every token of an answer, in its keys and (walk) in its values.
 """
@@ -27,7 +23,7 @@ from kvcheck.core.live.model.rotary import Rotary
 # What a key holds for one digit; GUARD's holds twice as much. Queries are the smaller for it: with a cache in FP8 some
 # kernels round queries to FP8 E4M3 too, which ends at 448.
 KEY = 64.0
-# Nats between the key at the distance asked for and the next best one; half of it to BEGIN.
+# Nats between the key at the distance and the next best one; half of it to BEGIN.
 POSITION_NATS = 28.0
 # Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
 CONSTANT = 1.25
@@ -38,11 +34,10 @@ EXTRA_DIMS = 3
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Dimensions of a head. digits: of each column of a code, in queries and keys. constant, coarse, fine: of their
-    constants. pairs: (first, second) dimension of each rotary pair that tells positions apart, as `rotary.fast` has
-    them. size: dimensions of a query, whose root divides the scores. values: dimensions of a value.
+    """Dimensions of a head. digits: of each column of a code. constant, coarse, fine: of constants in queries and keys.
+    pairs: of each rotary pair in `rotary.fast`. size: of a query. values: of a value.
 
-    unit: what a query holds for one digit: a power of two, such that a digit is worth 32 nats or more.
+    unit: a query's entry for one digit: a power of two, such that a digit is worth 32 nats or more.
     """
 
     digits: tuple[int, ...]
@@ -64,17 +59,14 @@ class Slots:
 
     @property
     def position_nats(self) -> float:
-        """Score of the key that stands exactly at the distance asked for."""
         return POSITION_NATS / self.rotary.gap
 
 
 def returned(parameters: Parameters, head: int) -> range:
-    """Digits that a KV head returns."""
     return range(head, parameters.digits, parameters.kv_heads)
 
 
 def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
-    """A node asks for a place with its digits; BEGIN and GUARD answer where the match is too weak or too strong."""
     p = registers.parameters
     asked = registers.found_before(layer) if layer else registers.node
     held = registers.found(0) if layer else registers.place
@@ -85,6 +77,9 @@ def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weight
     query[slots.constant, registers.kind("node")] = four_bits(CONSTANT * p.digits / 2) * slots.unit / NORMED
     for kind in ("place", "begin", "guard"):
         key[slots.constant, registers.kind(kind)] = 2 * KEY / NORMED
+    # A lookup has to match in every digit, at full strength: BEGIN answers a query that matches half a digit too
+    # little, GUARD one that matches half a digit too much; both return "lost". The constant part of a place's key is
+    # larger than all its digits, so a key of twice the strength wins every lookup instead of none.
     # BEGIN scores half a digit less than a full match, GUARD rises twice as fast and scores as much: each in two parts.
     coarse = four_bits(p.digits)
     query[slots.coarse, registers.kind("node")] = coarse / 2 * slots.unit / NORMED
@@ -95,18 +90,16 @@ def content_lookup(registers: Registers, slots: Slots, layer: int, query: Weight
 
 
 def four_bits(value: float) -> float:
-    """The nearest number of 4 significant bits, which is what FP8 E4M3 holds."""
     return rounded(value, 4)
 
 
 def rounded(value: float, bits: int) -> float:
-    """The nearest number of so many significant bits."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
 def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weights, key: Weights) -> None:
-    """Places ask for the key one position back, in layer 0; marks for the one `distance` back, in every layer."""
+    """Places look one position back, in layer 0; marks look `distance` back, in every layer."""
     p = registers.parameters
     asking = [("mark", p.distance_of(layer)), *([("place", 1)] if layer == 0 else [])]
     scale = math.sqrt(slots.size) / (KEY * NORMED)
@@ -119,12 +112,12 @@ def position_lookup(registers: Registers, slots: Slots, layer: int, query: Weigh
         query[slots.coarse, column] = most / NORMED
         query[slots.fine, column] = four_bits((begin - 2 * most) / (p.digits - 0.5 - four_bits(p.digits))) / NORMED
     position_keys(registers, slots, key)
-    if layer:  # a place asks nothing here; it reads BEGIN, whatever else the cache holds
+    if layer:  # a place looks up nothing here; it reads BEGIN, whatever else the cache holds
         query[slots.coarse, registers.kind("place")] = four_bits(POSITION_NATS / 2 * scale * NORMED) / NORMED
 
 
 def ask_back(slots: Slots, query: Weights, column: int, back: int) -> None:
-    """What asks for the key `back` positions back, and for nothing else, wherever that column holds 1."""
+    """Write a query for the key `back` positions back, for tokens with 1 in that column."""
     scale = math.sqrt(slots.size) / (KEY * NORMED)
     for (first, second), weight, frequency in zip(
         slots.pairs, slots.rotary.weights, slots.rotary.frequencies, strict=True
@@ -135,14 +128,13 @@ def ask_back(slots: Slots, query: Weights, column: int, back: int) -> None:
 
 
 def position_keys(registers: Registers, slots: Slots, key: Weights) -> None:
-    """What turns with the position of a place or a mark."""
     for kind in ("place", "mark"):
         for first, _ in slots.pairs:
             key[first, registers.kind(kind)] = KEY / NORMED
 
 
 def value_rows(registers: Registers, slots: Slots, layer: int, head: int) -> Iterator[tuple[int, int, int]]:
-    """(column read, column written, value dimension) of all that a head returns."""
+    """(column read, column written, value dimension) of everything that a head returns."""
     p = registers.parameters
     pair = p.showing.index(layer) * p.kv_heads + head
     for index, digit in enumerate(returned(p, head)):

@@ -1,8 +1,7 @@
-"""What a known-answer model is made from: sizes of its architecture, of its alphabet, and its two tests.
+"""Parameters of a known-answer model: sizes of its architecture, its alphabet, and its two tests.
 
 Invariants:
-- Two equal `Parameters` give the same model, byte for byte, and the same answers.
-- Sizes that cannot hold the construction are refused when the value is made.
+- Equal `Parameters` give the same model, byte for byte, and the same answers.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from kvcheck.core.base.errors import UsageError
 # exact enough.
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8-kv": 2}
 KV_SCALES = (1, 2, 4, 8, 16)
-"""Powers of two keep every digit exact. A scale below 1 would lift keys above 448, where FP8 E4M3 ends."""
+"""Powers of two keep every digit exact. A scale below 1 would lift keys above 448, the maximum of FP8 E4M3."""
 BITS_A_TOKEN = 8  # of the position test: 256 values keep the vocabulary small at any number of layers and heads
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What a layer can look up. hops: a place, by content, wherever it is. shows: a mark, by its position.
-    is_windowed: only the last positions are read. is_state: a recurrent state is read instead of keys and values.
-    """
+    """A layer's lookups. hops: a place, by content. shows: a mark, by its position."""
 
     hops: bool = True
     shows: bool = True
@@ -42,13 +39,13 @@ KINDS_OF: Mapping[str, tuple[LayerKind, ...]] = {
     "gpt-oss": (WINDOWED, FULL),
     "qwen3-next": (STATE, STATE, STATE, FULL),
 }
-"""Kinds of an architecture's layers, from layer 0 on, over and over; all are FULL where it has no row."""
+"""Kinds of an architecture's layers, repeated from layer 0 on; without a row all are FULL."""
 INDEXED = frozenset({"deepseek-v32"})
 """Architectures with an indexer, which picks the positions that attention reads."""
 LEAST_TOP_K = 4  # BEGIN, GUARD, and a place that a prompt lists twice
 MOST_TOP_K = 2048  # that any engine's kernels take
 STATE_DISTANCE = 3  # that a state layer reads back in the position test: as far as its convolution reaches
-STATE_KEYS = STATE_DISTANCE + 1  # of the position test in a state: a mark replaces the one that nobody reads any more
+STATE_KEYS = STATE_DISTANCE + 1  # of the position test in a state: a mark replaces the one that is no longer read
 MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched over that many positions
 
 
@@ -56,13 +53,11 @@ MOST_NODES = 1 << 17  # also the longest request: rotary weights are searched ov
 class Parameters:
     """Sizes of one known-answer model.
 
-    group: query heads of one KV head. length: most positions of a request, prompt and answer together.
-    nodes: distinct tokens that a walk can visit. digits, base: how a node is written, digit d is returned by KV head
-    d % kv_heads. distance: how many positions back the position test reads, but in layers with a window or a state; 0:
-    a mark reads itself.
-    kv_scale: the largest scale of a cache in FP8, by which keys or values are divided when they are stored; 1: none.
-    window: positions that a token of a windowed layer reads, itself among them; 0 where the architecture has none.
-    top_k: positions that an indexer picks for a token; 0 where the architecture has none.
+    group: query heads of one KV head. length: of prompt and answer together. nodes: tokens that a walk can visit.
+    digits, base: of a node's code; KV head d % kv_heads returns digit d. distance: positions that the position test
+    reads back, except in layers with a window or a state; 0: a mark reads itself. kv_scale: the largest scale of a
+    cache in FP8, which divides keys or values; 1: none. window: positions that a token of a windowed layer reads,
+    itself included. top_k: positions that an indexer picks for a token.
     """
 
     family: str
@@ -118,26 +113,22 @@ class Parameters:
             raise UsageError(f"{self.family} has no indexer; got a top-k of {self.top_k}")
 
     def kind(self, layer: int) -> LayerKind:
-        """What a layer can look up."""
         return _kind(self.family, layer)
 
     @property
     def hopping(self) -> tuple[int, ...]:
-        """Layers that make a hop of a walk: those behind layer 0 that find by content."""
         return tuple(layer for layer in _layers_that(self.family, self.layers, "hops") if layer)
 
     @property
     def showing(self) -> tuple[int, ...]:
-        """Layers that return bits in the position test."""
         return _layers_that(self.family, self.layers, "shows")
 
     @property
     def windowed(self) -> tuple[int, ...]:
-        """Layers that read the last positions alone."""
         return _layers_that(self.family, self.layers, "is_windowed")
 
     def distance_of(self, layer: int) -> int:
-        """How many positions back a layer reads in the position test. In a window: to its first position."""
+        """Positions that a layer reads back in the position test; in a window, to its first one."""
         kind = self.kind(layer)
         if kind.is_state:
             return STATE_DISTANCE
@@ -145,11 +136,10 @@ class Parameters:
 
     @property
     def has_state(self) -> bool:
-        """Whether a layer reads a recurrent state."""
         return bool(_layers_that(self.family, self.layers, "is_state"))
 
     def scales(self, layer: int) -> tuple[float, float]:
-        """Scales of a layer's keys and values in FP8. They differ by layer, so that those of another one are wrong."""
+        """Scales of a layer's keys and values in FP8. They differ by layer, so that another layer's are wrong."""
         if self.kv_scale == 1:
             return 1.0, 1.0
         most, least = float(self.kv_scale), self.kv_scale / 2
@@ -157,7 +147,7 @@ class Parameters:
 
     @property
     def farthest(self) -> int:
-        """The largest distance of any layer. A state layer needs the mark before the one that it reads, too."""
+        """The largest distance of any layer. A state layer also needs the mark before the one that it reads."""
         return max(self.distance_of(layer) + self.kind(layer).is_state for layer in self.showing)
 
     @property
@@ -167,33 +157,28 @@ class Parameters:
 
     @property
     def bits(self) -> int:
-        """Bits of one token of the position test."""
         return min(BITS_A_TOKEN, self.pairs)
 
     @property
     def phases(self) -> int:
-        """Each token of the position test has one of them and shows the bits of a group of pairs. A state's keys are
-        phases too: then their number is a multiple of the number of these keys.
-        """
+        """Each mark has a phase and shows the bits of a group of pairs. Phases are also a state's keys, and then a
+        multiple of their number."""
         return -(-self.groups // STATE_KEYS) * STATE_KEYS if self.has_state else self.groups
 
     @property
     def groups(self) -> int:
-        """Groups of `bits` pairs."""
         return math.ceil(self.pairs / self.bits)
 
     @property
     def hops(self) -> int:
-        """Steps of the walk from one token of an answer to the next: layer 0 finds the node, others hop."""
         return len(self.hopping)
 
     def to_json(self) -> dict[str, Any]:
-        """For known_answers.json. What only some models have is left out of the others'."""
+        """For known_answers.json. Optional sizes at their default are left out."""
         return {name: value for name, value in asdict(self).items() if _OPTIONAL.get(name) != value}
 
     @classmethod
     def from_json(cls, data: object) -> Parameters:
-        """Raises UsageError where the table is not one that `to_json` makes."""
         known = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if not isinstance(data, dict) or set(data) | set(_OPTIONAL) != set(known):
             raise UsageError(f"parameters of a known-answer model are a table of {', '.join(known)}")
@@ -208,9 +193,8 @@ def _kind(family: str, layer: int) -> LayerKind:
     return kinds[layer % len(kinds)]
 
 
-@cache  # asked for with every token that is judged
+@cache  # called for every judged token
 def _layers_that(family: str, layers: int, what: str) -> tuple[int, ...]:
-    """Layers whose kind has that property."""
     return tuple(layer for layer in range(layers) if getattr(_kind(family, layer), what))
 
 
@@ -218,7 +202,6 @@ _OPTIONAL = {field.name: field.default for field in fields(Parameters) if field.
 
 
 def check_sizes(*, layers: int, kv_heads: int, group: int, head_dim: int, length: int, dtype: str) -> None:
-    """Raise UsageError for the first size that no known-answer model has: what, expected, got."""
     for name, size, least, most in (
         ("layers", layers, 2, 256),
         ("kv-heads", kv_heads, 1, 64),
@@ -237,8 +220,8 @@ def check_sizes(*, layers: int, kv_heads: int, group: int, head_dim: int, length
 def node_digits(parameters: Parameters, node: int) -> tuple[int, ...]:
     """The digits of a node: its number in the base, then check digits. Two nodes differ in at least two digits.
 
-    A check digit is a sum, modulo the base, of all others by coefficients that have an inverse (1, or base - 1), so
-    that one changed digit always changes it.
+    A check digit is a sum of all others, modulo the base, by coefficients with an inverse (1, or base - 1), so one
+    changed digit always changes it.
     """
     base, count = parameters.base, information_digits(parameters)
     own = [(node // base**i) % base for i in range(count)]
@@ -250,7 +233,6 @@ def node_digits(parameters: Parameters, node: int) -> tuple[int, ...]:
 
 
 def information_digits(parameters: Parameters) -> int:
-    """Digits that number the nodes; the others are check digits."""
     count = 1
     while parameters.base**count < parameters.nodes:
         count += 1

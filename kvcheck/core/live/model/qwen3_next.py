@@ -1,13 +1,11 @@
 """Weights of a known-answer model of the Qwen3-Next architecture: of four layers three are gated delta nets.
 
-Attention is as in Llama, with norms of queries and keys in its way: four dimensions of a head hold a constant that
-outweighs the rest, so the norm divides by the same number each time, and the norm's own weight takes them out. The
-output gate is open. A quarter of a head turns; content lies in the rest.
+Attention is as in Llama, with an open output gate. A quarter of a head rotates; content lies in the rest.
 
 Invariants:
-- Norms are stored less 1, but for the gated one of a delta net.
-- Every MLP is a mixture of experts that are zero: that is what all engines read.
-- There is none in fp16: a state layer's lookups need weights above 65,504.
+- Norms are stored less 1, except the gated one of a delta net.
+- Every MLP is a mixture of experts that are zero, the only kind that all engines read.
+- fp16 is refused: a state layer's lookups need weights above 65,504.
 """
 
 from __future__ import annotations
@@ -38,14 +36,11 @@ MOST_NODES = 16384  # 130 heads of 128 x 128 in a state
 
 
 def tensors(parameters: Parameters) -> Iterator[tuple[str, Weights]]:
-    """(name, weights) of every tensor, by Hugging Face's names. All are [out, in] but for a convolution, [channels, 1,
-    positions]; the embedding is [ids, width]. Raises UsageError for sizes that the architecture has no room for.
-    """
+    """As Llama's; a convolution is [channels, 1, positions]. Raises UsageError for sizes without room."""
     return tensors_around(parameters, partial(_layer, _slots(parameters)), norm_weight=0.0)
 
 
 def config(parameters: Parameters) -> dict[str, object]:
-    """config.json of the model, as transformers, SGLang and vLLM read it."""
     shared = config_around(parameters)
     key_heads = delta_net.key_heads(parameters)
     kinds = ["linear_attention" if parameters.kind(i).is_state else "full_attention" for i in range(parameters.layers)]
@@ -74,12 +69,11 @@ def config(parameters: Parameters) -> dict[str, object]:
 
 
 def room(head_dim: int, length: int) -> int:
-    """Dimensions that can hold digits: of a value in a state, which are fewer than those of a key."""
+    """Dimensions for digits: of a value in a state, which has fewer than a key."""
     return min(delta_net.room(head_dim, length), HEAD_DIM - ROPE_DIM - CONSTANT_DIMS - EXTRA_DIMS)
 
 
 def _slots(parameters: Parameters) -> Slots:
-    """A head's dimensions: what turns, two constants of a key and one of a query, digits, and the norm's constant."""
     code, has_room = parameters.digits * parameters.base, room(HEAD_DIM, parameters.length)
     if parameters.dtype == "fp16":
         raise UsageError("fp16 cannot hold the keys of a state of qwen3-next; ask for --dtype bf16")
@@ -137,6 +131,8 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
         for source, target, dim in value_rows(registers, slots, layer, kv_head):
             values[kv_head, dim, source] = 1 / NORMED
             outputs[target, kv_head, :, dim] = 1 / p.group
+    # Norms of queries and keys: a constant outweighs the rest, so the norm always divides by the same number; its own
+    # weight removes the constant.
     gain = np.full(HEAD_DIM, NORM_GAIN, np.float32)
     gain[-CONSTANT_DIMS:] = -1  # nothing is left of them
     for weights in (query, key):
@@ -152,7 +148,6 @@ def _attention(slots: Slots, registers: Registers, layer: int) -> Iterator[tuple
 
 
 def _experts(width: int) -> Iterator[tuple[str, Weights]]:
-    """A layer's mixture of experts, which is zero."""
     yield "mlp.gate.weight", np.zeros((EXPERTS, width), np.float32)
     yield "mlp.shared_expert_gate.weight", np.zeros((1, width), np.float32)
     for expert in (*(f"experts.{number}" for number in range(EXPERTS)), "shared_expert"):

@@ -1,12 +1,9 @@
 """The residual of a known-answer model: a row of registers, the embedding that fills it, the head that reads it.
 
-The registers hold the token's kind, its digits or bits, for each layer what its heads found, and one register in 64
-holds a constant. The constants outweigh the rest, so the norm divides every register by the same number, a power of
-two. All families have this residual; they differ in how their heads look things up.
+Registers hold the token's kind, its digits or bits, and for each layer the values found by its heads.
 
 Invariants:
-- All that a walk adds up here is a small whole number times a power of two: exact in bf16 and fp16 with any number of
-  layers.
+- All sums of a walk are small integers times a power of two: exact in bf16 and fp16 with any number of layers.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ KINDS = ("begin", "guard", "place", "node", "mark")
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Columns of the residual by name. code: columns of one node's digits; digit d of value x is at d * base + x."""
+    """Columns of the residual by name. code: columns of a node's digits; digit d of value x is at d * base + x."""
 
     parameters: Parameters
 
@@ -73,39 +70,34 @@ class Registers:
         return self.found(self.parameters.layers) + layer * self.parameters.kv_heads + head
 
     def lost_unit(self, layer: int) -> float:
-        """What a lookup that found nothing adds to a lost register."""
         return STATE_LOST if self.parameters.kind(layer).is_state else 1.0
 
     def shown(self, pair: int, value: int) -> int:
         return self.lost(self.parameters.layers, 0) + 2 * pair + value
 
     def left_over(self, layer: int) -> int:
-        """What the state of a layer holds before anything was written into it."""
+        """The column that a layer's uncleared state fills."""
         return self.shown(self.parameters.pairs, 0) + layer
 
     @property
     def last(self) -> int:
-        """The layer that finds the answer of a walk."""
         return self.parameters.hopping[-1]
 
     def found_before(self, layer: int) -> int:
-        """What the layer before it in a walk found."""
         return self.found(max(each for each in (0, *self.parameters.hopping) if each < layer))
 
     @property
     def width(self) -> int:
-        """Columns in all, a multiple of 128."""
         own = self.left_over(self.parameters.layers if self.parameters.has_state else 0)
         return -(-own * CONSTANT_SHARE // ((CONSTANT_SHARE - 1) * 128)) * 128
 
     @property
     def constants(self) -> slice:
-        """The last columns, which hold the constant."""
         return slice(self.width - self.width // CONSTANT_SHARE, self.width)
 
 
 def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
-    """[ids, width]: what each token puts into the registers."""
+    """[ids, width]."""
     p = registers.parameters
     table = np.zeros((alphabet.size, registers.width), np.float32)
     table[:, registers.constants] = HELD_CONSTANT
@@ -118,7 +110,7 @@ def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
         table[rows[:, None], start + columns] = 1
         if kind == "node" and not p.kind(0).hops:  # layer 0 cannot find its place, so it holds what that would give
             table[rows[:, None], registers.found(0) + columns] = 1
-    # What a lost model says is asked again as a node without digits, so that it stays lost.
+    # A lost token is fed back as a node without digits, so that the model stays lost.
     table[[TOO_LITTLE, TOO_MUCH], registers.kind("node")] = 1
     table[alphabet.lost(0, 0) : alphabet.places, registers.kind("node")] = 1
     # In a state layer a node is lost by each value head of two until one takes it back that found something.
@@ -143,7 +135,7 @@ def code_columns(parameters: Parameters) -> npt.NDArray[np.int64]:
 
 
 def head(registers: Registers, alphabet: Alphabet) -> Weights:
-    """[ids, width]: the logit of each token. Raises UsageError where fp16 cannot hold the weights."""
+    """[ids, width]: the logit of each token. Raises UsageError if fp16 cannot hold the weights."""
     p = registers.parameters
     if p.dtype == "fp16" and p.digits > MOST_DIGITS_FP16:
         raise UsageError(
@@ -168,7 +160,7 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
             for i in range(p.bits):
                 row[registers.shown(shown_pair(p, before, i), value >> i & 1)] = logit
     # A lost token beats every other one; of two layers that are lost, the first one is named. A windowed layer
-    # holds no other one back: values that are too strong take it below zero, which is said as such.
+    # holds no other one back: values that are too strong take it below zero, which TOO_MUCH names.
     most = (max(p.digits, p.bits + 1) + 2) * logit
     table[TOO_MUCH, [registers.lost(layer, head) for layer in p.windowed for head in range(p.kv_heads)]] = -most
     reading = ((0, *p.hopping), p.showing)

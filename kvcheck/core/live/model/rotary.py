@@ -1,13 +1,12 @@
-"""Which rotary pairs tell positions apart, with which weights, and which turn so slowly that content can lie in them.
+"""Splits rotary pairs: weighted fast ones that distinguish positions, and slow ones for content.
 
-A query that asks for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e).
-The loss at e is that sum's distance from its peak; the smallest loss over all displacements is the gap that the test
-stands on.
+A query for the position `distance` back scores the key at displacement e from it by sum_j w_j cos(f_j e). The loss at e
+is that sum's distance from its peak; the smallest loss over all displacements is the gap of the position test.
 
 Invariants:
-- Pair j turns dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j /
+- Pair j rotates dimensions j and j + head_dim / 2 of a head (the half split of Llama) by position * theta ** (-2j /
   head_dim).
-- A slow pair turns by at most LEAK radians over the whole length, so content in it is the same at every position.
+- A slow pair rotates by at most LEAK radians over the whole length.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kvcheck.core.base.errors import UsageError
 # Large enough that half of 32 pairs turn slowly over 131,072 positions; float32 holds its powers in every engine.
 THETA = 1e15
 LEAK = 0.02
-# Turning of at least this much over the whole length makes a pair useful to tell positions apart.
+# Turning of at least this much over the whole length makes a pair useful to distinguish positions.
 USEFUL_TURN = 2.0
 LEAST_FAST = 3
 _ROUNDS = 400
@@ -31,11 +30,8 @@ _ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims: dimensions for content,
-    the slowest first.
-
-    gap: smallest loss of any displacement of 1 .. length - 1, in units of the peak.
-    """
+    """A split of rotary pairs. fast: pairs, with their weights (sum 1) and frequencies (radians a position). slow_dims:
+    the slowest first. gap: in units of the peak."""
 
     fast: tuple[int, ...]
     weights: tuple[float, ...]
@@ -44,9 +40,8 @@ class Rotary:
     gap: float
 
 
-@cache  # seconds for a long request, and asked for by whoever fits digits and whoever writes weights
+@cache  # takes seconds for a long request; called to fit digits and to write weights
 def plan_rotary(head_dim: int, length: int, theta: float = THETA) -> Rotary:
-    """The split for a head dimension and a largest length. Raises UsageError where too few pairs turn fast."""
     half = head_dim // 2
     frequencies = theta ** (-np.arange(half) / half)
     fast = np.flatnonzero(frequencies * length >= USEFUL_TURN)
@@ -67,7 +62,7 @@ def plan_rotary(head_dim: int, length: int, theta: float = THETA) -> Rotary:
 
 
 def _best_weights(frequencies: npt.NDArray[np.float64], length: int) -> tuple[npt.NDArray[np.float64], float]:
-    """Weights that make the smallest loss large: a zero-sum game, solved by multiplicative weights."""
+    """Weights that maximize the smallest loss: a zero-sum game, solved by multiplicative weights."""
     loss = 1 - np.cos(np.outer(np.arange(1, length), frequencies))
     log_odds = np.zeros(len(loss))
     summed = np.zeros(len(frequencies))

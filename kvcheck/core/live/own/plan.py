@@ -1,11 +1,10 @@
-"""OwnPlan: everything that decides the requests of one round to a user's own model, and the line that says it.
+"""OwnPlan: everything that decides the requests of one round to a user's own model, and its line.
 
     own-model/prefix-cache:target=http%3A//127.0.0.1%3A8000,engine=vllm,seed=1,round=0,names=7,vocabulary=1000
 
 Invariants:
-- Encoding and decoding round-trip, and the line holds no character that a shell changes.
-- The line holds no key of a server. The next turn of a conversation repeats what the server answers cold: such a
-  request is the same only if that answer is.
+- Encoding and decoding round-trip; the line has no character that a shell changes, and no server key.
+- The next turn of a conversation repeats the server's cold answer, so it is the same only if that answer is.
 """
 
 from __future__ import annotations
@@ -46,15 +45,12 @@ class OwnPlan:
 
     @property
     def cell(self) -> str:
-        """The id of the result that it belongs to."""
         return f"{OWN_MODEL}/{self.situation}/{self.engine or UNNAMED_SERVER}"
 
     def at(self, round_: int) -> OwnPlan:
-        """The same plan for another round."""
         return dataclasses.replace(self, round=round_)
 
     def line(self) -> str:
-        """The line that `kvcheck replay` takes."""
         pairs = (
             f"{field.name}={quote(str(value), safe='/._-')}"
             for field in dataclasses.fields(self)
@@ -65,12 +61,10 @@ class OwnPlan:
 
 
 def is_own_line(line: str) -> bool:
-    """Whether a schedule line is one of a user's own model."""
     return ":" in line and is_own_model(line)
 
 
 def parse_own_line(line: str) -> OwnPlan:
-    """The plan of a line. Raises UsageError that says which key is wrong."""
     keys = keys_of(line)
     situation = keys.pop("scenario").removeprefix(f"{OWN_MODEL}/")
     LIVE_SCENARIOS.require(situation)

@@ -1,8 +1,4 @@
-"""Where the library has what the probes need, and the builds that bring it.
-
-Invariants:
-- Places are tried in order and by name alone. An unknown release is driven if it has the names.
-"""
+"""Places of the library's capabilities, and the builds that contain it."""
 
 from __future__ import annotations
 

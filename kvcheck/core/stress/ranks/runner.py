@@ -1,8 +1,7 @@
 """RankRunner: runs one plan with every rank in a process of its own and judges the outcome.
 
 Invariants:
-- This process makes the reference run, counts the bytes and judges. It moves no bytes itself.
-- The same plan makes the same work. The machine decides the order of events, and that order is not recorded.
+- The same plan makes the same work. The order of events depends on the machine and is not recorded.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ from kvcheck.core.stress.schedule import Plan
 
 
 class RankRunner:
-    """Runs plans over processes of this machine."""
-
     cpu_s = 0.0
 
     def run(self, plan: Plan) -> Outcome:
-        """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
+        """Run and judge one schedule. Raises UnknownVerdict if a library is missing."""
         shape, load = work_of(plan)
         supervisor = Supervisor(plan)
         reports = supervisor.run()
@@ -60,7 +57,6 @@ class RankRunner:
 
 
 def _done(reports: Iterable[RankReport], evidence: Evidence) -> str:
-    """What was done to requests, for the note."""
     told = list(reports)
     faulted = {request for report in told for request in report.faulted}
     stalled = {request for report in told for request in report.stalled}
