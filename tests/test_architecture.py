@@ -118,7 +118,7 @@ NAMES_ABOVE = {
 NAMESPACES = frozenset({"core", "core.base", "core.cache"})
 ONLY_COMMANDS = "core.stress.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
 # commands, the price of a fix beside its mutant, and what judges mutants by their cards
-KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials")
+KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials", "tools")
 
 MOST_PACKAGES = 14
 LINES_OF_A_FILE = 500
@@ -133,6 +133,7 @@ MAY_CATCH_ALL = {
     **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
     **dict.fromkeys(("core.base.errors", "core.stress.targets.own"), "others raise anything"),
     "tools.mutation.forks": "an edit raises anything",
+    "tools.servers.inside.on_path.sitecustomize": "a server must not go on without it",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
@@ -304,7 +305,7 @@ def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
                 found.add((node.lineno, f".{node.func.attr}()"))
         found |= {(node.lineno, f".{node.attr} =") for node in stores if node.attr in ban.attributes}
         yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
-    for library, adapters in ADAPTERS.items():
+    for library, adapters in () if is_under(module, "tools") else ADAPTERS.items():
         for line, name in imported(tree):
             if is_under(name, library) and not any(is_under(module, place) for place in adapters):
                 yield f"line {line}: {library} is imported only in {', '.join(adapters)}, so that others start without"
