@@ -43,6 +43,7 @@ MAY_CATCH_ALL = {
     **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
     **dict.fromkeys(("core.base.errors", "core.stress.targets.own"), "others raise anything"),
     "tools.mutation.forks": "an edit raises anything",
+    "tools.servers.inside.on_path.sitecustomize": "a server must not go on without it",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
@@ -192,7 +193,7 @@ def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
                 found.add((node.lineno, f".{node.func.attr}()"))
         found |= {(node.lineno, f".{node.attr} =") for node in stores if node.attr in ban.attributes}
         yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
-    for library, adapters in ADAPTERS.items():
+    for library, adapters in () if is_under(module, "tools") else ADAPTERS.items():
         for line, name in imported(tree):
             if is_under(name, library) and not any(is_under(module, place) for place in adapters):
                 yield f"line {line}: {library} is imported only in {', '.join(adapters)}, so that others start without"

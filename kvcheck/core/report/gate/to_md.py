@@ -1,8 +1,7 @@
 """The gate's result as markdown, for the summary page of a CI job: an entry for each cause, with its replay line.
 
 Invariants:
-- Text of a record cannot become markup, a link or a new line (`report/markdown.py`).
-- A summary page has a limited size: each list shows its first MOST_LINES, then how many more there are.
+- A summary page has a limited size: each list shows its first MOST_LINES, then the number of others.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ MOST_LINES = 100
 
 
 def write(result: GateResult, path: Path) -> None:
-    """The summary at `path`."""
     write_text(path, render(result))
 
 
 def render(result: GateResult) -> str:
-    """The text of the summary."""
     written_out = {"integrity": result.integrity, "conditional": result.conditional}
     lines = [f"### kvcheck gate: {result.verdict}, exit {result.exit_code}", "", escaped(summary_text(result)), ""]
     for name, text, details in sections(result):
@@ -46,7 +43,6 @@ def render(result: GateResult) -> str:
 
 
 def _causes(result: GateResult) -> list[tuple[Trouble, str | None]]:
-    """The causes in all runs, each with its run."""
     parts = [(Kind.FINDING, result.integrity)]
     parts += [] if result.fail_on_conditional else [(Kind.CONDITIONAL, result.conditional)]
     return [
