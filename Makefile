@@ -76,6 +76,7 @@ format-check: $(STAMP)
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports --no-cache --no-logo
 
 types: $(STAMP)
 	@$(VENV)/bin/mypy

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
 from kvcheck.core.run.cell_task import Report
@@ -28,14 +29,25 @@ def decided(*, is_failed: bool, reason: str | None) -> tuple[Verdict, str | None
     return (Verdict.PASS, None) if reason is None else (Verdict.UNKNOWN, NOT_EXERCISED)
 
 
+class CellPlan(Protocol):
+    """cell: the id of its row in the record. tried_with: the shape, probe or engine in it."""
+
+    @property
+    def cell(self) -> str: ...
+
+    @property
+    def tried_with(self) -> str: ...
+
+
+P = TypeVar("P", bound=CellPlan)
+
+
 @dataclass(slots=True, kw_only=True)
-class Cell(ABC):
-    """What has been judged of a cell so far.
+class Cell(ABC, Generic[P]):
+    """plan: its first one. wanted: schedules or rounds planned. floor: how many a pass needs. findings: those that fail
+    it. reason: why it is no pass, whatever else it has run."""
 
-    wanted: schedules or rounds planned. floor: how many a pass needs. findings: those that fail it. reason: why it is
-    no pass, whatever else it has run.
-    """
-
+    plan: P
     wanted: int
     floor: int = 1
     evidence: Evidence = field(default_factory=Evidence)
@@ -44,14 +56,8 @@ class Cell(ABC):
     reason: str | None = None
 
     @property
-    @abstractmethod
     def id(self) -> str:
-        """The id of its row in the record."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> str:
-        """What its scenario is tried with."""
+        return self.plan.cell
 
     @abstractmethod
     def lacks(self) -> str | None:
@@ -66,17 +72,16 @@ class Cell(ABC):
         """How much of what was planned it has run."""
 
     def total(self) -> Evidence:
-        """The evidence of its row."""
         return self.evidence
 
     def result(self) -> ScenarioResult:
-        """The cell's row of the record, as of now."""
+        """The row of the record, as of now."""
         reason = self.beside() if self.findings else self.lacks()
         verdict, code = decided(is_failed=self.findings > 0, reason=reason)
         evidence = self.total()
         return ScenarioResult(
             id=self.id,
-            shape=self.shape,
+            shape=self.plan.tried_with,
             verdict=verdict,
             code=code,
             reason=reason,
@@ -88,16 +93,15 @@ class Cell(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class ScheduleCell(Cell):
+class ScheduleCell(Cell[Plan]):
     """A cell that is counted in schedules.
 
-    plan: its first plan. ran: numbers of the schedules that have run. earlier: what the schedules of an interrupted run
-    tried. is_exercised: all that a pass needs has happened. told: how many of its findings its printed line covers;
-    None: there is none yet. notes: what is printed before that line. within: run all schedules within so many answers,
-    of `wanted` workloads. scope: of which schedules none was left out.
+    ran: numbers of the schedules that have run. earlier: what an interrupted run tried. is_exercised: all that a pass
+    needs has happened. told: how many findings its printed line covers; None before there is one. notes: lines before
+    that one. within: run all schedules within so many answers, of `wanted` workloads. scope: of which schedules none
+    was left out.
     """
 
-    plan: Plan
     fails_on_conditional: bool = False
     ran: list[int] = field(default_factory=list)
     earlier: tuple[str, ...] = ()
@@ -108,14 +112,6 @@ class ScheduleCell(Cell):
     within: int | None = None
     scope: str | None = None
     _coverage: tuple[int, Coverage] | None = None
-
-    @property
-    def id(self) -> str:
-        return self.plan.cell
-
-    @property
-    def shape(self) -> str:
-        return self.plan.tried_with
 
     @property
     def is_enough(self) -> bool:

@@ -24,7 +24,7 @@ from kvcheck.core.run.line import LineCodec
 BUILTIN = "builtin"
 """The target that is kvcheck's own."""
 ANSWERS = "answers"
-"""The strategy whose choices are answers to the process's polls; see answers.py."""
+"""The strategy whose choices are answers to the process's polls; see stress/answers.py."""
 FLOOR = 3
 """Least schedules of a cell: with an eager, a lazy and a random order, and other settings in each."""
 MOST_RANKS = 8
