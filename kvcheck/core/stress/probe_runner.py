@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from kvcheck.core.base.child import inherited
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.misspelt import did_you_mean
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.tables import ProbeRow
@@ -32,17 +33,16 @@ UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requ
 """Keys of a plan that no probe reads: they have to be what they are by default."""
 
 
-def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
+def probe_plans(base: Plan, names: Sequence[str]) -> Iterator[Plan]:
     """The plans of the target's probes for the base's kind of device.
 
-    scenarios, and names as "PROBE.SUBJECT" or PROBE, limit them; without names all probes have a plan.
+    names: of scenarios, of probes or as "PROBE.SUBJECT"; without names all probes have a plan.
     """
     kind = kind_of(base.device)
-    rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
-    for row in rows:
-        for subject in row.subjects:
+    for row in parse_target(base.target).spec.probes:
+        for subject in row.subjects if kind in row.devices else ():
             probe = f"{row.name}.{subject}"
-            if (not scenarios or row.scenario in scenarios) and (not shapes or {probe, row.name} & {*shapes}):
+            if not names or {row.scenario, row.name, probe} & {*names}:
                 yield replace(base, scenario=row.scenario, probe=probe)
 
 
@@ -67,14 +67,14 @@ def check_probe_plan(plan: Plan) -> None:
     if (kind := kind_of(plan.device)) not in able:
         raise UsageError(
             f"--device {plan.device}: no probe of {plan.target} runs on {kind}; expected {' or '.join(able)}; next: "
-            f"kvcheck stress --target {plan.target}, without --device"
+            f"kvcheck probe {plan.target}, without --device"
         )
     default = Plan(scenario=plan.scenario, probe=plan.probe)
     if plan.device != "cpu":
         default = replace(default, device=plan.device, backend="cuda")
     for key in UNREAD:
         if (value := getattr(plan, key)) != getattr(default, key):
-            raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
+            raise UsageError(f"a probe of {plan.target} takes no {key}, got {value!r}; leave it out")
 
 
 def engine_env(given: Sequence[str]) -> str | None:
@@ -82,9 +82,9 @@ def engine_env(given: Sequence[str]) -> str | None:
     names = [each.partition("=")[0] for each in given]
     for name, each in zip(names, given, strict=True):
         if not each.isprintable() or "=" not in each:
-            raise UsageError(f"--engine-env {each!r}: expected NAME=VALUE of printable characters in one line")
+            raise UsageError(f"--env {each!r}: expected NAME=VALUE of printable characters in one line")
         if names.count(name) > 1:
-            raise UsageError(f"--engine-env {name}: expected each name once, got it {names.count(name)} times")
+            raise UsageError(f"--env {name}: expected each name once, got it {names.count(name)} times")
     return "\n".join(given) or None
 
 
@@ -96,28 +96,30 @@ def check_variables(plan: Plan) -> None:
         is_own = bool(re.fullmatch("[A-Z][A-Z0-9_]*", name)) and name.startswith(spec.variables or ("\n",))
         if not equals or not is_own:
             begins = " or ".join(f"{each}*" for each in spec.variables)
-            raise UsageError(f"--engine-env {line!r}: expected NAME=VALUE with a name of {spec.name}'s own: {begins}")
+            raise UsageError(f"--env {line!r}: expected NAME=VALUE with a name of {spec.name}'s own: {begins}")
         if inherited({name: value}, is_engine=True) != {name: value}:
-            raise UsageError(f"--engine-env {name}: its name or value looks like a secret, and a record shows it")
+            raise UsageError(f"--env {name}: its name or value looks like a secret, and a record shows it")
 
 
-def probe_cells(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
-    """The plans of a run. Raises UsageError where no probe is left."""
-    every = list(probe_plans(base, [], []))
-    tried = {plan.scenario for plan in every}
-    for name in scenarios:
-        if name not in tried:
-            SCENARIOS.require(name)
-    plans = list(probe_plans(base, scenarios, shapes))
-    if not plans:
-        known = ", ".join(f"{plan.scenario}: {plan.probe}" for plan in every)
-        raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
-    return plans
+def probe_cells(base: Plan, scenarios: Sequence[str], names: Sequence[str]) -> list[Plan]:
+    """The plans of a run. Raises UsageError for a name that no probe of the engine has."""
+    every = list(probe_plans(base, []))
+    known = {name: None for plan in every for name in (plan.scenario, _name(plan), str(plan.probe))}
+    for name in (*scenarios, *names):
+        if name not in known:
+            names_of_rows = ", ".join(dict.fromkeys(map(_name, every)))
+            raise UsageError(f"{base.target} has no probe {name!r}{did_you_mean(name, known)}; known: {names_of_rows}")
+    return list(probe_plans(base, [*scenarios, *names]))
+
+
+def _name(plan: Plan) -> str:
+    """The probe of a plan, without its subject."""
+    return (plan.probe or "").partition(".")[0]
 
 
 def untried_by_probes(base: Plan, plans: Sequence[Plan]) -> list[str]:
     """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
-    every = list(probe_plans(base, [], []))
+    every = list(probe_plans(base, []))
     tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
     lacking = [name for name in SCENARIOS.names() if name not in tried]
     left = [plan.cell for plan in every if plan.cell not in ran]

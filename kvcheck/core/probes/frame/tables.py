@@ -63,7 +63,7 @@ class EngineSpec:
 
     prepare: "module:function", called once in the child with the names, before the first probe; "" where nothing is
     prepared. shows: its text for people. program: "module:main" of what the child runs. variables: how the names of the
-    engine's own environment variables begin, which `--engine-env` takes. untried: what no probe of it tries.
+    engine's own environment variables begin, which `--env` takes. untried: what no probe of it tries.
     start: "module:function" that loads the engine as that program does, for a check of its imports. compiled:
     "module:function" that says what compiled code runs on a device, and raises CannotDrive where none does.
     """
