@@ -28,16 +28,16 @@ from test_architecture import MAY_IMPORT, PACKAGE
 from kvcheck.commands import baseline
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import ScenarioResult, Verdict, read_record
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, walk_prompt
-from kvcheck.core.live.model.family import fit_digits
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, walk_prompt
+from kvcheck.core.model.family import fit_digits
+from kvcheck.core.model.parameters import Parameters
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
-from kvcheck.core.report.store import write_run
-from kvcheck.core.stress.mutation.handwritten import read_hand_edits
+from kvcheck.core.run.store import write_run
 from kvcheck.core.stress.targets.mutants import MUTANTS
+from tools.mutation.handwritten import read_hand_edits
 
 SETTINGS = """[tool.kvcheck.stress]
 shape = ["llama-3-tiny"]
@@ -246,8 +246,8 @@ def test_the_baseline_of_the_page_is_read(tmp_path: Path) -> None:
 
 def test_the_bug_by_hand_of_the_page_can_be_put_in(tmp_path: Path) -> None:
     path = tmp_path / "bugs.json"
-    path.write_text(block_of("docs/mutation.md", "[{").text)
-    (bug,) = read_hand_edits(path, PROJECT / "kvcheck")
+    path.write_text(block_of("tools/mutation/README.md", "[{").text)
+    (bug,) = read_hand_edits(path)
     assert bug.expect == ("KV201",) and bug.diff.startswith("-")
 
 

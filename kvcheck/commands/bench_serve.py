@@ -38,20 +38,20 @@ from kvcheck.commands.options import (
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.server import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, Server, facts_of, known_answers
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.prices.bench import Arm, ServeBench
 from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, Load
 from kvcheck.core.live.prices.side import Side
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_PROMPT = 384
 DEFAULT_ANSWER = 64
@@ -186,7 +186,7 @@ def bench_serve(
             "max_time_s": max_time,
         },
         out=out,
-        quiet=format_name == "json",
+        teller=Terminal(is_quiet=format_name == "json"),
     )
     _describe_run(session, bench, servers, model)
     interrupted = _measure(session, bench, asked, until=began + max_time)

@@ -19,7 +19,7 @@ COMMANDS_THAT_MOVED = {
     "engine-env": "environments are made by kvcheck env ENGINE==VERSION DIR",
     "reference": "answers of a server are kept by kvcheck model reference URL DIR",
     "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
-    "mutate": "edits of kvcheck's own cache are made from a checkout: tools/mutation",
+    "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
 }
 """Commands that kvcheck had, or that people try: what does it now."""
 

@@ -47,10 +47,10 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.line import LivePlan, check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.own.reference import check_alike, read_reference
 from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner
+from kvcheck.core.model.alphabet import Alphabet
 
 DEFAULT_ROUNDS = 4
 DEFAULT_OWN_ROUNDS = 1

@@ -20,10 +20,10 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner, RoundResult
+from kvcheck.core.model.alphabet import Alphabet
 
 NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
 

@@ -15,17 +15,17 @@ from typing import Protocol, TypeVar
 from kvcheck.commands.options import FORMATS, check_choice, check_positive, repro
 from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.server import Server
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import OWN_MODEL
 from kvcheck.core.live.clients.client import Client
-from kvcheck.core.live.conclusion import Progress, RoundPlan, common_place, requirements, unseen
+from kvcheck.core.live.conclusion import RoundCell, RoundPlan, common_place, requirements, unseen
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Scenario
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 INTERRUPTED = "the run was interrupted before it"
 
@@ -76,7 +76,7 @@ class LiveRun:
 
 def plan_scenarios(
     asked: LiveRun, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int
-) -> tuple[list[Progress[P]], list[str]]:
+) -> tuple[list[RoundCell[P]], list[str]]:
     """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
 
     plan_of: the plan of a scenario. rounds: of each, where nobody named their number.
@@ -89,7 +89,7 @@ def plan_scenarios(
             untried.append(f"not tried: {name}: {why}; {_advice(client, scenario)}")
             continue
         progress.append(
-            Progress(
+            RoundCell(
                 plan=plan_of(name),
                 scenario=scenario,
                 flags=client.flags,
@@ -110,7 +110,7 @@ def begin(
     asked: LiveRun,
     seed: int,
     served: Served,
-    progress: Sequence[Progress[P]],
+    progress: Sequence[RoundCell[P]],
     untried: list[str],
     *,
     rounds: int,
@@ -132,7 +132,7 @@ def begin(
             "not_tried": untried,
         },
         out=asked.out,
-        quiet=asked.format_name == "json",
+        teller=Terminal(is_quiet=asked.format_name == "json"),
     )
     place = f"{model} on " if model else ""
     place += f"{served.engine} {served.version or ''}".strip()
@@ -153,7 +153,7 @@ class Rounds(Protocol[Q]):
         """The judgement of a round that was interrupted."""
 
 
-def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[P]], until: float | None) -> bool:
+def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
     """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
     before = [*session.results]
     for each in progress:
@@ -170,7 +170,7 @@ def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[
     return False
 
 
-def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float | None) -> str | None:
+def _round(session: Session, runner: Rounds[P], each: RoundCell[P], until: float | None) -> str | None:
     """The next round of a scenario; why the run ends after it, or None."""
     if until is not None and time.monotonic() >= until:
         each.stop("its time was up; use a larger --max-time")
@@ -195,13 +195,13 @@ def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float 
     return "the server answers no more" if result.is_over else ends
 
 
-def _tell(session: Session, each: Progress[P]) -> None:
+def _tell(session: Session, each: RoundCell[P]) -> None:
     for line in cell_lines(each.result()):
         session.say(line)
-    place = common_place(each.findings)
+    place = common_place(each.found)
     if place is not None and place[2] > 1:
         layer, page, requests = place
-        wrong = len({finding.request for finding in each.findings})
+        wrong = len({finding.request for finding in each.found})
         at = "" if layer is None else f"layer {layer}, "
         session.say(f"       {requests} of {wrong} wrong requests point to {at}page {page} of the request")
 
@@ -216,7 +216,7 @@ def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
 
 
 def end_rounds(
-    session: Session, progress: Sequence[Progress[P]], required: Mapping[str, int], client: Client, untried: list[str]
+    session: Session, progress: Sequence[RoundCell[P]], required: Mapping[str, int], client: Client, untried: list[str]
 ) -> None:
     """The rows of the record, the requirements, and what the run did not see."""
     total: dict[str, int] = {}

@@ -67,7 +67,6 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "About kvcheck itself": {
         "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
-        "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; list edits a run kills."),
     },
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
@@ -106,8 +105,6 @@ EXAMPLES: dict[str, str] = {
     "kvcheck shrink hicache:shape=llama-3-tiny,mutant=backup-before-forward,seed=1,schedule=7 --runs 1000",
     "show": "kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | kvcheck show 20260102#2 -o perfetto=trace.json",
     "selftest": "kvcheck selftest | kvcheck selftest resume-refeeds-token",
-    "mutate": "kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
-    "kvcheck mutate --again build/mutation --survivors --cpu 100 --out build/survivors",
     "bench": "kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
     "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
     SERVE: "kvcheck bench serve http://127.0.0.1:30000 --known-answers tiny | "

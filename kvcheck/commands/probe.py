@@ -34,7 +34,7 @@ from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.misspelt import unknown_name
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 Engine = Annotated[
     str,
@@ -92,8 +92,8 @@ def probe(
     resume: Resume = False,
 ) -> int:
     """Run the probes that were named, and judge them."""
-    from kvcheck.core.stress.probe_runner import engine_env
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.probes.runner import engine_env
+    from kvcheck.core.run.runners import row_of
 
     asked = Asked(
         argv=ctx.obj,

@@ -18,25 +18,26 @@ from kvcheck.commands.exploring import plan_exploring
 from kvcheck.commands.options import FORMATS, check_choice, check_positive, identity, repro
 from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import target_of, unfound_mutant
-from kvcheck.commands.terminal import cell_lines, complain, warn
+from kvcheck.commands.terminal import Terminal, cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
-from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
-    from kvcheck.core.stress.runner import Runner
+    from kvcheck.core.probes.runner import ProbeRunner
+    from kvcheck.core.run.outcome import Runner
 
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0
@@ -108,7 +109,7 @@ def run_cells(
 
     engine: the installed one, started. beside: the cell that a run has beside them.
     """
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
 
     row, beside = row_of(base), beside or MooncakeCell()
     is_once = base.trace is not None or row.is_once
@@ -142,7 +143,7 @@ def _session(asked: Asked, base: Plan, plan: dict[str, object], engine: ProbeRun
         seed=base.seed,
         plan={"max_time_s": asked.max_time, **plan},
         out=asked.out,
-        quiet=asked.format_name == "json",
+        teller=Terminal(is_quiet=asked.format_name == "json"),
         resumes=True,
     )
     session.facts, session.identity = engine_facts(engine), about
@@ -180,11 +181,11 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
 
 
 def _plan_cells(asked: Asked, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
-    from kvcheck.core.stress.coverage import floor_of
+    from kvcheck.core.run.coverage import floor_of
 
     for plan in plans:
         floor = floor_of(plan, wanted=wanted, least=least)
-        cell = Cell(plan=plan, wanted=wanted, floor=floor, fails_on_conditional=asked.fails_on_conditional)
+        cell = ScheduleCell(plan=plan, wanted=wanted, floor=floor, fails_on_conditional=asked.fails_on_conditional)
         if asked.within is not None:
             plan_exploring(cell, within=asked.within, workloads=asked.schedules)
         session.cells[plan.cell] = cell
@@ -197,8 +198,8 @@ def _tasks(session: Session, out: Path | None) -> list[CellTask]:
     return [_task(cell) for cell in session.cells.values() if not cell.is_done]
 
 
-def _task(cell: Cell) -> CellTask:
-    from kvcheck.core.stress.runner_rows import row_of
+def _task(cell: ScheduleCell) -> CellTask:
+    from kvcheck.core.run.runners import row_of
 
     return CellTask(
         plan=cell.plan,
@@ -238,9 +239,9 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one. So does code
     of the user's own, which may end its process by itself.
     """
-    from kvcheck.core.stress.cell_workers import run_in_workers
-    from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.stress.turns import take_turns
+    from kvcheck.core.run.runners import row_of
+    from kvcheck.core.run.turns import take_turns
+    from kvcheck.core.run.workers import run_in_workers
 
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
     others = [number for number in range(len(tasks)) if number not in alone]
@@ -254,7 +255,7 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
         yield tasks[report.cell].plan.cell, report
 
 
-def _take(session: Session, cell: Cell, report: Report) -> None:
+def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
         cell.notes += [report.note] * report.is_note_told
@@ -263,22 +264,15 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
         return
     if report.is_left:
         return
+    session.take(cell, report)
     if report.evidence is not None:
-        cell.reason = cell.reason or report.reason
-        if report.schedule not in cell.ran:
-            cell.ran.append(report.schedule)
-        cell.is_exercised = report.gap is None
-        session.add(cell, report.findings, report.evidence, report.duration_s)
         if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
             _tell_cell(session, cell)
         return
-    cell.is_done, cell.scope = True, report.scope
-    cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
-    session.save(complete=False)
     _tell_cell(session, cell)
 
 
-def _tell_cell(session: Session, cell: Cell) -> None:
+def _tell_cell(session: Session, cell: ScheduleCell) -> None:
     """The cell's line: once it has run what a pass takes, and again only if its end says something else."""
     for note in cell.notes:
         session.say(f"       {note}")
@@ -291,13 +285,13 @@ def _tell_cell(session: Session, cell: Cell) -> None:
     cell.told = found
 
 
-def _child_died(session: Session, cell: Cell, report: Report) -> None:
+def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
     """The end of a cell whose process has stopped: a finding, unless the process gave another reason."""
     cell.is_done = True
     if report.exit_code in (2, 4, 70):
         cell.reason = report.error
     else:
-        from kvcheck.core.stress.cell_workers import died
+        from kvcheck.core.run.workers import died
 
         session.add(cell, (died(cell.plan, report),), Evidence(schedules=1), 0.0)
     _tell_cell(session, cell)

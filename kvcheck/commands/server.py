@@ -23,13 +23,13 @@ from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.clients.connection import Connection, connect
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import USUAL_IDS
 from kvcheck.core.live.own.runner import USUAL_LENGTH
+from kvcheck.core.model.alphabet import Alphabet
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_REQUESTS = 24
 DEFAULT_OWN_REQUESTS = 50
@@ -193,7 +193,7 @@ class Server:
 
 def known_answers(folder: Path) -> KnownAnswers:
     """The model in a folder that servers are said to serve. Raises UsageError."""
-    from kvcheck.core.live.model.folder import read_model  # it needs torch, which a command's help does not
+    from kvcheck.core.model.folder import read_model  # it needs torch, which a command's help does not
 
     return read_model(folder)
 

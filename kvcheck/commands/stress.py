@@ -28,11 +28,11 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.run_cells import Asked, run_cells
 from kvcheck.commands.terminal import passing
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
+from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.stress.mooncake_cell import mooncake_cell
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 
 OF_DEVICES = ("portfolio", "eager", "delay")
@@ -148,7 +148,7 @@ def _check_order(plan: Plan, strategy: str) -> None:
     from kvcheck.core.stress.strategies import STRATEGIES
 
     STRATEGIES.require(strategy)
-    if plan.kind is Kind.SCHEDULE and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
+    if plan.is_in_process and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
         raise UsageError(
             f"--strategy {strategy}: expected {', '.join(OF_DEVICES[:-1])} or {OF_DEVICES[-1]} with --device "
             f"{plan.device}, which completes operations in an order of its own; got {strategy}; next: --strategy "
@@ -158,7 +158,7 @@ def _check_order(plan: Plan, strategy: str) -> None:
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
     """The plans of the cells that were named, or of the one that shows the mutant."""
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.targets.mutants import mutant
 
     if base.mutant is not None:

@@ -66,11 +66,12 @@ def test_the_nearest_place_wins(
 def test_a_command_of_two_words_has_a_table_and_variables_of_its_own(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    command = ("bench", "serve", "http://127.0.0.1:1", "--known-answers", "tiny")
     (here.parent / "pyproject.toml").write_text("[tool.kvcheck.bench-serve]\nprecision = 'much'")
-    assert run(["bench", "serve", "http://127.0.0.1:1"]) == 2
+    assert run([*command]) == 2
     assert "got 'much'; it is set by " in capsys.readouterr().err
     monkeypatch.setenv("KVCHECK_BENCH_SERVE_PRECISION", "more")
-    assert run(["bench", "serve", "http://127.0.0.1:1"]) == 2
+    assert run([*command]) == 2
     assert "got 'more'; it is set by KVCHECK_BENCH_SERVE_PRECISION" in capsys.readouterr().err
     assert run(["bench", "nosuch"]) == 2
     assert "unknown case 'nosuch'" in capsys.readouterr().err

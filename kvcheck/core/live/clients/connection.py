@@ -1,8 +1,7 @@
-"""Connects to a server, or to the two servers of a pair, as the user named them.
+"""Connects to a server, or to the two servers of a pair, by the user's options.
 
 Invariants:
-- Another machine is asked only where that was allowed.
-- A server that does not answer, or answers as no engine that kvcheck knows, is a UsageError of one line.
+- Another machine is contacted only if allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-f:.]+\](:\d+)?(/.*)?", re
 
 
 def is_address(target: str) -> bool:
-    """Whether a target is meant as the address of a running server."""
     return target.lower().startswith(SCHEMES)
 
 
@@ -43,11 +41,8 @@ def check_address(name: str, word: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How a server is named. target: its address, or that of the prefill server of a pair; decode: of the other one.
-
-    engine: a name of CLIENTS; None: by what the server answers. metrics: addresses of counters. key: sent to all of
-    them, shown by nobody. timeout_s: seconds of silence after which a call gives up. token_of: as in Reach.
-    """
+    """The user's options for a server. decode: of a pair whose prefill server is `target`. metrics: addresses of
+    counters. key: sent to all addresses, never shown. timeout_s: silence after which a call fails."""
 
     target: str
     decode: str | None
@@ -62,7 +57,7 @@ class Connection:
         return f"Connection({self.target})"
 
     def http(self, address: str) -> Http:
-        """One server. Raises UsageError for an address that is none, or for another machine that was not allowed."""
+        """Raises UsageError for a malformed address, or another machine that was not allowed."""
         parsed = parse_address(address)
         if not (self.allow_remote or is_loopback(parsed)):
             raise UsageError(
@@ -72,7 +67,6 @@ class Connection:
 
 
 def connect(connection: Connection) -> Client:
-    """The client of the server, or of the pair. Raises UsageError."""
     metrics = tuple(connection.http(address) for address in connection.metrics)
     server = connection.http(connection.target)
     decode = None if connection.decode is None else connection.http(connection.decode)
