@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.core.base.cells import ENGINE_NAMES
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.devices import CONNECTIONS, STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import UsageError
@@ -32,25 +31,44 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
 
-Seed = Annotated[int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.")]
-Out = Annotated[Path, typer.Option(help="Folder where the run is stored.")]
+SUBJECT, SEARCH, WHERE, RESULTS = "What is run", "How much is run", "Where it runs", "Results"
+"""Headings of options in the help."""
+
+Seed = Annotated[
+    int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.", rich_help_panel=SEARCH)
+]
+MinSchedules = Annotated[
+    int | None,
+    typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.", rich_help_panel=SEARCH),
+]
+Out = Annotated[Path, typer.Option(help="Folder where the run is stored.", rich_help_panel=RESULTS)]
 StoredIn = Annotated[Path, typer.Option("--out", help="Folder where runs are stored.")]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FORMAT=PATH",
+        help="Another report, see kvcheck list formats; repeatable.",
+        rich_help_panel=RESULTS,
+    ),
 ]
-Format = Annotated[str, typer.Option("--format", help="What to print: text or json.")]
+Format = Annotated[str, typer.Option("--format", help="What to print: text or json.", rich_help_panel=RESULTS)]
+Reports = Annotated[
+    bool, typer.Option(help="Write report.html and CSV tables beside run.json.", rich_help_panel=RESULTS)
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue the newest interrupted run of the same plan.", rich_help_panel=RESULTS),
+]
 ConditionalFails = Annotated[
     bool,
     typer.Option(
         "--fail-on-conditional",
         help="Also fail on conditional findings: those under an assumption that the engine does not promise.",
+        rich_help_panel=RESULTS,
     ),
 ]
-MinSchedules = Annotated[
-    int | None, typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
-]
-Reports = Annotated[bool, typer.Option(help="Write report.html and CSV tables beside run.json.")]
 
 
 def draw_seed() -> int:
@@ -98,14 +116,8 @@ def _check_target(plan: Plan) -> None:
 
     if plan.own_target is None or plan.own_target in TARGETS.names():
         return
-    engine, equals, _ = plan.target.partition("==")
-    if equals and engine in ENGINE_NAMES:
-        raise UsageError(
-            f"--target {plan.target}: expected an environment that has this release; "
-            f"next: kvcheck engine-env {plan.target} DIR, then --target {engine}:DIR"
-        )
     if not is_own(plan.target):
-        known = ", ".join((*TARGETS.names(), *ENGINE_NAMES))
+        known = ", ".join(TARGETS.names())
         raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")
     if plan.mutant is not None:
         raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
@@ -135,7 +147,7 @@ def check_plan(plan: Plan) -> None:
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
     if plan.engine_env is not None and plan.probe is None:
-        raise UsageError("--engine-env: it is for an installed engine; name one with --target")
+        raise UsageError("engine-env: expected a line of an installed engine beside it")
     check_decoder(plan)
     check_bounds(plan)
     row = row_of(plan)

@@ -94,8 +94,8 @@ def test_ranks_and_their_engines_are_the_kvcheck_that_was_started(transport: str
 @pytest.mark.processes
 def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: Path, tmp_path: Path) -> None:
     env = environment(tmp_path / "env", "")
-    options = ["--shape", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
-    done = kvcheck(hostile, "stress", "--target", f"sglang:{env}", *options)
+    options = ["--probe", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
+    done = kvcheck(hostile, "probe", f"sglang:{env}", *options)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
     assert not (hostile / "foreign-code-ran").exists()
 
@@ -156,7 +156,7 @@ def test_an_engine_that_greets_as_another_kvcheck_is_refused(
 ) -> None:
     other = GREET.replace('"$4"', '\'{"package": "/other", "version": "9", "python": "3"}\'')
     env = interpreter(tmp_path / "env", "sleep 60", greeting=other)
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 70
+    assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 70
     assert "got /other version 9 on Python 3" in capsys.readouterr().err
 
 
@@ -172,7 +172,7 @@ def test_an_engine_does_not_see_the_callers_secrets(tmp_path: Path, monkeypatch:
     env = interpreter(tmp_path / "env", f"env > {tmp_path}/seen; exit 3")
     for name, value in (SECRETS | SEEN_BY_ENGINES).items():
         monkeypatch.setenv(name, value)
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
     assert seen & {*SECRETS} == set() and seen >= {*SEEN_BY_ENGINES, "PATH"}
 

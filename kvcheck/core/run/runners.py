@@ -20,15 +20,14 @@ class RunnerRow(ABC):
     """How plans of one kind are checked, run and counted.
 
     floor: schedules that a pass needs. confirms: unordered operations can be run in the other order too. is_once: a run
-    is one schedule. is_alone: cells never run at the same time. is_shared: one runner, started before, runs all cells.
-    tells_notes: the terminal shows its notes too. opens_device: this process works on the plan's device.
+    is one schedule. is_alone: cells never run at the same time. tells_notes: the terminal shows its notes too.
+    opens_device: this process works on the plan's device.
     """
 
     floor: int = 1
     confirms: bool = False
     is_once: bool = False
     is_alone: bool = False
-    is_shared: bool = False
     tells_notes: bool = False
     opens_device: bool = False
 

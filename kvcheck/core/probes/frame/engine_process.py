@@ -50,11 +50,9 @@ class EngineProcess:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._name = f"{engine} under {python}"
-        self._next = (
-            f"on a machine with a GPU, kvcheck engine-env {engine}==VERSION VENV --device cuda, then {engine}:VENV"
-            if device != "cpu"
-            else f"kvcheck engine-env {engine}==VERSION VENV, then --target {engine}:VENV"
-        )
+        made = f"kvcheck env {engine}==VERSION VENV"
+        made = made if device == "cpu" else f"on a machine with a GPU, {made} --device cuda"
+        self._next = f"{made}, then kvcheck probe {engine}:VENV"
         self._patience = patience
         self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
