@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads, schedules
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 from kvcheck.core.stress.targets.mutants.attention import ATTENTION

@@ -34,7 +34,7 @@ import yaml
 from packaging.requirements import Requirement
 from rigs.ci_runner import CI, run_steps
 
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 from tools.engines.fork_edits import EDITS, Edit, Unchanged, apply
 
 PROJECT = Path(__file__).resolve().parents[2]

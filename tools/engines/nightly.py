@@ -25,7 +25,7 @@ import pandas
 import yaml
 from rigs.ci_runner import run_steps
 
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 WORKFLOW = "docs/ci/github-nightly.yml"

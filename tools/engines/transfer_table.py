@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, read_record
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHAPES = ("landing.sync", "landing.batch", "landing.frozen", "registration.batch", "notification.batch")

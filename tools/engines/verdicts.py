@@ -25,7 +25,7 @@ import pandas
 
 from kvcheck.core.base.record import read_record
 from kvcheck.core.report.comparison.compare import compare
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 MARKER = "kvcheck-env.json"

@@ -6,8 +6,8 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.parameters import Parameters, shown_pair
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.parameters import Parameters, shown_pair
 
 
 def bits_name(parameters: Parameters, said: int, expected: int, layer: int, head: int | None) -> bool:

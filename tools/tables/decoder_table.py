@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner, schedules
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner, schedules
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
 

@@ -27,11 +27,11 @@ import torch
 from rigs.known_answers import forward, margins, marks, walk
 from rigs.llama_forward import as_fp8
 
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.family import fit_digits
-from kvcheck.core.live.model.llama import content_room
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.family import fit_digits
+from kvcheck.core.model.llama import content_room
+from kvcheck.core.model.parameters import Parameters
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8-kv": torch.bfloat16}
 COLUMNS = (

@@ -35,8 +35,8 @@ from rigs.llama_forward import Cache, LlamaForward
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
 from kvcheck.core.live.judge import Sent, Setting, finding, judge_round
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 
 PAGE = 16
 DISTANCE = 61

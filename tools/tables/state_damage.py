@@ -18,9 +18,9 @@ from rigs.llama_forward import Cache
 from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.parameters import Parameters
 from tools.tables.damage_naming import state_is_named
 
 MOST_FIRST = 5  # answers before the damage, and at least 2

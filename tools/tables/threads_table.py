@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvcheck.commands.targets import target_of
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.delayed import Rates, device_plans, run_both
 from kvcheck.core.stress.mutant_trials import JUDGE, judge
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
 SEED, SCHEDULES = 1, 32

@@ -1,8 +1,8 @@
 """Charts of a page, as SVG elements: words verified per buffer, and the cost of a case over its sizes.
 
 Invariants:
-- Text stays text, so that it can be searched, copied and read aloud; a name is never parsed as a formula.
-- The same counts give the same bytes: no date, no random ids, no settings of a matplotlibrc.
+- Text stays text: searchable and copyable. A name is never parsed as a formula.
+- Equal counts give equal bytes: no date, no random ids, no matplotlibrc.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ SETTINGS = rcParamsDefault | {
     "font.size": 9.0,
 }
 STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#8c6d00", "v"), ("#56b4e9", "P"))
-"""Colour and marker of a line; the colours of Okabe and Ito are told apart by most colour-blind people."""
+"""Colour and marker of a line; the colours of Okabe and Ito are distinct to most colour-blind people."""
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def words_svg(words: Mapping[str, int]) -> str:
-    """An `<svg>` element with one bar per buffer, the most words on top; "" if there is nothing to draw."""
     rows = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_BUFFERS]
     if not rows:
         return ""
@@ -63,9 +62,9 @@ def words_svg(words: Mapping[str, int]) -> str:
 
 
 def cost_svg(rows: Sequence[BenchRow]) -> str:
-    """An `<svg>` element with the time of each arm and baseline of a case over its sizes; "" for a single size.
+    """Draw the time of each arm and baseline over the sizes; "" for a single size.
 
-    Both axes are logarithms. Sizes that bytes do not tell apart stand at equal distances.
+    Both axes are logarithmic. Without distinct byte counts, sizes are drawn at equal distances.
     """
     sizes = [*dict.fromkeys(row.size for row in sorted(rows, key=size_key))]
     lines = _lines(rows, sizes)
@@ -107,7 +106,7 @@ def cost_svg(rows: Sequence[BenchRow]) -> str:
 
 
 def _lines(rows: Sequence[BenchRow], sizes: Sequence[str]) -> dict[tuple[str, bool], dict[int, Interval]]:
-    """Arms and then baselines with times at two sizes or more: time by place of the size. One name, one line."""
+    """Times by index of the size, for arms and then baselines with two sizes or more."""
     found: dict[tuple[str, bool], dict[int, Interval]] = {}
     for is_baseline in (False, True):
         for row in rows:
@@ -123,7 +122,7 @@ def _lines(rows: Sequence[BenchRow], sizes: Sequence[str]) -> dict[tuple[str, bo
 
 
 def _is_placed(value: float | None) -> TypeGuard[float]:
-    """Whether a time has a place on an axis of logarithms: too small ones underflow."""
+    """Whether a logarithmic axis can show the time: too small ones underflow."""
     return value is not None and 1e-6 < value < 1e15
 
 
@@ -133,7 +132,7 @@ def _drawn(figure: Figure) -> str:
         stream, format="svg", bbox_inches="tight", facecolor="none", metadata=NO_METADATA
     )
     drawn = stream.getvalue()
-    # The XML prolog belongs to a file of its own, and ids of groups would stand twice in a page of two charts.
+    # The XML prolog belongs to a file of its own, and ids of groups would occur twice in a page of two charts.
     used = set(re.findall(r"#([\w.-]+)", drawn))
     drawn = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", drawn)
     return drawn[drawn.index("<svg") :].strip()

@@ -1,8 +1,8 @@
-"""Merging: what several runs say together, as the rows of one record; and why some runs cannot be taken together.
+"""Merging: rows of several runs as the rows of one record, and checks that the runs may be merged.
 
 Invariants:
-- A cell and a seed are counted once. Two runs that have both are refused, so that counts of distinct traces add up.
-- Worst wins. Sums are sums of what the rows say, and a scope names no workload that one of them did not.
+- Runs that share a cell and seed are refused, so that counts of distinct traces add up.
+- Worst verdict wins; counts are sums.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 
 OF_CELLS = ("cells", "families", "shows")
-"""Keys of a plan that say which cells a run has."""
+"""Keys of a plan that list the cells of a run."""
 LIMITS = ("max_time_s", "traces")
 SCOPE = re.compile(r"(every schedule within .+), of ([\d,]+) workloads?")
 
 
 def check_each(records: Sequence[RunRecord]) -> None:
-    """Raise UsageError for a run that is no evidence by itself, or that is of another build than the first."""
+    """Raise UsageError for a run that is no evidence by itself, or of another build than the first."""
     seen: dict[str, RunRecord] = {}
     for record in records:
         if record.run_id in seen:
@@ -45,7 +45,7 @@ def check_each(records: Sequence[RunRecord]) -> None:
 
 
 def check_runs(records: Sequence[RunRecord]) -> None:
-    """Raise UsageError for runs of different plans, and for a cell and a seed that two of them have."""
+    """Raise UsageError for runs of different plans, or that share a cell and a seed."""
     first = records[0]
     owners: dict[tuple[str, str], RunRecord] = {}
     lines: dict[str, tuple[dict[str, str], RunRecord]] = {}
@@ -67,7 +67,7 @@ def check_runs(records: Sequence[RunRecord]) -> None:
 
 
 def merged_rows(parts: Iterable[tuple[str, Sequence[ScenarioResult]]]) -> tuple[ScenarioResult, ...]:
-    """One row for each cell of several runs. parts: the name of each run, by which reasons are told, and its rows."""
+    """Return one row per cell. parts: pairs of run name, which prefixes reasons, and rows."""
     by_cell: dict[str, list[tuple[str, ScenarioResult]]] = {}
     for name, rows in parts:
         for row in rows:
@@ -109,7 +109,7 @@ def _covered(found: Sequence[Coverage]) -> Coverage:
 
 
 def _scope(scopes: Sequence[str | None]) -> str | None:
-    """One sentence for scopes within one bound; None where something was run without a scope, or bounds differ."""
+    """Join scopes of one bound, adding their workloads; None if a scope is missing or bounds differ."""
     found = [SCOPE.fullmatch(scope or "") for scope in scopes]
     heads = {each[1] for each in found if each is not None}
     if None in found or len(heads) != 1:
@@ -119,7 +119,6 @@ def _scope(scopes: Sequence[str | None]) -> str | None:
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """The keys in which two plans differ, but for those of the cells and of limits."""
     names = sorted({*one, *other} - {*OF_CELLS, *LIMITS})
     return [name for name in names if one.get(name) != other.get(name)]
 

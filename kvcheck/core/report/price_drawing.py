@@ -1,8 +1,7 @@
-"""Prices as dots: each with its interval and noise floor, on one axis for all rows of a table.
+"""Prices as dots, each with its interval and noise floor, on one axis for all rows of a table.
 
 Invariants:
-- All text of the record is escaped. A drawing needs no script and takes its colours from the page.
-- Each drawing has its figures as text too. A value beyond the axis is an arrow at its edge, never a dot.
+- Each drawing carries its figures as text. A value beyond the axis is an arrow at its edge, never a dot.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from kvcheck.core.base.record import Interval
 from kvcheck.core.report.printable import printable
 
 HEIGHT, MIDDLE, DOT = 18, 9, 4
-"""Of a row: its height, where the dot is, the dot's radius."""
+"""Height of a row, vertical centre and radius of its dot, in pixels."""
 LEAST, MOST = 1e-3, 1e3
-"""Ratios between which an axis ends, however far a measurement lies."""
+"""Smallest and largest ratio on any axis, however far a measurement lies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Values from left to right. marks: the values that are written above the rows."""
-
     low: float
     high: float
     none: float
@@ -35,7 +32,6 @@ class Axis:
     marks: tuple[float, ...]
 
     def x(self, value: float) -> float:
-        """The place of a value, at an edge if it lies beyond."""
         if not self.is_log:
             share = (value - self.low) / (self.high - self.low)
         else:
@@ -44,7 +40,7 @@ class Axis:
 
 
 def ratio_axis(ratios: Sequence[Interval]) -> Axis:
-    """From the smallest end of an interval to the largest, and at least from 0.8 to 1.25."""
+    """Span all intervals, and at least 0.8 to 1.25."""
     ends = [end for each in ratios for end in (each.est, each.lo, each.hi) if _is_placed(end)]
     low, high = max(LEAST, min([0.8, *ends])), min(MOST, max([1.25, *ends]))
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
@@ -53,11 +49,10 @@ def ratio_axis(ratios: Sequence[Interval]) -> Axis:
 
 
 SHARES = Axis(low=-10.0, high=10.0, none=0.0, is_log=False, width=110, marks=(-10.0, 0.0, 10.0))
-"""Per cent of a decode step. The same on every page, since that is what decides whether a part matters."""
+"""Per cent of a decode step. Equal on every page, since this share decides whether a part matters."""
 
 
 def axis_svg(axis: Axis, unit: str) -> Markup:
-    """The values of the axis, to stand above a column of dots."""
     texts = []
     for mark in axis.marks:
         x = axis.x(mark)
@@ -67,7 +62,7 @@ def axis_svg(axis: Axis, unit: str) -> Markup:
 
 
 def dot_svg(axis: Axis, value: Interval, floor: float, unit: str) -> Markup:
-    """One row: the noise floor as a band, the interval as a line, the estimate as a dot, on the axis."""
+    """Draw one row: the noise floor as a band, the interval as a line, the estimate as a dot."""
     if not math.isfinite(value.est):
         return Markup("")
     low, high = axis.x(axis.none - floor), axis.x(axis.none + floor)
@@ -100,5 +95,4 @@ def _opened(kind: str, width: int, height: int, title: str) -> Markup:
 
 
 def _is_placed(value: float | None) -> TypeGuard[float]:
-    """Whether an end of an interval has a place on an axis of logarithms."""
     return value is not None and 0 < value < math.inf

@@ -1,9 +1,7 @@
 """The price list on a page: a table by cases with dots, and each case's cost over its sizes.
 
 Invariants:
-- Each comparison is shown at its largest size; the table of every size has all rows.
-- A share of a decode step is drawn only where the run measured a step, as in the list.
-- Nothing is drawn of rows of threads, which have no price.
+- A share of a decode step is drawn only if the run measured a step.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from kvcheck.core.report.prices import (
 
 
 def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
-    """Values for the page's template; None for a run without prices."""
     if not rows:
         return None
     priced = [row for row in rows if not is_check(row)]
@@ -58,7 +55,6 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
 
 
 def _groups(chosen: Sequence[BenchRow], rows: Sequence[BenchRow], axis: Axis) -> list[dict[str, object]]:
-    """The cases by kind, each with its rows."""
     groups: dict[str, list[BenchRow]] = {}
     for row in sorted(chosen, key=lambda row: ORDER.index(kind_of(row.case))):
         groups.setdefault(row.case, []).append(row)

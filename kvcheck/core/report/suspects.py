@@ -1,7 +1,7 @@
 """Suspects of a wrong token of a known-answer model: pages of layers that explain it, as rows of a table.
 
 Invariants:
-- A record comes from a file. Fields that are missing, damaged or too large give no row, and nothing is raised.
+- A record comes from a file: missing, damaged or too large fields give no row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WHY_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """One row. where: layer, KV head and page. read: position that the wrong step had to read there, if known."""
+    """read: position read by the wrong step in that layer, if known."""
 
     where: str
     read: str
@@ -27,7 +27,7 @@ class Suspect:
 
 
 def suspects_of(minimal: Mapping[str, object] | None) -> tuple[list[Suspect], int]:
-    """The rows of a finding, and how many more there are than MOST_SUSPECTS. None for findings of other oracles."""
+    """Return the first MOST_SUSPECTS rows of a finding and the number of others."""
     if minimal is None or minimal.get("test") not in ("walk", "position"):
         return [], 0
     given, wrong = minimal.get("suspects"), minimal.get("wrong")

@@ -16,7 +16,7 @@ import torch
 from rigs.known_answers import small
 from safetensors.torch import load_file
 
-from kvcheck.core.live.model.folder import write_model
+from kvcheck.core.model.folder import write_model
 from tools.servers.llama_gguf import neighbouring_pairs, write_gguf
 
 SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from rigs.known_answers import small
 
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from tools.tables.damage_naming import page_is_named, state_is_named
 
 MODEL = small(family="qwen3-next")
