@@ -91,7 +91,7 @@ site: $(STAMP) ## the documents as a site in build/site; a link that leads nowhe
 
 clean: ## remove .venv, caches and runs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis reports/runs
-	find kvcheck tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kvcheck tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is the last step, so an installation that was cut short is repeated.
 $(STAMP): pyproject.toml constraints.txt

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError, why_unread
@@ -79,25 +80,32 @@ def hand_subject(edit: HandEdit, reach: Reach) -> Subject:
     return Subject(result=result, texts=edit.texts, reached=reached, is_in_turn=True)
 
 
-def _hand_edit(row: Mapping[str, object], path: Path) -> HandEdit:
-    name = str(row.get("name", ""))
+def _hand_edit(row: Mapping[str, Any], path: Path) -> HandEdit:
+    name, edits, expect = row.get("name"), row.get("edits"), row.get("expect", [])
     where = f"{path}, {name or 'a row without a name'}"
-    if not name or set(row) - KEYS or not isinstance(row.get("edits"), list) or not row["edits"]:
+    if not name or not isinstance(name, str) or not edits or not isinstance(edits, list) or set(row) - KEYS:
         raise UsageError(f"{where}: expected {NEEDED}, got {', '.join(sorted(map(str, row)))}")
-    expect = row.get("expect", [])
     if not isinstance(expect, list) or any(code not in CODES for code in expect):
         raise UsageError(f"{where}: expected codes of kvcheck list codes, got {expect!r}")
     before: dict[str, str] = {}
     texts: dict[str, str] = {}
     places: list[tuple[str, int, int]] = []
-    for edit in row["edits"]:  # type: ignore[attr-defined]
-        _put(edit, where, before, texts, places)
+    for edit in edits:
+        if not isinstance(edit, dict) or set(edit) != {"file", "old", "new"}:
+            raise UsageError(f"{where}: expected an edit with file, old and new, got {str(edit)[:80]!r}")
+        file = str(edit["file"]).removeprefix("kvcheck/")
+        if file not in texts:
+            before[file] = texts[file] = _text_of(file, where)
+        old, new = str(edit["old"]), str(edit["new"])
+        if (times := texts[file].count(old) if old else 0) != 1:
+            raise UsageError(f"{where}: expected its old text once in {file}, found it {times} times: {old!r}")
+        texts[file] = texts[file].replace(old, new)
+        places += _places(file, before[file], old)
     for file, text in texts.items():
         try:
             compile(text, file, "exec")
         except SyntaxError as error:
             raise UsageError(f"{where}: {file} does not compile: {error}") from error
-    diff = "\n".join(diff_of_texts(before[file], texts[file]) for file in texts)
     return HandEdit(
         name=name,
         link=str(row.get("link", "")),
@@ -105,31 +113,15 @@ def _hand_edit(row: Mapping[str, object], path: Path) -> HandEdit:
         expect=tuple(map(str, expect)),
         texts=texts,
         places=tuple(places),
-        diff=diff,
+        diff="\n".join(diff_of_texts(before[file], texts[file]) for file in texts),
     )
 
 
-def _put(
-    edit: object,
-    where: str,
-    before: dict[str, str],
-    texts: dict[str, str],
-    places: list[tuple[str, int, int]],
-) -> None:
-    """Put one replacement into its file's text."""
-    if not isinstance(edit, dict) or set(edit) != {"file", "old", "new"}:
-        raise UsageError(f"{where}: expected an edit with file, old and new, got {str(edit)[:80]!r}")
-    file = str(edit["file"]).removeprefix("kvcheck/")
+def _text_of(file: str, where: str) -> str:
     target = (PACKAGE / file).resolve()
     if not target.is_relative_to((PACKAGE / "core").resolve()) or not target.is_file():
-        raise UsageError(f"{where}: expected a file below kvcheck/core, got {edit['file']!r}")
-    text = texts.get(file) or target.read_text(encoding="utf-8")
-    before.setdefault(file, text)
-    old, new = str(edit["old"]), str(edit["new"])
-    if not old or text.count(old) != 1:
-        raise UsageError(f"{where}: expected its old text once in {file}, found it {text.count(old)} times: {old!r}")
-    texts[file] = text.replace(old, new)
-    places += _places(file, before[file], old)
+        raise UsageError(f"{where}: expected a file below kvcheck/core, got {file!r}")
+    return target.read_text(encoding="utf-8")
 
 
 def _places(file: str, text: str, old: str) -> Sequence[tuple[str, int, int]]:

@@ -1,7 +1,7 @@
 """Results: the outcome of each edit, kept as one JSON line each, so that a campaign that was cut short goes on.
 
 Invariants:
-- A line is written whole, by one write. A last line that was cut short is ignored when the file is read.
+- A line is one write. A last line that was cut short is ignored when the file is read.
 - A file holds the results of one code, one seed and one budget: its first line says which.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError, why_unread
+from kvcheck.core.base.record import value_from
 
 RESULTS_FILE = "results.jsonl"
 OUTCOMES = ("killed", "unknown", "survived", "hang", "crash", "unreached", "equivalent", "legal", "invalid", "unclear")
@@ -47,7 +48,7 @@ class Result:
     line: str = ""
     message: str = ""
     kinds: tuple[str, ...] = ()
-    cells: Mapping[str, int] = field(default_factory=dict)
+    cells: dict[str, int] = field(default_factory=dict)
     reaching: int = 0
     schedules: int = 0
     cpu_s: float = 0.0
@@ -112,14 +113,9 @@ class ResultFile:
         self._append({"result": asdict(result)})
 
     def _append(self, value: Mapping[str, object]) -> None:
-        text = (json.dumps(value, sort_keys=True) + "\n").encode()
         try:
-            number = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                if os.write(number, text) != len(text):
-                    raise OSError("the line was not written whole")
-            finally:
-                os.close(number)
+            with self.path.open("ab", buffering=0) as stream:
+                stream.write((json.dumps(value, sort_keys=True) + "\n").encode())
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror or error}; choose another --out") from error
 
@@ -128,37 +124,25 @@ def read_results(path: Path) -> tuple[Campaign, dict[str, Result]]:
     """The campaign of a file and its results by id; the last result of an id counts. Raises UsageError."""
     if path.is_dir():
         path = path / RESULTS_FILE
-    campaign, results = None, {}
-    for number, value in enumerate(_lines(path), 1):
-        try:
-            if "campaign" in value:
-                campaign = Campaign(**value["campaign"])  # type: ignore[arg-type]
-            else:
-                row = dict(value["result"])  # type: ignore[call-overload]
-                result = Result(**{**row, "kinds": tuple(row["kinds"]), "expect": tuple(row["expect"])})
-                results[result.id] = result
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}, line {number}: expected a result of tools.mutation, got {error}") from error
-    if campaign is None:
-        raise UsageError(f"{path}: expected results of tools.mutation, found no head line")
-    return campaign, results
-
-
-def _lines(path: Path) -> Iterator[dict[str, object]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the last one is empty, or was cut short
     except (OSError, ValueError) as error:
         raise UsageError(
             f"cannot read {path}: {why_unread(error)}; expected a results.jsonl of tools.mutation"
         ) from error
-    for number, line in enumerate(text.split("\n")[:-1], 1):  # the last one is empty, or was cut short
+    campaign, results = None, {}
+    for line in lines:
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{path}, line {number}: expected JSON, got {line[:60]!r}") from error
-        if not isinstance(value, dict):
-            raise UsageError(f"{path}, line {number}: expected an object, got {line[:60]!r}")
-        yield value
+            if campaign is None:
+                campaign = value_from(Campaign, json.loads(line)["campaign"], "campaign")
+            else:
+                result = value_from(Result, json.loads(line)["result"], "result")
+                results[result.id] = result
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}: expected a line of tools.mutation, got {line[:60]!r}: {error}") from error
+    if campaign is None:
+        raise UsageError(f"{path}: expected results of tools.mutation, found no head line")
+    return campaign, results
 
 
 def _drop_cut_line(path: Path) -> None:

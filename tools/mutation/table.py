@@ -31,16 +31,6 @@ KILLED = ("killed",)
 COUNTED = ("edits", *OUTCOMES, "share", "not green")
 
 
-def share_of(results: Sequence[Result]) -> float | None:
-    """The killed share of those that were judged; None if none was."""
-    return _share(results, KILLED)
-
-
-def _share(results: Sequence[Result], outcomes: Sequence[str]) -> float | None:
-    judged = sum(each.outcome in JUDGED for each in results)
-    return sum(each.outcome in outcomes for each in results) / judged if judged else None
-
-
 def write_tables(folder: Path, campaign: Campaign, results: Sequence[Result]) -> None:
     """Both tables, into the folder."""
     ordered = sorted(results, key=lambda each: (each.file, each.line_number, each.operator, each.id))
@@ -73,15 +63,8 @@ def page(campaign: Campaign, results: Sequence[Result]) -> str:
 
 
 def summary_lines(results: Sequence[Result]) -> list[str]:
-    """The table by operator as text for a terminal, and the totals."""
-    names = [*dict.fromkeys(each.operator for each in results)]
-    wide = max([len(name) for name in names] + [8])
-    lines = [f" {'operator':<{wide}}  " + "  ".join(f"{name:>10}" for name in COUNTED)]
-    for name in sorted(names):
-        row = _row([each for each in results if each.operator == name])
-        lines.append(f" {name:<{wide}}  " + "  ".join(f"{value:>10}" for value in row))
-    lines.append(f" {'all':<{wide}}  " + "  ".join(f"{value:>10}" for value in _row(results)))
-    return lines
+    """Counts and shares as text for a terminal."""
+    return ["".join(f"{text:>12}" for text in row) for row in (COUNTED, _row(results))]
 
 
 def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
@@ -112,7 +95,7 @@ def _head(campaign: Campaign, results: Sequence[Result]) -> list[str]:
 
 def _with_legal(results: Sequence[Result]) -> list[str]:
     """The share of kills if legal choices counted as survivors."""
-    strict = _share(
+    strict = share_of(
         [replace(each, outcome="survived") if each.outcome == "legal" else each for each in results], KILLED
     )
     if strict is None or not any(each.outcome == "legal" for each in results):
@@ -127,9 +110,15 @@ def _counts(name: str, results: Sequence[Result], key: Callable[[Result], str]) 
     return lines
 
 
+def share_of(results: Sequence[Result], outcomes: Sequence[str]) -> float | None:
+    """The share of these outcomes among the edits that were judged; None if none was."""
+    judged = sum(each.outcome in JUDGED for each in results)
+    return sum(each.outcome in outcomes for each in results) / judged if judged else None
+
+
 def _row(results: Sequence[Result]) -> list[str]:
     count = Counter(each.outcome for each in results)
-    shares = (_share(results, KILLED), _share(results, NOT_GREEN))
+    shares = (share_of(results, KILLED), share_of(results, NOT_GREEN))
     return [
         str(len(results)),
         *(str(count[name]) for name in OUTCOMES),
