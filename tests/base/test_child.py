@@ -1,8 +1,4 @@
-"""Children of kvcheck: what they import, what they inherit, and which kvcheck they are.
-
-Invariants:
-- The foreign kvcheck of these tests judges nothing and says so; the foreign module writes a file where it is imported.
-"""
+"""Children of kvcheck: what they import, what they inherit, and which kvcheck they are."""
 
 from __future__ import annotations
 
@@ -113,13 +109,6 @@ def test_a_page_is_drawn_without_the_settings_of_the_current_folder(tmp_path: Pa
         assert done.returncode == 0 and not done.stderr, done.stderr
         pages.append((folder / "page.html").read_bytes())
     assert pages[0] == pages[1]
-
-
-@pytest.mark.processes
-def test_a_child_says_which_kvcheck_it_is() -> None:
-    program = "kvcheck"
-    process = start(program, "--version", streams=Streams())
-    assert process.communicate()[0] == f"kvcheck {OWN.version}\n"
 
 
 @pytest.mark.processes

@@ -1,8 +1,4 @@
-"""Digests of code, trace and engine: equal for equal files, wherever they lie; and what git says of a folder.
-
-Invariants:
-- Every file and repository is made by the test.
-"""
+"""Digests of code, trace and engine: equal for equal files, wherever they lie; and what git says of a folder."""
 
 from __future__ import annotations
 
