@@ -132,7 +132,7 @@ def classify(words: Sequence[int | None], site: Site, expected: Expectation, own
         return Deviation("KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})")
     if expected.is_state and (tag.position < expected.position or expected.position < 0):
         return Deviation("KV101", tag.request, f"its own state as of token {tag.position}")
-    whose = "its own" if tag.request != expected.author else "the"  # the reader's, where a shared prefix belongs
+    whose = "its own" if tag.request != expected.author else "the"  # the reader's bytes, at a place of a shared prefix
     return Deviation("KV301", tag.request, f"{whose} bytes of position {tag.position}")
 
 

@@ -192,7 +192,7 @@ class CampaignPlan:
     def share_of(self, place: int) -> int:
         """How many batches of the cell at this place are the shard's."""
         sizes = [self.workloads_of(cell) for cell in self.cells]
-        rounds, rest = divmod(len(self.seeds), self.shard.count)  # what shards have repeats after so many seeds
+        rounds, rest = divmod(len(self.seeds), self.shard.count)  # the shards' parts repeat after so many seeds
         found = 0
         for number in range(sizes[place]):
             firsts = range(place + number, place + number + max(sizes) * self.shard.count, max(sizes))
