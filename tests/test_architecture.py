@@ -47,6 +47,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(sorted(BASE), ((), "BASE: all others stand on it, so it stands on itself alone")),
     **dict.fromkeys((*CONTENT, HOLD), (("kernels",), "words with owners, seeds, holds: for targets and engines alike")),
     "core.base.deviation": (("core.base.content", "kernels"), "whose words a row holds, by the rule of their content"),
+    "core.model": (CONTENT, "known-answer models: what is served and what a right server answers; no server"),
+    "core.run": (("core.base.rng",), "a run of any subject; it names none, and reaches them through RUNNERS"),
     "core.cache.backend": (("kernels", HOLD), "runs operations, knows nothing of pools"),
     "core.cache.pools.shape": ((), "a value of plain numbers that workloads share with pools"),
     "core.cache.pools": (("core.cache.backend", "kernels"), "own the tensors, reach them through a backend"),
@@ -59,8 +61,11 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ((*MOVED, "core.cache.transfer", "core.cache.transfer.sockets"), "wires whose bytes go another way than links"),
     ),
     "core.cache.scheduler": (CACHE[:-1], "drives pools, offload, host tier and transfer together"),
-    "core.live": (CONTENT, "a server is reached from outside: nothing of the cache, of a target or of a probe"),
-    "core.stress.workload": ((*MOVED, *CACHE[-2:], "core.live.model"), "feeds a scheduler; names no target"),
+    "core.live": (
+        (*CONTENT, "core.run", "core.model"),
+        "a server is reached from outside: nothing of the cache, of a target or of a probe",
+    ),
+    "core.stress.workload": ((*MOVED, *CACHE[-2:], "core.model"), "feeds a scheduler; names no target"),
     "core.stress.workload.mismatch": ((), "plain numbers that an event holds"),
     **dict.fromkeys(KINDS, ((), "plain values: hashes, ids and counts")),
     "core.stress.workload.events": (
@@ -71,7 +76,10 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "core.probes.frame": ((*CONTENT, HOLD), "runs where there is torch alone; triton where it is"),
     **dict.fromkeys(ENGINES, ((*CONTENT, "core.probes.frame"), "its names, what is tried")),
     "core.probes.installed": (("core.probes.frame", *ENGINES), "engines by name"),
-    "core.probes": (("core.probes.frame", "core.probes.installed"), "installed engines; nothing of the cache"),
+    "core.probes": (
+        ("core.probes.frame", "core.probes.installed", "core.run"),
+        "installed engines, and the row that runs their probes; nothing of the cache",
+    ),
     "core.stress.history": (("core.stress.workload.events", "core.cache.backend.backend"), "passes events on"),
     "core.stress.clocks": ((), "numbers and edges; it knows no event"),
     "core.stress.access_log": (("core.cache.backend.backend",), "footprints and numbers; it knows no event"),
@@ -82,8 +90,8 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         "judge a history alone, from any target",
     ),
-    "core.stress": ((*JUDGED, "core.probes"), "runs targets under workloads; knows no benchmark"),
-    "core.report": ((), "a record is all it needs, so that any stored run can be shown again"),
+    "core.stress": ((*JUDGED, "core.run"), "runs targets under workloads; knows no benchmark"),
+    "core.report": (("core.run.store",), "a record is all it needs, so that any stored run can be shown again"),
     "core.bench": (JUDGED, "times targets under workloads; knows no schedule search"),
     "core.bench.fresh_rounds": (("core.bench", "core.report.gate"), "measures rows that the gate asks for"),
     "testing": (
@@ -93,7 +101,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "commands": (("core",), "argv to exit code; nothing imports a command"),
     "commands.pytest_asks": ((), "pytest loads it and the plugin in every project, so they import nothing"),
     "commands.pytest_run": (
-        ("testing", "commands", "core.report.wording"),
+        ("testing", "commands", "core.run", "core.report.wording"),
         "the one user of kvcheck.testing: tests of others, as a run",
     ),
     "commands.pytest_plugin": (("testing", "commands.pytest_asks", "commands.pytest_run"), "--kvcheck, and fixtures"),
@@ -102,11 +110,15 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], str]] = {
     "tools": (("core", "commands"), "a checkout's scripts, which measure kvcheck; they are not installed"),
 }
 ROOT_NAMES = frozenset({"kvcheck", "__version__"})  # the root package and what it defines
+# Tables whose rows lie above them: module: reason
+NAMES_ABOVE = {
+    "core.run.runners": "a subject is one folder above the run, and one row that is imported when it is used"
+}
 # No row: a row would let everything below import everything.
 NAMESPACES = frozenset({"core", "core.base", "core.cache"})
 ONLY_COMMANDS = "core.stress.targets.mutants"  # broken on purpose: nothing below a command may reach it, but for
 # commands, the price of a fix beside its mutant, and what judges mutants by their cards
-KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials")
+KNOW_MUTANTS = ("commands", "core.bench", "core.stress.mutant_trials", "tools")
 
 MOST_PACKAGES = 14
 LINES_OF_A_FILE = 500
@@ -121,6 +133,7 @@ MAY_CATCH_ALL = {
     **dict.fromkeys(("commands.report", "commands.smaller", "commands.stories"), "its crash changes no verdict"),
     **dict.fromkeys(("core.base.errors", "core.stress.targets.own"), "others raise anything"),
     "tools.mutation.forks": "an edit raises anything",
+    "tools.servers.inside.on_path.sitecustomize": "a server must not go on without it",
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
@@ -128,7 +141,7 @@ ADAPTERS = {  # optional or slow library: the only modules that import it
     **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.stress.targets",)),
     "ray": ("core.stress.campaign.ray_crew",),
     **dict.fromkeys(("triton", "numba"), ("kernels",)),
-    "safetensors": ("core.live.model.folder",),
+    "safetensors": ("core.model.folder",),
     "pandas": ("core.report",),
     "matplotlib": ("core.report",),
     "jinja2": ("core.report",),
@@ -152,7 +165,8 @@ class Ban:
 EVERYWHERE = ("",)
 BANS = (
     Ban(
-        where=("core.stress",),
+        where=("core.stress", "core.run"),
+        but=("core.run.identity", "core.run.store"),
         names=frozenset({"random", "time.time", "time.time_ns", "secrets", "uuid.uuid4", "numpy.random.seed"}),
         calls=frozenset({"hash", "id"}),
         why="a schedule must replay: clock, randomness and order are arguments",
@@ -265,7 +279,7 @@ def check_imports(module: str, tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"line {node.lineno}: relative import; write the absolute name"
     allowed = {row, *MAY_IMPORT[row][0]} | (BASE if row != "kernels" else set())
-    by_string = [(line, name) for line, name, _ in table_rows(tree)]
+    by_string = [(line, name) for line, name, _ in table_rows(tree) if module not in NAMES_ABOVE]
     for line, name in [*within_package(tree), *by_string]:
         if name in ROOT_NAMES and row != "kernels":
             continue
@@ -291,7 +305,7 @@ def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
                 found.add((node.lineno, f".{node.func.attr}()"))
         found |= {(node.lineno, f".{node.attr} =") for node in stores if node.attr in ban.attributes}
         yield from (f"line {line}: {name} is banned here: {ban.why}" for line, name in sorted(found))
-    for library, adapters in ADAPTERS.items():
+    for library, adapters in () if is_under(module, "tools") else ADAPTERS.items():
         for line, name in imported(tree):
             if is_under(name, library) and not any(is_under(module, place) for place in adapters):
                 yield f"line {line}: {library} is imported only in {', '.join(adapters)}, so that others start without"

@@ -28,14 +28,14 @@ from test_architecture import MAY_IMPORT, PACKAGE
 from kvcheck.commands import baseline
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import ScenarioResult, Verdict, read_record
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, walk_prompt
-from kvcheck.core.live.model.family import fit_digits
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, walk_prompt
+from kvcheck.core.model.family import fit_digits
+from kvcheck.core.model.parameters import Parameters
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
-from kvcheck.core.report.store import write_run
+from kvcheck.core.run.store import write_run
 from kvcheck.core.stress.targets.mutants import MUTANTS
 from tools.mutation.handwritten import read_hand_edits
 

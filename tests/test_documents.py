@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from kvcheck.commands import main
 from kvcheck.core.base.errors import KvcheckError
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.plan import parse_line
 
 PROJECT = Path(__file__).parents[1]
 FOLDERS = ("docs", "reports/published", "kvcheck", "tests", "tools")

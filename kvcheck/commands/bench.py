@@ -34,13 +34,15 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.price_lines import HEAD, case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.report.prices import in_short, is_check, is_enough
+from kvcheck.core.run.cell import decided
+from kvcheck.core.run.session import Session
 
 if TYPE_CHECKING:
     from kvcheck.core.bench.plan import BenchPlan
@@ -103,7 +105,7 @@ def bench(
         seed=drawn,
         plan={name: getattr(plan, name) for name in plan.__slots__},
         out=out,
-        quiet=format_name == "json",
+        teller=Terminal(is_quiet=format_name == "json"),
     )
     session.say(
         f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {counted(len(plan.cases), 'case')} on {device}"
@@ -142,7 +144,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
     from kvcheck.core.bench.run import run_bench
 
     verdicts: dict[str, ScenarioResult] = {
-        name: _result(name, plan.shape, Verdict.UNKNOWN, "stopped before it was measured") for name in plan.cases
+        name: _result(name, plan.shape, "stopped before it was measured") for name in plan.cases
     }
 
     def tell(row: BenchRow) -> None:
@@ -163,7 +165,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         again = f"kvcheck bench {case} --shape {plan.shape} --device {plan.device} --max-time {2 * plan.max_time_s:g}"
         reason = f"its time was up before a first round{left}; next: {again}"
         if verdicts[case].verdict is Verdict.UNKNOWN:
-            verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
+            verdicts[case] = _result(case, plan.shape, reason)
         else:
             session.warnings.append(f"{case}: {reason}")
         session.say(f" ????  {case}: {reason}")
@@ -176,7 +178,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         interrupted = True
     except WrongOutput as error:
         case = str(error).partition("/")[0]
-        verdicts[case] = _result(case, plan.shape, Verdict.FAIL, str(error))
+        verdicts[case] = _result(case, plan.shape, str(error), is_failed=True)
         finding = Finding(code="KV105", oracle="bench", scenario=case, shape=plan.shape, message=str(error))
         session.keep((finding,))
     session.facts["noise_after"] = noise()
@@ -201,13 +203,14 @@ def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
     checked in enough rounds."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(map(is_enough, rows)):
-        return _result(case, shape, Verdict.PASS, None, rounds=rounds)
+        return _result(case, shape, None, rounds=rounds)
     most = max(len(row.ratios) for row in rows)
     what = "was checked" if is_check(rows[-1]) else "has a price"
     reason = f"none of its rows {what}: expected {LEAST_ROUNDS} rounds or more, got {most}; use a larger --max-time"
-    return _result(case, shape, Verdict.UNKNOWN, reason, rounds=rounds)
+    return _result(case, shape, reason, rounds=rounds)
 
 
-def _result(case: str, shape: str, verdict: Verdict, reason: str | None, *, rounds: int = 0) -> ScenarioResult:
-    code = {Verdict.PASS: None, Verdict.UNKNOWN: "KV990", Verdict.FAIL: "KV105"}[verdict]
+def _result(case: str, shape: str, reason: str | None, *, rounds: int = 0, is_failed: bool = False) -> ScenarioResult:
+    verdict, code = decided(is_failed=is_failed, reason=reason)
+    code = "KV105" if is_failed else code
     return ScenarioResult(id=case, shape=shape, verdict=verdict, code=code, reason=reason, schedules=rounds)

@@ -35,21 +35,21 @@ from kvcheck.commands.live import (
 from kvcheck.commands.options import draw_seed, identity, repro
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.prices.bench import Arm, ServeBench
 from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, Load
 from kvcheck.core.live.prices.side import Side
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_PROMPT = 384
 DEFAULT_ANSWER = 64
@@ -174,7 +174,7 @@ def bench_serve(ctx: typer.Context) -> int:
             "max_time_s": run.max_time,
         },
         out=run.out,
-        quiet=run.format_name == "json",
+        teller=Terminal(is_quiet=run.format_name == "json"),
     )
     _describe_run(session, bench, servers, known)
     interrupted = _measure(session, bench, run, until=began + run.max_time)

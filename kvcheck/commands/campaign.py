@@ -37,13 +37,13 @@ from kvcheck.commands.options import (
     check_positive,
 )
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
 from kvcheck.commands.stress_options import Names, Requests, Shapes
 from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import complain, passing
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
     from kvcheck.core.base.record import RunRecord
@@ -166,9 +166,9 @@ def _counted_again(session: Session, plan: CampaignPlan) -> Tally:
 
 def _plan(ctx: typer.Context) -> CampaignPlan:
     """The checked plan. Raises UsageError."""
+    from kvcheck.core.run.plan import ANSWERS, Plan
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.campaign.batches import CampaignPlan, parse_seeds, parse_shard
-    from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.stress.schedule import ANSWERS, Plan
     from kvcheck.core.stress.targets.mutants import mutant as card_of
     from kvcheck.core.stress.workload import WORDS
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from kvcheck.commands.session import Session
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.gate.baseline import Status, judge_rows, known_by
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.result import has_enough
+from kvcheck.core.run.session import Session
 
 Rows = Callable[[Iterable[Finding]], tuple[ScenarioResult, ...]]
 

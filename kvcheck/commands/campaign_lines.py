@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcheck.commands.options import check_plan
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import warn
 from kvcheck.core.base.errors import KvcheckError, UsageError, why_unread
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import write_text
 
 if TYPE_CHECKING:
+    from kvcheck.core.run.plan import Plan
     from kvcheck.core.stress.campaign.batches import Batch, BatchResult, CampaignPlan
-    from kvcheck.core.stress.schedule import Plan
 
 LINES = "lines"
 MOST_BYTES = 1 << 16
@@ -52,7 +52,7 @@ class FailingLines:
 
     def take(self, result: BatchResult) -> None:
         """Note what a line gave, or keep the lines of what a workload failed with."""
-        from kvcheck.core.stress.turns import reported_once
+        from kvcheck.core.run.turns import reported_once
 
         if result.within is None:
             self._found[result.line] = result
@@ -66,7 +66,7 @@ class FailingLines:
     def tell(self, session: Session) -> None:
         """What became of the lines."""
         from kvcheck.commands.replay import judge
-        from kvcheck.core.stress.cell_task import Report
+        from kvcheck.core.run.cell_task import Report
 
         for plan in self._plans:
             result = self._found.get(plan.line())
@@ -115,9 +115,9 @@ class FailingLines:
 
 def _plan_in(path: Path) -> Plan:
     """The plan of the line in a file. Raises UsageError, or UnknownVerdict."""
+    from kvcheck.core.run.plan import parse_line
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.campaign.batches import is_campaign_line
-    from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.stress.schedule import parse_line
 
     try:
         with path.open("rb") as stream:

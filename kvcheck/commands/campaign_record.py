@@ -18,14 +18,14 @@ import typer
 
 from kvcheck.commands.options import identity
 from kvcheck.commands.probes import plan_facts
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, warn
+from kvcheck.commands.terminal import Terminal, cell_lines, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.store import RUN_FILE, RunStore
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import RUN_FILE, RunStore
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.campaign.batches import BatchResult, CampaignPlan
@@ -46,7 +46,7 @@ def session_of(ctx: typer.Context, plan: CampaignPlan, limits: Mapping[str, obje
         seed=plan.seeds.first,
         plan={**limits, **plan.facts(), **plan_facts([*plan.cells])},
         out=given["out"],
-        quiet=given["format_name"] == "json",
+        teller=Terminal(is_quiet=given["format_name"] == "json"),
         resumes=True,
     )
     session.identity = identity()

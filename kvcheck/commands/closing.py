@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvcheck.commands.report import write_reports
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.report.situation_matrix import matrix_lines
+from kvcheck.core.run.session import Session
 
 
 def close(
@@ -58,7 +58,7 @@ def close(
     judged = shown(record)
     for line in place_lines(judged, page or kept):
         session.say(line)
-    session.print_json(record)
+    session.teller.record(record)
     return judged.exit_code
 
 

@@ -36,7 +36,7 @@ from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 OLDEST_PYTHON = (3, 11)
 PRESSURE_FILE = Path("/proc/pressure/cpu")

@@ -36,13 +36,13 @@ from kvcheck.commands.terminal import ProgressLine, clear_passing, say
 from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
 from kvcheck.core.base.devices import DRIVER
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.identity import commit_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes import import_check
 from kvcheck.core.probes.frame.probe_server import VARIABLES
 from kvcheck.core.probes.installed import ENGINES
-from kvcheck.core.probes.mooncake.names import BUILDS
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 CPU, CUDA = "cpu", "cuda"
 TORCH = "torch==2.13.0"

@@ -24,22 +24,23 @@ from kvcheck.commands.closing import close
 from kvcheck.commands.live_rounds import end_rounds, run_rounds
 from kvcheck.commands.options import check_positive, draw_seed, identity, repro
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.clients.connection import Connection, connect
-from kvcheck.core.live.conclusion import Progress, RoundPlan
+from kvcheck.core.live.conclusion import RoundCell, RoundPlan
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import LivePlan, check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.runner import LiveRunner
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Scenario
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_ROUNDS = 4
 DEFAULT_REQUESTS = 24
@@ -242,7 +243,7 @@ def _session(
     argv: list[str],
     run: RunOptions,
     base: LivePlan,
-    progress: Sequence[Progress[LivePlan]],
+    progress: Sequence[RoundCell[LivePlan]],
     required: Mapping[str, int],
     untried: list[str],
 ) -> Session:
@@ -259,7 +260,7 @@ def _session(
             "not_tried": untried,
         },
         out=run.out,
-        quiet=run.format_name == "json",
+        teller=Terminal(is_quiet=run.format_name == "json"),
     )
 
 
@@ -278,7 +279,7 @@ def known_answers(folder: Path | None) -> KnownAnswers:
             "with kvcheck model make --out DIR and start the server with it. Or judge the model that it serves now, "
             "with --own-model"
         )
-    from kvcheck.core.live.model.folder import read_model  # it needs torch, which a command's help does not
+    from kvcheck.core.model.folder import read_model  # it needs torch, which a command's help does not
 
     return read_model(folder)
 
@@ -330,7 +331,7 @@ def describe(client: Client, server: ServerOptions) -> Served:
 
 def plan_scenarios(
     run: RunOptions, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int = DEFAULT_ROUNDS
-) -> tuple[list[Progress[P]], list[str]]:
+) -> tuple[list[RoundCell[P]], list[str]]:
     """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
 
     plan_of: the plan of a scenario. rounds: of each, where nobody says how many.
@@ -343,7 +344,7 @@ def plan_scenarios(
             untried.append(f"not tried: {name}: {why}; {_advice(client, scenario)}")
             continue
         progress.append(
-            Progress(
+            RoundCell(
                 plan=plan_of(name),
                 scenario=scenario,
                 flags=client.flags,

@@ -20,17 +20,17 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner, RoundResult
+from kvcheck.core.model.alphabet import Alphabet
 
 NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
 
 
 def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     """Send the requests of a line again. Raises UsageError where the server cannot be asked."""
-    from kvcheck.core.live.model.folder import read_model
+    from kvcheck.core.model.folder import read_model
 
     folder = Path(plan.known_answers)
     if not folder.is_absolute() and not folder.exists():

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import OWN_MODEL
 from kvcheck.core.live.clients.client import Client
-from kvcheck.core.live.conclusion import Progress, RoundPlan, common_place, requirements, unseen
+from kvcheck.core.live.conclusion import RoundCell, RoundPlan, common_place, requirements, unseen
 from kvcheck.core.live.runner import RoundResult
+from kvcheck.core.run.session import Session
 
 INTERRUPTED = "the run was interrupted before it"
 
@@ -36,7 +36,7 @@ class Rounds(Protocol[Q]):
         """The judgement of a round that was interrupted."""
 
 
-def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[P]], until: float | None) -> bool:
+def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
     """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
     before = [*session.results]
     for each in progress:
@@ -53,7 +53,7 @@ def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[
     return False
 
 
-def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float | None) -> str | None:
+def _round(session: Session, runner: Rounds[P], each: RoundCell[P], until: float | None) -> str | None:
     """The next round of a scenario; why the run ends after it, or None."""
     if until is not None and time.monotonic() >= until:
         each.stop("its time was up; use a larger --max-time")
@@ -78,13 +78,13 @@ def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float 
     return "the server answers no more" if result.is_over else ends
 
 
-def _tell(session: Session, each: Progress[P]) -> None:
+def _tell(session: Session, each: RoundCell[P]) -> None:
     for line in cell_lines(each.result()):
         session.say(line)
-    place = common_place(each.findings)
+    place = common_place(each.found)
     if place is not None and place[2] > 1:
         layer, page, requests = place
-        wrong = len({finding.request for finding in each.findings})
+        wrong = len({finding.request for finding in each.found})
         at = "" if layer is None else f"layer {layer}, "
         session.say(f"       {requests} of {wrong} wrong requests point to {at}page {page} of the request")
 
@@ -99,7 +99,7 @@ def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
 
 
 def end_rounds(
-    session: Session, progress: Sequence[Progress[P]], required: Mapping[str, int], client: Client, untried: list[str]
+    session: Session, progress: Sequence[RoundCell[P]], required: Mapping[str, int], client: Client, untried: list[str]
 ) -> None:
     """The rows of the record, the requirements, and what the run did not see."""
     total: dict[str, int] = {}

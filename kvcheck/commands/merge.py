@@ -22,14 +22,15 @@ from kvcheck.commands.campaign_record import FACTS, check_results, tell_rows
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, Out, Outputs, Reports, check_choice
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.cells import lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, read_record
 from kvcheck.core.report.merging import LIMITS, OF_CELLS, check_each, check_runs, merged_rows
-from kvcheck.core.report.store import find_run
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import find_run
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.campaign.batches import BatchResult, CampaignPlan
@@ -156,8 +157,8 @@ def _part(group: Sequence[tuple[RunRecord, Path]]) -> _Part:
 
 def plan_of(record: RunRecord, shard: object = None) -> CampaignPlan:
     """The plan of a campaign's record. shard: another one than its own. Raises UsageError."""
+    from kvcheck.core.run.plan import parse_line
     from kvcheck.core.stress.campaign.batches import CampaignPlan, Shard, parse_seeds, parse_shard
-    from kvcheck.core.stress.schedule import parse_line
 
     given = record.plan
     workloads, within = given.get("workloads"), given["answers_within"]
@@ -214,7 +215,7 @@ def _session(ctx: typer.Context, records: Sequence[RunRecord], parts: Sequence[_
         seed=records[0].seed,
         plan=_plan(records, parts),
         out=ctx.params["out"],
-        quiet=ctx.params["format_name"] == "json",
+        teller=Terminal(is_quiet=ctx.params["format_name"] == "json"),
     )
     assert records[0].identity is not None, "check_each has looked"
     session.identity = records[0].identity

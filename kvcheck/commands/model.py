@@ -1,7 +1,7 @@
 """`kvcheck model`: make a known-answer model, and print what a right server answers with it.
 
 Invariants:
-- Both subcommands are work of core/live/model; here are options and lines.
+- Both subcommands are work of core/model; here are options and lines.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def make(
     top_k: TopK = None,
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
-    from kvcheck.core.live.model import FAMILIES
-    from kvcheck.core.live.model.family import fit_digits
-    from kvcheck.core.live.model.folder import write_model
-    from kvcheck.core.live.model.parameters import Parameters, check_sizes
+    from kvcheck.core.model import FAMILIES
+    from kvcheck.core.model.family import fit_digits
+    from kvcheck.core.model.folder import write_model
+    from kvcheck.core.model.parameters import Parameters, check_sizes
 
     family = FAMILIES.load(arch)
     group, head_dim = family.size("group", group), family.size("head_dim", head_dim)
@@ -120,9 +120,9 @@ def answer(
     tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
 ) -> None:
     """Print the token ids that a right server answers, as a JSON list."""
-    from kvcheck.core.live.model.alphabet import Alphabet
-    from kvcheck.core.live.model.answers import answers
-    from kvcheck.core.live.model.folder import read_model
+    from kvcheck.core.model.alphabet import Alphabet
+    from kvcheck.core.model.answers import answers
+    from kvcheck.core.model.folder import read_model
 
     if not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"--tokens is from 1 to {MOST_TOKENS}; got {tokens}")

@@ -20,15 +20,16 @@ from kvcheck.commands.options import repro
 from kvcheck.commands.own_server import connected
 from kvcheck.commands.reference import compare_with
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.conclusion import Progress
+from kvcheck.core.live.conclusion import RoundCell
 from kvcheck.core.live.counting import parse_requirements
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.reference import check_alike, read_reference
 from kvcheck.core.live.own.runner import OwnRunner
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 DEFAULT_ROUNDS = 1
 
@@ -93,7 +94,7 @@ def _session(
     ctx: typer.Context,
     run: RunOptions,
     base: OwnPlan,
-    progress: list[Progress[OwnPlan]],
+    progress: list[RoundCell[OwnPlan]],
     required: dict[str, int],
     untried: list[str],
 ) -> Session:
@@ -110,5 +111,5 @@ def _session(
             "not_tried": untried,
         },
         out=run.out,
-        quiet=run.format_name == "json",
+        teller=Terminal(is_quiet=run.format_name == "json"),
     )

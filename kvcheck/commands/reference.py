@@ -20,7 +20,6 @@ import typer
 from kvcheck.commands import live
 from kvcheck.commands.options import Seed, check_positive
 from kvcheck.commands.own_server import DEFAULT_REQUESTS, connected
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import cell_lines, complain, say
 from kvcheck.core.base.cells import OWN_MODEL
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -36,7 +35,9 @@ from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.own.verdict import ORACLE
 from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, Sender
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.cell import decided
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import write_text
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -191,13 +192,13 @@ def _progress(session: Session, head: str, answered: int) -> None:
 
 def _add(session: Session, cell: str, compared: Comparison, cold: Arm, *, duration_s: float) -> None:
     scenario, _, shape = cell.rpartition("/")
-    verdict = Verdict.FAIL if compared.message else Verdict.UNKNOWN if compared.reason else Verdict.PASS
+    verdict, code = decided(is_failed=bool(compared.message), reason=compared.reason)
     tokens = sum(value.tokens for value in cold.values.values())
     row = ScenarioResult(
         id=cell,
         shape=shape,
         verdict=verdict,
-        code=compared.code if verdict is Verdict.FAIL else "KV990" if verdict is Verdict.UNKNOWN else None,
+        code=compared.code if verdict is Verdict.FAIL else code,
         reason=compared.reason if verdict is Verdict.UNKNOWN else None,
         schedules=1,
         duration_s=round(duration_s, 3),

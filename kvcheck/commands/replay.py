@@ -36,12 +36,12 @@ from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
 from kvcheck.core.report.replay_line import FINDING, PROOF, SMALL, small_line, whole_proof_line
-from kvcheck.core.report.store import find_run, is_stored
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
-from kvcheck.core.stress.schedule import Kind, Plan, parse_line
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.store import find_run, is_stored
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
+    from kvcheck.core.probes.runner import ProbeRunner
 
 
 def replay(
@@ -67,7 +67,7 @@ def replay(
     ] = False,
 ) -> int:
     """Run each line again, and say whether it still fails."""
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
@@ -133,7 +133,7 @@ def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
     """Run one line under the profiler."""
     from kvcheck.core.stress.profiled import profile
 
-    if not is_alone or len(plans) != 1 or plans[0].kind not in (Kind.SCHEDULE, Kind.DELAYED):
+    if not is_alone or len(plans) != 1 or not plans[0].is_in_process:
         raise UsageError("--profile: expected one line of one process, without --times and --device")
     (plan,) = plans
     check_plan(plan)
@@ -148,9 +148,9 @@ def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
 
 def _on_device(plan: Plan, device: str) -> Plan:
     """The device plan of a CPU plan. Raises UsageError for a plan that is for a device already or for an engine."""
-    if plan.kind is Kind.PROBE:
+    if plan.probe is not None:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
-    if plan.kind is not Kind.SCHEDULE or plan.on_device:
+    if not plan.is_in_process or plan.on_device:
         raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
     return dataclasses.replace(plan, backend=kind_of(device), device=device, strategy="delay", choices=None)
 
@@ -167,8 +167,8 @@ def _replay(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: b
 def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> list[list[Report]]:
     """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one.
     Code of the user's own may end its process too, which is the failure again."""
-    from kvcheck.core.stress.cell_workers import died, run_in_workers
-    from kvcheck.core.stress.turns import run_cell
+    from kvcheck.core.run.turns import run_cell
+    from kvcheck.core.run.workers import died, run_in_workers
 
     task = CellTask(plan=plan, schedules=1)
     if in_process or not (plan.backend == "cuda" or plan.own_target is not None) or engine is not None:

@@ -37,7 +37,6 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.probes import check_jobs, engine_facts, installed_engine, pass_lines, plan_facts, split_absent
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Cell, Session
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.stress_options import (
@@ -61,27 +60,28 @@ from kvcheck.commands.stress_options import (
     Transport,
 )
 from kvcheck.commands.targets import target_of, unfound_mutant
-from kvcheck.commands.terminal import cell_lines, complain, passing, warn
-from kvcheck.core.base.cells import is_engine
+from kvcheck.commands.terminal import Terminal, cell_lines, complain, passing, warn
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS, is_engine
 from kvcheck.core.base.devices import STREAMED, kind_of
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
 from kvcheck.core.live.clients.connection import check_scheme, is_address
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.store import RUN_FILE, RunStore, make_folder
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.plan import ANSWERS, Plan
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import RUN_FILE, RunStore, make_folder
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import exposure, mooncake_cell
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
-    from kvcheck.core.stress.runner import Runner
-    from kvcheck.core.stress.runner_rows import RunnerRow
+    from kvcheck.core.probes.runner import ProbeRunner
+    from kvcheck.core.run.outcome import Runner
+    from kvcheck.core.run.runners import RunnerRow
 
 OF_DEVICES = ("portfolio", "eager", "delay")
 """Strategies on a device: it runs what it can as soon as it can, and a lane of it can be held."""
@@ -176,7 +176,7 @@ def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: Pr
         seed=base.seed,
         plan={"max_time_s": given["max_time"], **plan},
         out=given["out"],
-        quiet=given["format_name"] == "json",
+        teller=Terminal(is_quiet=given["format_name"] == "json"),
         resumes=True,
     )
     session.facts, session.identity = engine_facts(engine), about
@@ -250,10 +250,10 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
 
 
 def _plan_cells(ctx: typer.Context, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
-    from kvcheck.core.stress.coverage import floor_of
+    from kvcheck.core.run.coverage import floor_of
 
     for plan in plans:
-        cell = Cell(
+        cell = ScheduleCell(
             plan=plan,
             wanted=wanted,
             floor=floor_of(plan, wanted=wanted, least=least),
@@ -271,8 +271,8 @@ def _tasks(session: Session, out: Path | None) -> list[CellTask]:
     return [_task(cell) for cell in session.cells.values() if not cell.is_done]
 
 
-def _task(cell: Cell) -> CellTask:
-    from kvcheck.core.stress.runner_rows import row_of
+def _task(cell: ScheduleCell) -> CellTask:
+    from kvcheck.core.run.runners import row_of
 
     return CellTask(
         plan=cell.plan,
@@ -287,8 +287,8 @@ def _task(cell: Cell) -> CellTask:
 
 def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     """The checked plan that all cells share, without scenario and shape; and the row of its runner."""
-    from kvcheck.core.stress.probe_runner import engine_env
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.probes.runner import engine_env
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.targets.mutants import mutant
 
     live.refuse_options_of_servers(ctx)
@@ -328,7 +328,7 @@ def _check_order(plan: Plan, strategy: str) -> None:
     from kvcheck.core.stress.strategies import STRATEGIES
 
     STRATEGIES.require(strategy)
-    if plan.kind is Kind.SCHEDULE and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
+    if plan.is_in_process and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
         raise UsageError(
             f"--strategy {strategy}: expected {', '.join(OF_DEVICES[:-1])} or {OF_DEVICES[-1]} with --device "
             f"{plan.device}, which completes operations in an order of its own; got {strategy}; next: --strategy "
@@ -373,9 +373,9 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
     has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one. So does code
     of the user's own, which may end its process by itself.
     """
-    from kvcheck.core.stress.cell_workers import run_in_workers
-    from kvcheck.core.stress.runner_rows import row_of
-    from kvcheck.core.stress.turns import take_turns
+    from kvcheck.core.run.runners import row_of
+    from kvcheck.core.run.turns import take_turns
+    from kvcheck.core.run.workers import run_in_workers
 
     alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
     others = [number for number in range(len(tasks)) if number not in alone]
@@ -389,7 +389,7 @@ def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner |
         yield tasks[report.cell].plan.cell, report
 
 
-def _take(session: Session, cell: Cell, report: Report) -> None:
+def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
     if report.note and report.note not in session.warnings:
         session.warnings.append(report.note)
         cell.notes += [report.note] * report.is_note_told
@@ -398,22 +398,15 @@ def _take(session: Session, cell: Cell, report: Report) -> None:
         return
     if report.is_left:
         return
+    session.take(cell, report)
     if report.evidence is not None:
-        cell.reason = cell.reason or report.reason
-        if report.schedule not in cell.ran:
-            cell.ran.append(report.schedule)
-        cell.is_exercised = report.gap is None
-        session.add(cell, report.findings, report.evidence, report.duration_s)
         if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
             _tell_cell(session, cell)
         return
-    cell.is_done, cell.scope = True, report.scope
-    cell.reason = cell.reason or cell.shortfall(report.cut) or report.reason
-    session.save(complete=False)
     _tell_cell(session, cell)
 
 
-def _tell_cell(session: Session, cell: Cell) -> None:
+def _tell_cell(session: Session, cell: ScheduleCell) -> None:
     """The cell's line: once it has run what a pass takes, and again only if its end says something else."""
     for note in cell.notes:
         session.say(f"       {note}")
@@ -426,13 +419,13 @@ def _tell_cell(session: Session, cell: Cell) -> None:
     cell.told = found
 
 
-def _child_died(session: Session, cell: Cell, report: Report) -> None:
+def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
     """The end of a cell whose process has stopped: a finding, unless the process gave another reason."""
     cell.is_done = True
     if report.exit_code in (2, 4, 70):
         cell.reason = report.error
     else:
-        from kvcheck.core.stress.cell_workers import died
+        from kvcheck.core.run.workers import died
 
         session.add(cell, (died(cell.plan, report),), Evidence(schedules=1), 0.0)
     _tell_cell(session, cell)

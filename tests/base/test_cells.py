@@ -8,7 +8,7 @@ import pytest
 
 from kvcheck.core.base.cells import cell_of, keys_of, lines_of
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny")
 PLANS = {

@@ -23,7 +23,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base import child
 from kvcheck.core.base.child import OWN, SECRET, Streams, import_paths, inherited, start
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {

@@ -15,8 +15,8 @@ import pytest
 from kvcheck.core.base import private_network as module
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.private_network import PrivateNetwork
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.mooncake_cell import exposure
-from kvcheck.core.stress.schedule import Plan
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny", backend="eager", transport="mooncake", ranks="1x1")
 LISTEN = """

@@ -23,10 +23,10 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.base.server_facts import SERVE_CASES
 from kvcheck.core.live import health
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.folder import write_model
 from kvcheck.core.live.prices import side
 from kvcheck.core.live.prices.bench import ServeBench
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.folder import write_model
 
 PARAMETERS = small(nodes=1024, digits=6)
 ALPHABET = Alphabet(PARAMETERS)

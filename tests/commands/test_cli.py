@@ -26,10 +26,11 @@ from rigs.schemas import check_fits
 from kvcheck.commands import main as module
 from kvcheck.commands.doctor import KINDS
 from kvcheck.commands.main import run
-from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.cell import STOPPED
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands.main import run
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.plan import parse_line
 
 
 @pytest.mark.schedules

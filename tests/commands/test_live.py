@@ -25,8 +25,8 @@ from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.live import doubts, health, runner
 from kvcheck.core.live.clients import asking
 from kvcheck.core.live.clients.sglang import SglangClient
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.folder import write_model
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.folder import write_model
 
 PARAMETERS = small(nodes=1024, digits=6)
 ALPHABET = Alphabet(PARAMETERS)

@@ -9,9 +9,9 @@ import pytest
 from rigs.known_answers import walk
 
 from kvcheck.commands.main import run
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.folder import read_model
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.folder import read_model
 
 TINY = ["--layers", "2", "--kv-heads", "2", "--nodes", "64", "--length", "256", "--distance", "20"]
 

@@ -26,7 +26,7 @@ from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.bounds import longest_call_s
 from kvcheck.core.probes.mooncake.words import Places, held
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.run.plan import Plan, parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"
 BY_LIBRARY = "landing.batch"

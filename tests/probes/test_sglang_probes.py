@@ -21,8 +21,8 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.probe_runner import ProbeRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.probes.runner import ProbeRunner
+from kvcheck.core.run.plan import Plan
 
 SCHEDULES = 4
 GOOD = ""

@@ -23,7 +23,7 @@ from kvcheck.core.report.comparison.changes import State, changes, line_of
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_html import render as page
 from kvcheck.core.report.comparison.to_md import render as markdown
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 OTHER = replace(FOREIGN, buffer="latent", message="latent of request 9")
 LATENT = replace(FOREIGN, condition="the peers differ")

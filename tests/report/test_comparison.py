@@ -24,7 +24,7 @@ from kvcheck.core.report.comparison.compare import Comparison, compare
 from kvcheck.core.report.comparison.to_csv import render as to_csv
 from kvcheck.core.report.comparison.to_html import render as to_html
 from kvcheck.core.report.comparison.to_md import render as to_md
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 APP = typer.Typer()
 APP.command()(report)

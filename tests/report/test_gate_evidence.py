@@ -22,7 +22,7 @@ from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Ve
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.gate.to_md import render as markdown
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 from kvcheck.core.stress.targets.mutants import mutant
 
 (CELL,) = PASSED.scenarios

@@ -33,9 +33,9 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report import WRITERS
 from kvcheck.core.report.charts import words_svg
-from kvcheck.core.report.store import RunStore, find_run, write_text
 from kvcheck.core.report.to_csv import combined, tables
 from kvcheck.core.report.to_html import render
+from kvcheck.core.run.store import RunStore, find_run, write_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 APP = typer.Typer()

@@ -89,7 +89,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "docs/releases.md": {
         "kvcheck report runs/RUN": Runs((0,)),
         "kvcheck gate runs/RUN": Runs((0,)),
-        "PYTHONPATH=.:tests python -m engines.fork": Parsed(ENGINE),
+        "PYTHONPATH=tests python -m tools.engines.fork": Parsed(ENGINE),
     },
     "docs/engines-gpu.md": {"kvcheck engine-env": Parsed(GPU)},
     "docs/mooncake.md": {"kvcheck stress --target": Parsed(ENGINE)},
@@ -158,18 +158,18 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},
     "docs/transports.md": {"kvcheck stress pd-transfer": Parsed(RANKS)},
     "reports/published/README.md": {"kvcheck show": Runs((0, 0, 0))},
-    "reports/published/cpu/README.md": {"PYTHONPATH=.:tests": Parsed(MINUTES)},
-    "reports/published/cpu/search/README.md": {"PYTHONPATH=.:tests": Parsed(MINUTES)},
+    "reports/published/cpu/README.md": {"python -m tools.tables.decoder_table": Parsed(MINUTES)},
+    "reports/published/cpu/search/README.md": {"PYTHONPATH=tests": Parsed(MINUTES)},
     "reports/published/engines/README.md": {"kvcheck stress --target": Parsed(ENGINE)},
     "reports/published/engines/transfers/README.md": {
-        "python tests/engines/transfer_table.py": Parsed(ENGINE),
+        "python -m tools.engines.transfer_table": Parsed(ENGINE),
         "kvcheck stress --target": Parsed(ENGINE),
     },
     "reports/published/known-answers/README.md": {
-        "PYTHONPATH=.:tests python tests/live/damage": Parsed(HOURS),
-        "PYTHONPATH=.:tests python tests/live/margin": Parsed(HOURS),
+        "PYTHONPATH=tests python -m tools.tables.damage": Parsed(HOURS),
+        "PYTHONPATH=tests python -m tools.tables.margin": Parsed(HOURS),
         "KVCHECK_TRANSFORMERS": Parsed("needs an environment with transformers"),
     },
-    "reports/published/serve/README.md": {"PYTHONPATH=.:tests": Parsed(ENGINE)},
+    "reports/published/serve/README.md": {"python -m tools.servers.serve_prices": Parsed(ENGINE)},
     "reports/README.md": {"import json": By(f"{HERE}test_the_lines_that_read_records_run")},
 }

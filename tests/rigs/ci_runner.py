@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def step_faults(step: Mapping[str, Any]) -> Iterator[str]:
 
 
 def run_steps(
-    steps: list[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
     folder: Path,
     *,
     env: Mapping[str, str],

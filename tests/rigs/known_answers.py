@@ -16,10 +16,10 @@ from rigs.llama_forward import Cache, LlamaForward, Rounding
 from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.model.parameters import Parameters
 
 SMALL: dict[str, Any] = {
     "family": "llama",

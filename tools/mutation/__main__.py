@@ -21,7 +21,7 @@ from kvcheck.commands.terminal import complain, say, warn
 from kvcheck.core.base.errors import KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.scratch import sweep
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.run.store import make_folder
 from tools.mutation.campaign import Judge, Subject, subject_of
 from tools.mutation.edits import Edit, all_edits, chosen_files, read_sources, sampled
 from tools.mutation.equivalent import LEFT, explained, reasons_for

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kvcheck.core.stress.schedule import FLOOR, parse_line
+from kvcheck.core.run.plan import FLOOR, parse_line
 from tools.mutation.edits import Edit, diff_of
 from tools.mutation.forks import Answer, Forks, Order
 from tools.mutation.reach import Reach

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
-from kvcheck.core.stress.runner_rows import RUNNERS
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.rows import SCHEDULE
 from tools.mutation.edits import PACKAGE
 from tools.mutation.forks import Forks, Order
 from tools.mutation.reach import CellReach, Reach
@@ -38,7 +38,7 @@ def code_of(package: Path = PACKAGE) -> str:
 
 def cells_of(seed: int, scenarios: Sequence[str] = (), shapes: Sequence[str] = ()) -> list[Plan]:
     """The first plans of the cells of a default run, simulated; none named: all. Raises UsageError."""
-    return RUNNERS[Kind.SCHEDULE].cells(Plan(scenario="", seed=seed), scenarios, shapes)
+    return SCHEDULE.cells(Plan(scenario="", seed=seed), scenarios, shapes)
 
 
 class Survey:

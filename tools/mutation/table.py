@@ -17,8 +17,8 @@ from statistics import median
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
+from kvcheck.core.run.store import write_text
 from tools.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result
 
 CSV_FILE = "edits.csv"

@@ -21,8 +21,9 @@ from typing import Any
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, machine_trouble
 from kvcheck.core.base.record import Evidence, to_plain, value_from
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
-from kvcheck.core.stress.schedule import Plan, parse_line, workload_seed
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan, parse_line, workload_seed
+from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.targets import TARGETS
 from tools.mutation.edits import PACKAGE
 from tools.mutation.reach import lines_of

@@ -18,6 +18,10 @@ OWN_MODEL = "own-model"
 """Start of the scenario in lines of running servers with the user's own model."""
 
 UNNAMED_SERVER = "server"
+SCENARIO_NAMES = ("retract-resume", "hicache", "hicache-hybrid", "pd-transfer", "nvlink-aux")
+"""The scenarios of kvcheck's own cache: each has a row of SCENARIOS."""
+PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
+"""Transports that join processes, one a rank; all others work in one process."""
 ENGINE_NAMES = ("sglang", "vllm", "lmcache", "mooncake")
 """The installed engines that can be a target; each has a row of ENGINES."""
 

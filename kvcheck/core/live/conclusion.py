@@ -1,4 +1,4 @@
-"""A scenario's verdict from its rounds, and the reasons why it is no pass.
+"""RoundCell: a scenario's rounds, and the reasons why they are no pass.
 
 Invariants:
 - A pass has judged tokens, no finding, no unjudged request, and the scenario's evidence.
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
 from kvcheck.core.base.evidence_kinds import KINDS, TOKEN
-from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.server_facts import REQUIRED
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.run.cell import Cell, decided
 
-NOT_EXERCISED = "KV990"
 MOST_REASONS = 4
 BY_COUNT = ("hit", "hit-token", "lost-prefix", "host-hit", "storage-hit")
 """Evidence from the cached tokens that answers report."""
@@ -39,24 +39,34 @@ class RoundPlan(Protocol):
 P = TypeVar("P", bound=RoundPlan)
 
 
-@dataclass(slots=True)
-class Progress(Generic[P]):
+@dataclass(slots=True, kw_only=True)
+class RoundCell(Cell, Generic[P]):
     """The rounds of one scenario so far. flags: kind of evidence -> server setting that makes it appear."""
 
     plan: P
     scenario: Scenario
     flags: Mapping[str, str]
-    wanted: int
-    ran: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    duration_s: float = 0.0
+    evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
+    found: list[Finding] = field(default_factory=list)
     why_not: str | None = None
     stopped: str | None = None
-    evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     reasons: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
     elsewhere: str | None = None
     refuted: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.plan.cell
+
+    @property
+    def shape(self) -> str:
+        return self.id.rpartition("/")[2]
+
+    @property
+    def ran(self) -> int:
+        """Rounds so far."""
+        return self.evidence.schedules
 
     @property
     def is_done(self) -> bool:
@@ -66,8 +76,8 @@ class Progress(Generic[P]):
         self.stopped = why
 
     def add(self, result: RoundResult) -> None:
-        self.ran += 1
-        self.findings += result.findings
+        self.found += result.findings
+        self.findings += len(result.findings)
         self.duration_s += result.duration_s
         self.elsewhere = self.elsewhere or result.elsewhere
         self.refuted = self.refuted or result.refuted
@@ -76,21 +86,18 @@ class Progress(Generic[P]):
             self.moved[kind] = self.moved.get(kind, 0) + count
         self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
 
-    def result(self) -> ScenarioResult:
+    def lacks(self) -> str | None:
         told = [] if self.elsewhere is None else [self.elsewhere]
-        reasons = told if self.findings else [*told, *self._reasons()]
-        verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
-        return ScenarioResult(
-            id=self.plan.cell,
-            shape=self.plan.cell.rpartition("/")[2],
-            verdict=verdict,
-            code=NOT_EXERCISED if verdict is Verdict.UNKNOWN else None,
-            reason="; ".join(reasons[:MOST_REASONS]) or None,
-            schedules=self.ran,
-            duration_s=round(self.duration_s, 3),
-            evidence=dataclasses.replace(self.evidence, observed=self.observed),
-            coverage=Coverage(wanted=self.wanted, floor=1),
-        )
+        return "; ".join([*told, *self._reasons()][:MOST_REASONS]) or None
+
+    def beside(self) -> str | None:
+        return self.elsewhere
+
+    def coverage(self) -> Coverage:
+        return Coverage(wanted=self.wanted, floor=self.floor)
+
+    def total(self) -> Evidence:
+        return dataclasses.replace(self.evidence, observed=self.observed)
 
     @property
     def observed(self) -> dict[str, int]:
@@ -182,15 +189,8 @@ def requirements(
         lack = missing(kind, total, least=least, flags=flags)
         if lack is not None and refuted is not None and kind in BY_COUNT:
             lack = f"{kind}: {refuted}"
-        rows.append(
-            ScenarioResult(
-                id=f"{REQUIRED}{kind}",
-                shape=kind,
-                verdict=Verdict.PASS if lack is None else Verdict.UNKNOWN,
-                code=None if lack is None else NOT_EXERCISED,
-                reason=lack,
-            )
-        )
+        verdict, code = decided(is_failed=False, reason=lack)
+        rows.append(ScenarioResult(id=f"{REQUIRED}{kind}", shape=kind, verdict=verdict, code=code, reason=lack))
     return rows
 
 

@@ -3,21 +3,20 @@
     prefix-cache:target=http%3A//127.0.0.1%3A8000,known-answers=tiny,seed=1,round=3,names=77,requests=24,concurrency=8
 
 Invariants:
-- Encoding and decoding round-trip; the line has no character that a shell changes, and no server key.
+- The line has no server key.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from kvcheck.core.base.cells import KNOWN_ANSWERS, UNNAMED_SERVER, keys_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.run.line import LineCodec
 
 MOST_REQUESTS, MOST_CONCURRENCY = 100_000, 4096
-_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +50,10 @@ class LivePlan:
         return dataclasses.replace(self, round=round_)
 
     def line(self) -> str:
-        pairs = (
-            f"{_key(field.name)}={quote(str(value), safe='/._-')}"
-            for field in dataclasses.fields(self)
-            if field.name != "scenario"
-            and ((value := getattr(self, field.name)) != field.default or field.name in ("seed", "round", "names"))
-        )
-        return f"{self.scenario}:{','.join(pairs)}"
+        return LINE.encode(self)
+
+
+LINE = LineCodec(LivePlan, noun="line of a running server", always=("seed", "round", "names"), joint="-")
 
 
 def is_live_line(line: str) -> bool:
@@ -65,38 +61,13 @@ def is_live_line(line: str) -> bool:
 
 
 def parse_live_line(line: str) -> LivePlan:
-    keys = keys_of(line)
-    LIVE_SCENARIOS.require(keys.pop("scenario"))
-    fields = {_key(field.name): field for field in dataclasses.fields(LivePlan) if field.name != "scenario"}
-    values: dict[str, object] = {}
-    for key, text in keys.items():
-        if key not in fields:
-            raise UsageError(f"line of a running server: unknown key {key[:40]!r}; known: {', '.join(fields)}")
-        if "int" in str(fields[key].type):
-            if not is_number(key, text):
-                raise UsageError(f"line of a running server: {key} is a whole number from 0; got {text[:40]!r}")
-            values[fields[key].name] = int(text)
-        else:
-            values[fields[key].name] = text
-    for key in ("target", KNOWN_ANSWERS):
-        if not values.get(fields[key].name):
-            raise UsageError(f"line of a running server: expected {key}=..., found none")
-    plan = LivePlan(scenario=line.partition(":")[0], **values)  # type: ignore[arg-type]
+    plan = LINE.decode(line)
+    LIVE_SCENARIOS.require(plan.scenario)
     check_sizes(requests=plan.requests, concurrency=plan.concurrency)
     return plan
-
-
-def is_number(key: str, text: str) -> bool:
-    """Whether a text is a whole number from 0; a seed may be negative."""
-    digits = text.removeprefix("-") if key == "seed" else text
-    return digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS
 
 
 def check_sizes(*, requests: int, concurrency: int) -> None:
     for name, size, most in (("requests", requests, MOST_REQUESTS), ("concurrency", concurrency, MOST_CONCURRENCY)):
         if not 1 <= size <= most:
             raise UsageError(f"--{name}: expected 1 to {most:,}, got {size}")
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")

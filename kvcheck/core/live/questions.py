@@ -15,8 +15,8 @@ from typing import Protocol
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 
 WALK_FRAME = len(HEADER) + 2
 """Tokens of a walk beside its places: the header, the place that closes it, and the node in question."""

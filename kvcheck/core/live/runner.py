@@ -28,11 +28,11 @@ from kvcheck.core.live.judge.cached import by_chance
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, Wrong, finding
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
 from kvcheck.core.live.sending import Sender, new_rid, typical_s
+from kvcheck.core.model.alphabet import Alphabet
 
 COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
 GAP = 0.4

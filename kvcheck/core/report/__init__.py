@@ -25,7 +25,7 @@ WRITERS: Registry[Writer] = Registry(
     "format",
     {
         "json": (
-            "kvcheck.core.report.store:write_json",
+            "kvcheck.core.run.store:write_json",
             "Writes the whole record as one JSON file; in a folder it is run.json.",
         ),
         "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or six tables into a folder."),

@@ -34,7 +34,7 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.situations import SITUATIONS, situations_of
-from kvcheck.core.report.store import make_folder, write_text
+from kvcheck.core.run.store import make_folder, write_text
 
 Row = Mapping[str, object]
 

@@ -34,7 +34,6 @@ from kvcheck.core.report.prices import in_short
 from kvcheck.core.report.replay_line import LONG, replay_line, small_line, wait_text
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.story_drawing import story_svg
 from kvcheck.core.report.story_text import lane_letter, lanes_of, step_text, waits_text
 from kvcheck.core.report.suspects import suspects_of
@@ -50,6 +49,7 @@ from kvcheck.core.report.wording import (
     whose_text,
     why_text,
 )
+from kvcheck.core.run.store import write_text
 
 CAUSES_SHOWN = 100
 SYMPTOMS_SHOWN = 40

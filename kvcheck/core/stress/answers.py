@@ -16,13 +16,12 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.simulated import Choice, Goal, Pending
 from kvcheck.core.cache.transfer.wire import LEGS
+from kvcheck.core.run.exploring import parse_answers
 from kvcheck.core.stress.strategies import Draw, EagerStrategy
 
 MESSAGES = (":message", ":copies")
@@ -34,8 +33,6 @@ UNASKED = (*MESSAGES, *QUIET)
 SHARES = ((1, 8), (1, 4), (1, 2), (3, 4))
 """Shares of "no", of which chance picks one for a schedule: few bugs need many of them."""
 EARLY_BITS = 4
-MOST_ANSWERS = 100_000
-_ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
 
 
 class AnswersStrategy:
@@ -128,18 +125,3 @@ def by_chance(rng: Rng) -> Callable[[str], bool]:
         return rng.chance(*share) or is_early
 
     return says_no
-
-
-def answers_text(refused: Collection[str]) -> str:
-    return ".".join(refused) or "none"
-
-
-def parse_answers(text: str) -> tuple[str, ...]:
-    """Inverse of answers_text. Raises UsageError."""
-    names = () if text == "none" else tuple(text.split("."))
-    if len(names) > MOST_ANSWERS or not all(_ANSWER.fullmatch(each) for each in names):
-        raise UsageError(
-            'choices: expected numbers of questions and messages, such as 12.m345, or "none"; '
-            f"got {text[:40]!r}; copy the whole line"
-        )
-    return names

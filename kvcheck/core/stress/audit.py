@@ -27,9 +27,9 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
 from kvcheck.core.cache.backend.scoped import PassingBackend
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.named_memory import Masks, Memory, Naming, Places, by_own_name
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.schedule import Kind, Plan
 
 _ONE_DIMENSION = frozenset({"index_select", "index_copy_", "index_fill_", "index_add_"})
 """Calls of the form (tensor, dimension, index tensor, ...)."""
@@ -136,7 +136,7 @@ class Beyond:
 
 def is_audited(plan: Plan) -> bool:
     """Whether the schedule, or its replay, runs under the audit. The first one lies within the floor of a cell."""
-    is_ours = plan.kind is Kind.SCHEDULE and plan.target == "builtin" and plan.backend == "simulated"
+    is_ours = plan.is_in_process and plan.target == "builtin" and plan.backend == "simulated"
     return is_ours and plan.extras is None and plan.strategy != "flip" and plan.schedule % AUDIT_ROUND == AUDITED
 
 

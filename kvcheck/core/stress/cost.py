@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.delays import Delay, Site
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_groups
 
 MAX_DELAYS = 16
@@ -23,7 +23,7 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
-    if plan.kind is not Kind.DELAYED:
+    if not plan.is_delayed:
         return ()
     if plan.choices is not None:
         return parse_delays(plan.choices)

@@ -19,11 +19,12 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
+from kvcheck.core.run.outcome import Outcome, Runner
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair
-from kvcheck.core.stress.runner import Outcome, Runner, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import LANE_GROUPS
 from kvcheck.core.stress.workload.events import Submitted
 
@@ -99,7 +100,7 @@ class Rates:
 
     def plus(self, free: Outcome, held: Outcome | None) -> Rates:
         """held: None if the first run has lost the device."""
-        report = None if held is None else held.delays
+        report = None if held is None else report_of(held)
         if self.report is not None and report is not None:
             report = self.report.plus(report)
         return Rates(
@@ -124,6 +125,12 @@ class Rates:
         return "; ".join(parts)
 
 
+def report_of(outcome: Outcome) -> DelayReport | None:
+    """The counts of the delays of a run; None where it had none."""
+    assert outcome.delays is None or isinstance(outcome.delays, DelayReport), "a backend counts delays"
+    return outcome.delays
+
+
 def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
     """Run a plan without its delays, then with them. The first run also loads kernels, which cannot be loaded during a
     hold. After a hold ended by a watchdog, the second is repeated. It is skipped if the first has lost the device."""
@@ -131,7 +138,8 @@ def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
     if free.is_device_lost:
         return free, None
     held = runner.run(plan)
-    if held.delays is not None and held.delays.fired and not held.findings:
+    report = report_of(held)
+    if report is not None and report.fired and not held.findings:
         held = runner.run(plan)
     return free, held
 

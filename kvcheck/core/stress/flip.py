@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
+from kvcheck.core.run.outcome import Outcome, Runner
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.stress.runner import Outcome, Runner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import EagerStrategy
 
 MAX_FLIPS = 2

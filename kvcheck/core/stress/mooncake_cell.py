@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.cache.transfer.mooncake.library import why_unusable
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 SIMULATED = Plan(scenario="pd-transfer", shape="llama-3-tiny")
 """The cell that it joins: the smallest shape with two ends. The seed is the run's."""

@@ -11,24 +11,30 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
-from kvcheck.core.stress.cell_task import CellTask
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.base.devices import number_of
+from kvcheck.core.base.errors import HardwareError, UsageError
+from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict, to_plain, value_from
+from kvcheck.core.run.cell_task import CellTask
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.workers import AskedProcess, Unanswered
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
-    from kvcheck.core.stress.runner import ScheduleRunner, Workloads
-    from kvcheck.core.stress.runner_rows import TargetOf
+    from kvcheck.core.stress.runner import ScheduleRunner, TargetOf, Workloads
     from kvcheck.core.stress.targets.mutants.mutant import Mutant
 
 BY_DELAYS = "delays on a device"
 """The killer on a device, in the place of the oracle on the mutant's card."""
+
+MUTANTS = "mutants"
+"""The argument with which a worker judges mutants, one a line, until its input ends."""
 
 HELD_MOST = 6
 """So many schedules are tried with delays between two operations, before all of them are tried with wider ones."""
@@ -140,8 +146,8 @@ def judge(
 def _run(
     plan: Plan, schedules: int, target_of: TargetOf, workloads: Workloads
 ) -> tuple[tuple[Finding, ...], int, str | None]:
+    from kvcheck.core.run.turns import run_cell
     from kvcheck.core.stress.runner import ScheduleRunner
-    from kvcheck.core.stress.turns import run_cell
 
     total = Evidence(schedules=0)
     gap = None
@@ -245,3 +251,39 @@ def _row(mutant: Mutant, killer: str) -> MutantResult:
         schedules=0,
         verdict=Verdict.UNKNOWN,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of a mutant. goes_on: the process can judge another one."""
+
+    result: MutantResult
+    goes_on: bool = True
+
+
+def judge_apart(tasks: Sequence[MutantTask], program: str) -> Iterator[MutantResult]:
+    """The result of each mutant, from processes. One whose process died is UNKNOWN, and a new one judges the next."""
+    with closing(AskedProcess(program, MUTANTS)) as judge:
+        for task in tasks:
+            try:
+                answer: Judged = value_from(Judged, judge.ask(task, until=task.until), "answer")
+            except Unanswered as why:
+                result = not_begun(task) if why.died is None else lost(task, why.died)
+                answer = Judged(result=result, goes_on=False)
+            yield answer.result
+            if not answer.goes_on:
+                judge.close()
+
+
+def answered(text: str, target_of: TargetOf) -> str:
+    """In such a process: the answer to a line."""
+    from kvcheck.core.cache.backend.cuda import CudaDevice
+    from kvcheck.core.stress.runner import Workloads
+
+    task: MutantTask = value_from(MutantTask, json.loads(text), "task")
+    try:
+        result = judge_in_time(task, target_of, workloads=Workloads())
+        is_lost = CudaDevice(number_of(task.device)).is_lost()
+    except HardwareError as error:
+        result, is_lost = lost(task, str(error)), True
+    return json.dumps(to_plain(Judged(result=result, goes_on=not is_lost)))

@@ -17,8 +17,8 @@ from collections import Counter
 from functools import cache
 
 from kvcheck.core.cache.backend.simulated import Chooser
-from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.schedule import ANSWERS, Plan
+from kvcheck.core.run.plan import ANSWERS, Plan
+from kvcheck.core.stress.plan_scenario import scenario_of, turn_of, variant_of
 from kvcheck.core.stress.strategies import FIRST, delay_name, delayed_groups, make_strategy
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
@@ -38,7 +38,7 @@ def order_of(plan: Plan) -> str:
     if plan.strategy != "portfolio":
         return plan.strategy
     if plan.schedule < len(FIRST):
-        return FIRST[(plan.schedule + plan.turn) % len(FIRST)]
+        return FIRST[(plan.schedule + turn_of(plan)) % len(FIRST)]
     behind = plan.schedule - len(FIRST)
     if behind % 2:
         return BETWEEN[behind // 2 % len(BETWEEN)]
@@ -58,9 +58,9 @@ def _delays(cell: Plan, block: int) -> dict[int, str]:
     tried = Counter(delays.values())
     first = max(block * BLOCK, len(FIRST))
     for number in range(first + (first - len(FIRST)) % 2, (block + 1) * BLOCK, 2):
-        variant = scenario.table.variant(dataclasses.replace(cell, schedule=number).variant)
+        variant = scenario.table.variant(variant_of(dataclasses.replace(cell, schedule=number)))
         offered = [*scenario.lanes(variant, shape), ALL]
-        turned = [offered[(at + cell.turn) % len(offered)] for at in range(len(offered))]
+        turned = [offered[(at + turn_of(cell)) % len(offered)] for at in range(len(offered))]
         turned.sort(key=lambda each: (tried[f"delay:{each}"], each not in RARE))
         delays[number] = f"delay:{turned[0]}"
         tried[delays[number]] += 1

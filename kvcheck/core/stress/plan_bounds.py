@@ -6,9 +6,9 @@ import dataclasses
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.scenario import FAULTS, Load
-from kvcheck.core.stress.schedule import Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 from kvcheck.core.stress.workload.jobs import Job, leading_runs
 
@@ -21,7 +21,7 @@ def check_bounds(plan: Plan) -> None:
     if plan.pages is None and plan.faults is None:
         return
     name = "pages" if plan.pages is not None else "faults"
-    if plan.kind is not Kind.SCHEDULE or plan.on_device or plan.trace is not None or plan.decoder != WORDS:
+    if not plan.is_in_process or plan.on_device or plan.trace is not None or plan.decoder != WORDS:
         raise UsageError(
             f"{name}: expected a line of one process on a CPU, without a trace and with decoder {WORDS}; leave it out"
         )

@@ -6,8 +6,8 @@ import dataclasses
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.run.plan import ANSWERS, BUILTIN, Plan
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.schedule import ANSWERS, BUILTIN, Kind, Plan
 from kvcheck.core.stress.workload import DECODERS, KNOWN_ANSWER, WORDS
 from kvcheck.core.stress.workload.known_model import asked
 from kvcheck.core.stress.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
@@ -20,7 +20,7 @@ def check_decoder(plan: Plan) -> None:
     DECODERS.require(plan.decoder)
     if plan.decoder == WORDS:
         return
-    if plan.kind is not Kind.SCHEDULE or plan.on_device:
+    if not plan.is_in_process or plan.on_device:
         option, given, able = _unable(plan)
         raise UsageError(
             f"--decoder {plan.decoder}: it reads pools in host memory, in one process; expected {option} {able}, got "
@@ -31,9 +31,9 @@ def check_decoder(plan: Plan) -> None:
 
 
 def _unable(plan: Plan) -> tuple[str, str, str]:
-    if plan.kind is Kind.PROBE:
+    if plan.probe is not None:
         return "--target", plan.target, BUILTIN
-    if plan.kind is Kind.RANKS:
+    if plan.has_rank_processes:
         return "--transport", plan.transport, "loopback"
     return "--device", plan.device, "cpu"
 
@@ -50,7 +50,7 @@ def usual_shapes(plan: Plan) -> tuple[str, ...]:
     """Both sizes for schedules; the smaller one for answers, which are fewer then."""
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
-    if plan.kind is not Kind.SCHEDULE or plan.backend != "simulated" or plan.trace is not None:
+    if not plan.is_in_process or plan.backend != "simulated" or plan.trace is not None:
         return TINY_SHAPES
     return MICRO_SHAPES if plan.strategy == ANSWERS else (*MICRO_SHAPES, *TINY_SHAPES)
 

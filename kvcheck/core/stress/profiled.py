@@ -17,8 +17,9 @@ import torch
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
 from kvcheck.core.cache.backend.scoped import PassingBackend
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 
 
 class MarkedBackend(PassingBackend):

@@ -1,4 +1,4 @@
-"""Runner: one plan in, one judged outcome out; and ScheduleRunner, which runs it in this process.
+"""ScheduleRunner: runs a plan in this process, one plan in, one judged outcome out.
 
 Invariants:
 - An error of the code under test is a finding, also its sys.exit, and in the reference run too. A broken oracle makes
@@ -13,9 +13,8 @@ import zlib
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 
@@ -34,15 +33,17 @@ from kvcheck.core.base.errors import (
     UsageError,
     machine_trouble,
 )
-from kvcheck.core.base.record import Evidence, Finding, Verdict
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend import BACKENDS
 from kvcheck.core.cache.backend.backend import Backend, OperationObserver
 from kvcheck.core.cache.backend.cuda import CudaBackend
-from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
-from kvcheck.core.stress.answers import AnswersStrategy, answers_text
+from kvcheck.core.run.exploring import answers_text
+from kvcheck.core.run.outcome import Outcome, complete
+from kvcheck.core.run.plan import ANSWERS, Plan, workload_seed
+from kvcheck.core.stress.answers import AnswersStrategy
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by, is_of_user
@@ -55,17 +56,18 @@ from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.plan_bounds import bounded, faults_of
 from kvcheck.core.stress.plan_decoder import decoded
-from kvcheck.core.stress.plan_scenario import scenario_of
+from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import STUCK_CPU_S, reference_outputs
-from kvcheck.core.stress.schedule import ANSWERS, Plan, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
 from kvcheck.core.stress.targets.own import NoEngine
 from kvcheck.core.stress.targets.target import Target
 from kvcheck.core.stress.workload.events import Broke, Expected, Forward, Verified
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
+TargetOf = Callable[[Plan], Target]
+"""The target of a plan, fixed or broken."""
 KEPT_WORKLOADS = 32
 """Enough for the schedules of a mutant and of the fixed build, which have equal workloads in turn."""
 MAX_LINE_CHOICES = 3000
@@ -81,60 +83,6 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (LayoutMismatch, "KV301"),
     (Hang, "KV901"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of one schedule. divergence: how a replay left the recorded path. digest: of choices, events,
-    findings.
-
-    asked: names that strategy "answers" could have answered with "no", in order. refused: those that were; under
-    another strategy, the answers to questions alone. trace: its host trace, or 0. unknown: why it is no evidence, or
-    None. is_lost: its process did not answer. is_device_lost: nothing runs on the device any more in this process.
-    """
-
-    plan: Plan
-    findings: tuple[Finding, ...]
-    evidence: Evidence
-    broken_oracles: tuple[str, ...] = ()
-    digest: int
-    judged: Mapping[str, int] = field(default_factory=dict)
-    divergence: str | None = None
-    asked: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    trace: int = 0
-    delays: DelayReport | None = None
-    unknown: str | None = None
-    is_lost: bool = False
-    is_device_lost: bool = False
-    note: str | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """UNKNOWN also off the recorded path, or if no delay held."""
-        if self.findings:
-            return Verdict.FAIL
-        is_held = self.delays is None or self.delays.gap is None
-        return Verdict.PASS if is_held and not self.divergence and self.unjudged is None else Verdict.UNKNOWN
-
-    @property
-    def unjudged(self) -> str | None:
-        return f"an oracle broke: {self.broken_oracles[0]}" if self.broken_oracles else self.unknown
-
-
-class Runner(Protocol):
-    """cpu_s: CPU seconds of a child of its own."""
-
-    @property
-    def cpu_s(self) -> float: ...
-
-    def run(self, plan: Plan) -> Outcome: ...
-
-    def gap(self, plan: Plan, total: Evidence) -> str | None:
-        """Return the missing evidence of the plan's cell, or None."""
-
-    def closing(self) -> str | None:
-        """Return a note on the whole cell, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +101,7 @@ class Workloads:
 
     def of(self, plan: Plan) -> tuple[Load, ReferenceRun]:
         seed = workload_seed(plan)
-        variant = plan.variant if plan.trace is None else None
+        variant = variant_of(plan) if plan.trace is None else None
         key = (
             plan.scenario,
             plan.shape,
@@ -172,7 +120,7 @@ class Workloads:
                 seed=seed,
                 requests=plan.requests,
                 trace=plan.trace,
-                variant=plan.variant,
+                variant=variant_of(plan),
                 is_short=plan.pages is not None,
             )
             load = bounded(decoded(load, plan, shape), plan, shape)
@@ -292,7 +240,7 @@ class ScheduleRunner:
                     load,
                     backend=backend,
                     emit=history.emit,
-                    variant=plan.variant,
+                    variant=variant_of(plan),
                 )
         except Stuck:
             why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
@@ -410,13 +358,6 @@ def _refused(backend: Backend, answers: AnswersStrategy | None) -> tuple[str, ..
     if answers is not None:
         return tuple(answers.refused)
     return tuple(map(str, backend.refused)) if isinstance(backend, SimulatedBackend) else ()
-
-
-def complete(finding: Finding, plan: Plan) -> Finding:
-    line = dataclasses.replace(plan, expect=finding.code).line()
-    return dataclasses.replace(
-        finding, scenario=plan.scenario, shape=plan.tried_with, schedule=line, replay=f"kvcheck replay {line}"
-    )
 
 
 def _digest(history: History, recorder: Recorder | None, findings: tuple[Finding, ...]) -> int:

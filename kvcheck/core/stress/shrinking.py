@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.answers import answers_text, parse_answers
+from kvcheck.core.run.exploring import answers_text, parse_answers
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan
 from kvcheck.core.stress.plan_bounds import faults_of, faults_text, pages_of
-from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.scenario import FAULTS
-from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
@@ -69,7 +70,7 @@ class Shrunk:
 
 def check_shrinkable(plan: Plan) -> None:
     """Raise UsageError unless the line is of one process on a CPU with drawn requests."""
-    if plan.kind is Kind.SCHEDULE and not plan.on_device and plan.trace is None:
+    if plan.is_in_process and not plan.on_device and plan.trace is None:
         return
     next_step = f"kvcheck replay {plan.line()}"
     if plan.trace is not None:
@@ -77,7 +78,7 @@ def check_shrinkable(plan: Plan) -> None:
     elif plan.on_device:
         got = f"device={plan.device}"
         next_step = f"kvcheck shrink {_on_cpu(plan).line()}, the same work on a CPU"
-    elif plan.kind is Kind.RANKS:
+    elif plan.has_rank_processes:
         got = f"transport={plan.transport}"
     else:
         got = f"target={plan.target}"
@@ -254,6 +255,6 @@ def _numbers(plan: Plan, shape: str, most: int) -> tuple[list[int], list[int]]:
     alike: list[int] = []
     others: list[int] = []
     for number in range(max(count * ALIKE, most)):
-        variant = dataclasses.replace(plan, shape=shape, schedule=number).variant
-        (others if (variant - plan.variant) % count else alike).append(number)
+        variant = variant_of(dataclasses.replace(plan, shape=shape, schedule=number))
+        (others if (variant - variant_of(plan)) % count else alike).append(number)
     return alike[:ALIKE] or [plan.schedule], others[:most]

@@ -16,12 +16,11 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import Story, short
 from kvcheck.core.base.untold import why_untold
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.runner_rows import TargetOf
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner, TargetOf
 from kvcheck.core.stress.story_notes import StoryNotes
 from kvcheck.core.stress.story_telling import tell
 

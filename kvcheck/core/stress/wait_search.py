@@ -23,11 +23,12 @@ from itertools import chain, islice
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend
-from kvcheck.core.stress.answers import answers_text, parse_answers
+from kvcheck.core.run.exploring import answers_text, parse_answers
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.shrinking import Likeness, likeness
 from kvcheck.core.stress.waits import Wait, WaitingBackend, kind_of
 from kvcheck.core.stress.workload.events import Completed, Submitted

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
+from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.frames import (
@@ -30,7 +31,7 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
     unpack_call,
     unpack_json,
 )
-from kvcheck.core.cache.transfer.mooncake.library import BUILDS, OLDEST, EngineSettings, is_new_enough, require_library
+from kvcheck.core.cache.transfer.mooncake.library import OLDEST, EngineSettings, is_new_enough, require_library
 from kvcheck.core.cache.transfer.mooncake.plan import BYTES_OF_A_CALL, ENTRIES_OF_A_CALL, Batch, calls_of, entries_of
 
 HERE = {"a": (1 << 40, 4096), "b": (1 << 41, 4096)}
@@ -225,8 +226,14 @@ def test_versions(version: str, is_enough: bool) -> None:
             {},
             r"needs the mooncake transfer engine; next: pip install .*apt-get install -y libibverbs1 libnuma1 libcurl4",
         ),
-        ({BUILDS[0]: "0.3.12.post1"}, f"{BUILDS[0]} 0.3.12.post1 means something else.*expected {OLDEST}"),
-        ({BUILDS[0]: "0.3.14", BUILDS[2]: "0.3.14"}, f"installed together.*pip uninstall -y {BUILDS[0]} {BUILDS[2]}"),
+        (
+            {BUILDS[0]: "0.3.12.post1"},
+            f"{BUILDS[0]} 0.3.12.post1 means something else.*expected {OLDEST}",
+        ),
+        (
+            {BUILDS[0]: "0.3.14", BUILDS[2]: "0.3.14"},
+            f"installed together.*pip uninstall -y {BUILDS[0]} {BUILDS[2]}",
+        ),
     ],
 )
 def test_a_library_that_will_not_do(builds: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.stress.campaign.batches import (
     Batch,
     BatchResult,
@@ -21,7 +22,6 @@ from kvcheck.core.stress.campaign.batches import (
     run_batch,
     run_text,
 )
-from kvcheck.core.stress.schedule import ANSWERS, Plan
 
 BASE = Plan(scenario="retract-resume", shape="llama-3-micro", strategy=ANSWERS, requests=2, seed=5)
 CELLS = (BASE, dataclasses.replace(BASE, scenario="hicache"), dataclasses.replace(BASE, shape="glm-5.1-micro"))

@@ -9,9 +9,9 @@ import pytest
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.campaign.batches import Batch, BatchResult
 from kvcheck.core.stress.campaign.crew import LOSSES, Done, Lost, results
-from kvcheck.core.stress.schedule import Plan
 
 
 class Actors:

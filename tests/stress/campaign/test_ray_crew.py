@@ -15,11 +15,11 @@ import pytest
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.run.cell_task import Report
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.campaign.batches import Batch, BatchResult
 from kvcheck.core.stress.campaign.crew import Done, Lost, results, telling
 from kvcheck.core.stress.campaign.ray_crew import RayCrew, load_ray, run_in_task
-from kvcheck.core.stress.cell_task import Report
-from kvcheck.core.stress.schedule import parse_line
 
 
 class RayError(Exception):

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from kvcheck.core.base.record import Evidence, Finding, to_plain
-from kvcheck.core.stress.runner import Outcome
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
 from tools.mutation import trial
 
 CELL = "hicache/llama-3-tiny"

@@ -30,7 +30,5 @@ TRANSPORTS: Registry[type[Wire]] = Registry(
         ),
     },
 )
-PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
-"""Transports that join processes, one a rank; all others work in one process."""
 SHARING_TRANSPORTS = ("ipc",)
-"""Those whose legs take a scenario's paths, over host or device memory."""
+"""Those that join processes, and whose legs take a scenario's paths, over host or device memory."""

@@ -16,8 +16,8 @@ from kvcheck.core.live.exchange import Answer, End, Exchange, Question
 from kvcheck.core.live.judge.sent import FEW, Sent
 from kvcheck.core.live.judge.steps import Step
 from kvcheck.core.live.judge.verdicts import Setting
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
 
 LEAST_AFTER_ABORT = 32
 """Tokens that may always arrive after an abort was acknowledged: those in flight."""

@@ -18,7 +18,7 @@ from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import wrong_set_up
 from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
 from kvcheck.core.live.judge.verdicts import Counts, Setting
-from kvcheck.core.live.model.alphabet import HEADER
+from kvcheck.core.model.alphabet import HEADER
 
 CHANCE_BITS = 40
 """Drawn bits that requests of two runs do not share by chance."""

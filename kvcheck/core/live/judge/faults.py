@@ -23,9 +23,9 @@ from operator import eq
 
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Setting
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.parameters import Parameters, node_digits, shown_pair
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.parameters import Parameters, node_digits, shown_pair
 
 MANY_BITS = 8
 """Bits of another context that are all right once in 256 times."""

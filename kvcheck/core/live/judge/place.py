@@ -30,7 +30,7 @@ from kvcheck.core.live.judge.faults import (
 from kvcheck.core.live.judge.sent import FEW
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 
 # Damaged values before a lost layer are less likely than damaged keys; every head would miss them, so with a single
 # lost head they are unlikely. Two keys of one node: another request lists the node that a layer looks for, with

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sys import byteorder
 
 from kvcheck.core.live.exchange import Exchange, Question
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.model.alphabet import Alphabet
 
 FEW = 3
 """Most requests that a token may belong to and still name its owner."""

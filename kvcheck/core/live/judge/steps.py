@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import mark_positions, next_mark
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import mark_positions, next_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

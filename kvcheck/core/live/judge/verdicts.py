@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.model.alphabet import Alphabet
 
 ORACLE = "known-answers"
 ASSUMED_PAGE = 16

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE_CASES, THROUGHPUT
 from kvcheck.core.live.conclusion import missing
 from kvcheck.core.live.prices.load import Load
 from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, order_of_passes
 from kvcheck.core.live.prices.side import PassResult, Side
+from kvcheck.core.run.cell import decided
 
 INTEGRITY = "integrity"
-NOT_MEASURED = "KV990"
 NAMES_APART = 1_000_003
 MOST_FRESH = 0.1
 """Largest cached share of the prompts of a load without reuse."""
@@ -68,13 +68,14 @@ class Tally:
         reasons = [] if self.findings else [*self.reasons]
         if not (self.findings or self.evidence.observed[TOKEN]):
             reasons.append("no token was judged")
-        verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
+        reason = "; ".join(reasons[:MOST_REASONS]) or None
+        verdict, code = decided(is_failed=self.findings > 0, reason=reason)
         return ScenarioResult(
             id=self.arm.cell,
             shape=self.arm.name,
             verdict=verdict,
-            code=NOT_MEASURED if verdict is Verdict.UNKNOWN else None,
-            reason="; ".join(reasons[:MOST_REASONS]) or None,
+            code=code,
+            reason=reason,
             schedules=self.evidence.schedules,
             duration_s=round(self.duration_s, 3),
             evidence=self.evidence,
@@ -198,16 +199,9 @@ class ServeBench:
                 reason = f"expected {LEAST_ROUNDS} rounds or more, got {ran}: {why_few}"
             elif reason is None and case not in by_case:
                 reason = _UNSEEN[case == THROUGHPUT]
-            made.append(
-                ScenarioResult(
-                    id=case,
-                    shape=self.rounds.compared.shape,
-                    verdict=Verdict.PASS if reason is None else Verdict.UNKNOWN,
-                    code=None if reason is None else NOT_MEASURED,
-                    reason=reason,
-                    schedules=ran,
-                )
-            )
+            verdict, code = decided(is_failed=False, reason=reason)
+            shape = self.rounds.compared.shape
+            made.append(ScenarioResult(id=case, shape=shape, verdict=verdict, code=code, reason=reason, schedules=ran))
         return [*made, *(tally.result() for tally in self.tallies.values())]
 
     def _pass(self, name: str, until: float | None, told: Callable[[str, int], None]) -> PassResult | None:

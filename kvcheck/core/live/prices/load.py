@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.live.questions import SHORTEST, WALK_FRAME, Questions, Subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
+from kvcheck.core.model.parameters import Parameters
 
 SHARED, FRESH, RETURNING = "shared", "fresh", "returning"
 LOADS = (SHARED, FRESH, RETURNING)

@@ -22,13 +22,13 @@ from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.verdicts import Setting, finding
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.prices.load import Load, draw
 from kvcheck.core.live.prices.times import Times, times_of
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.runner import BROKEN_OFF, SETTLE_S, LiveRunner, unjudged_reasons
 from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, Sender
+from kvcheck.core.model.alphabet import Alphabet
 
 Told = Callable[[int], None]
 

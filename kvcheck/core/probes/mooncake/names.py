@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-BUILDS: Final = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
-"""Distributions of the one library. They overwrite each other's files."""
-
 _ENGINE = "mooncake.engine:TransferEngine"
 NAMES: Final[dict[str, tuple[str, ...]]] = {
     "engine": (_ENGINE,),

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Protocol, cast
 
+from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import Evidence
@@ -32,7 +33,6 @@ from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, e
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.agents import Lost, start_all
 from kvcheck.core.probes.mooncake.memory import Memory
-from kvcheck.core.probes.mooncake.names import BUILDS
 from kvcheck.core.probes.mooncake.scene import QUIET, Scene, TransferRig
 
 

@@ -19,8 +19,8 @@ from kvcheck.core.report.ci.trouble_lines import trouble_lines
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import MARKS, clip
+from kvcheck.core.run.store import write_text
 
 FILE = "github.txt"
 MOST = 10

@@ -16,8 +16,8 @@ from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import clip
+from kvcheck.core.run.store import write_text
 
 FILE = "gl-code-quality-report.json"
 SEVERITY = {Kind.FINDING: "critical", Kind.SLOWER: "major", Kind.GAP: "major", Kind.CONDITIONAL: "minor"}

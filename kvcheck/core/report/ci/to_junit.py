@@ -17,8 +17,8 @@ from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import clip
+from kvcheck.core.run.store import write_text
 
 FILE = "junit.xml"
 MESSAGE_CHARS = 500

@@ -16,7 +16,7 @@ from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 FILE = "kvcheck.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -19,14 +19,14 @@ from kvcheck.core.base.causes import NUMBERS, place_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import LEFT_OUT, BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, is_cut, roots
+from kvcheck.core.report.gate.baseline import engine_name, is_cut, roots
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import Rules
 from kvcheck.core.report.gate.result import has_enough
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 SCHEMA_VERSION = "1"
 NAMED = 6

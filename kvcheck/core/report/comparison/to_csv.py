@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Row
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
+from kvcheck.core.run.store import write_text
 
 COLUMNS = (
     *("kind", "bug", "cell", "shows", "engine", "version", "run_id", "verdict", "codes"),

@@ -17,9 +17,9 @@ from kvcheck.core.report.comparison.changes import Changes, State, line_of
 from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.price_drawing import axis_svg, dot_svg, ratio_axis
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
+from kvcheck.core.run.store import write_text
 
 MESSAGE_CHARS = 600
 UNTRIED = ("not exercised", "not tried")

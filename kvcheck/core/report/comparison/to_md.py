@@ -14,7 +14,7 @@ from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, T
 from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.gate.to_md import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 SHOUT = {Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "UNKNOWN", Verdict.PASS: "pass"}
 

@@ -17,12 +17,9 @@ from functools import cache
 
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import LEFT_OUT, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of, engine_of, own_target_of
-
-LEFT_OUT = "more findings were made and are not in this record"
-"""Part of the warning of a run that kept only its first findings."""
 
 
 class Kind(Enum):

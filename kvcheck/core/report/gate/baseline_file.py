@@ -40,7 +40,7 @@ from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.misspelt import did_you_mean, unknown_name
 from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.report.gate.baseline import Entry, Kind, engine_name, roots
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 ABOUT = {Kind.FINDING: ("cell", "code", "place"), Kind.UNKNOWN: ("cell", "says")}
 WHOSE = ("owner", "reason", "expires")

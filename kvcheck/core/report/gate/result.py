@@ -16,16 +16,25 @@ from pathlib import Path
 
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.evidence_kinds import TOKEN
-from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import (
+    LEFT_OUT,
+    BenchRow,
+    Evidence,
+    Identity,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+    to_plain,
+)
 from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
 from kvcheck.core.report.ci.trouble import Trouble, of_bug
-from kvcheck.core.report.gate.baseline import LEFT_OUT, NOTHING, BaselineResult, Known
+from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Known
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.prices import bench_command, is_check
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 SCHEMA_VERSION = "5"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")

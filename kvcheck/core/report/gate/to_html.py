@@ -14,9 +14,9 @@ from markupsafe import Markup
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import asset
+from kvcheck.core.run.store import write_text
 
 COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
 BADGES = {"OK": "pass", "INCONCLUSIVE": "unknown", "SLOWER": "fail"}

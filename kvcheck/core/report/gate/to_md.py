@@ -16,7 +16,7 @@ from kvcheck.core.report.ci.trouble_lines import trouble_lines
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, problem_text, sections, summary_text
 from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 MOST_LINES = 100
 

@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.stress.cell_task import CellTask, Limit
+from kvcheck.core.run.cell_task import CellTask, Limit
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.runners import row_of
+from kvcheck.core.run.turns import COSTLY, take_turns
 from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.runner_rows import TargetOf, row_of
-from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.stress.turns import COSTLY, take_turns
+from kvcheck.core.stress.runner import TargetOf
 
 MOST_SEEDS = 1_000_000
 MOST_SHARDS = 10_000

@@ -8,22 +8,18 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import json
-import queue
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvcheck.core.base.child import Streams, end, listen, start, tell
-from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
+from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.identity import code_digest, short
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.run.workers import Worker, Workers, failure
 from kvcheck.core.stress.campaign.batches import Batch, BatchResult, parse_result, run_batch
-from kvcheck.core.stress.cell_workers import BEGUN, ENDING_S, LATE_S
-from kvcheck.core.stress.runner_rows import TargetOf
+from kvcheck.core.stress.runner import TargetOf
 
 LOSSES = 3
 """Processes that a batch may end, before its death is that of what is under test."""
@@ -150,69 +146,41 @@ class OwnProcess:
         """Nothing is under way."""
 
 
-class _Worker:
-    """A child process, and the batch that it runs."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.batch: Batch | None = None
-        self.has_begun = False
-
-
 class Children:
     """Runs batches in so many child processes of this machine. program: the module that each of them runs."""
 
     def __init__(self, places: int, program: str) -> None:
         self.places = places
-        self._program = program
-        self._messages: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
-        self._workers: list[_Worker] = []
+        self._pool = Workers(program, BATCHES)
+        self._batches: dict[Worker, Batch | None] = {}
 
     def give(self, batch: Batch, until: float | None) -> None:
-        worker = next((each for each in self._workers if each.batch is None), None) or self._start()
-        worker.batch = batch
-        tell(worker.process, batch.text(None if until is None else max(0.0, until - time.monotonic())))
+        worker = next((each for each, run in self._batches.items() if run is None), None) or self._pool.start()
+        self._batches[worker] = batch
+        worker.tell(batch.text(None if until is None else max(0.0, until - time.monotonic())))
 
     def take(self, until: float | None) -> Done | Lost | None:
-        while True:
-            try:
-                worker, line = self._messages.get(timeout=_patience_s(until))
-            except queue.Empty:
-                return None
-            if line is None:
-                self._workers.remove(worker)
-                status = worker.process.wait()
-                if worker.batch is None:
-                    continue
-                return Lost(batch=worker.batch, why=f"it ended with status {status}", has_begun=worker.has_begun)
-            if line.strip() == BEGUN:
-                worker.has_begun = True
+        while (event := self._pool.take(until)) is not None:
+            worker, line = event
+            batch = self._batches.pop(worker)
+            if line is not None:
+                self._batches[worker] = None
+            if batch is None:
                 continue
-            batch, worker.batch = worker.batch, None
-            if batch is not None:
-                return Done(batch=batch, result=told(line))
+            if line is None:
+                return Lost(batch=batch, why=f"it ended with status {worker.wait()}", has_begun=worker.has_begun)
+            return Done(batch=batch, result=told(line))
+        return None
 
     def close(self) -> None:
-        end(*(worker.process for worker in self._workers), within_s=ENDING_S)
-        for worker in self._workers:
-            if worker.process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    worker.process.stdin.close()
-
-    def _start(self) -> _Worker:
-        streams = Streams(stdin=subprocess.PIPE)
-        worker = _Worker(start(self._program, BATCHES, streams=streams, variables={"OMP_NUM_THREADS": "1"}))
-        self._workers.append(worker)
-        listen(worker.process, lambda line: self._messages.put((worker, line)))
-        return worker
+        self._pool.close()
 
 
 def told(line: str) -> BatchResult | None:
     """The result in a line of a worker; None where the time was up. Raises what the worker says that it failed with."""
     row = json.loads(line)
     if row.get("error") is not None:
-        kind = {2: UsageError, 4: UnknownVerdict}.get(row["exit_code"], InternalError)
-        raise kind(str(row["error"]))
+        raise failure(row["exit_code"], row["error"])
     text = row["result"]
     return None if text == "" else parse_result(text)
 
@@ -220,7 +188,3 @@ def told(line: str) -> BatchResult | None:
 def telling(text: str) -> str:
     """A result as a worker tells it, "" for none."""
     return json.dumps({"result": text, "error": None})
-
-
-def _patience_s(until: float | None) -> float | None:
-    return None if until is None else max(0.0, until + LATE_S - time.monotonic())

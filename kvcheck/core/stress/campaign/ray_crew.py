@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any, TextIO, cast
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.run.workers import LATE_S
 from kvcheck.core.stress.campaign.batches import Batch
 from kvcheck.core.stress.campaign.crew import Done, Lost, told
-from kvcheck.core.stress.cell_workers import LATE_S
 
 LOCAL = "local"
 """The address with which Ray is started on this machine."""

@@ -14,15 +14,14 @@ import dataclasses
 from collections.abc import Iterable
 
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.record import Evidence, Finding, ScenarioResult
+from kvcheck.core.run.cell import decided
+from kvcheck.core.run.coverage import coverage, floor_of, tried_by
+from kvcheck.core.run.exploring import scope_text
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.turns import reported_once
 from kvcheck.core.stress.campaign.batches import BatchResult, CampaignPlan
-from kvcheck.core.stress.coverage import coverage, floor_of, tried_by
-from kvcheck.core.stress.exploring import scope_text
 from kvcheck.core.stress.runner import evidence_gap
-from kvcheck.core.stress.schedule import Plan
-from kvcheck.core.stress.turns import reported_once
-
-NOT_EXERCISED = "KV990"
 
 Key = tuple[str, str | None, str | None]
 
@@ -100,7 +99,7 @@ class Tally:
 
     def _row(self, cell: _CellTally, *, is_failed: bool, missing: str | None) -> ScenarioResult:
         reason = None if is_failed else self._why_unknown(cell) or missing
-        verdict = Verdict.FAIL if is_failed else Verdict.PASS if reason is None else Verdict.UNKNOWN
+        verdict, code = decided(is_failed=is_failed, reason=reason)
         ran, left = cell.evidence.schedules, self._wanted[cell.plan.cell] - cell.ended
         found = coverage(cell.plan, wanted=ran, floor=floor_of(cell.plan, wanted=0), ran=(), earlier=cell.tried)
         not_tried = [*found.not_tried]
@@ -112,7 +111,7 @@ class Tally:
             id=cell.plan.cell,
             shape=cell.plan.tried_with,
             verdict=verdict,
-            code=NOT_EXERCISED if verdict is Verdict.UNKNOWN else None,
+            code=code,
             reason=reason,
             schedules=ran,
             duration_s=round(cell.duration_s, 3),

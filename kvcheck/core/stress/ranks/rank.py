@@ -23,9 +23,11 @@ from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
+from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary
@@ -34,7 +36,6 @@ from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.work import pair_scenario, rank_backend, ways_of, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.stress.targets.target import PairSetup
@@ -93,7 +94,7 @@ class RankRun:
             self._history.emit(Expected(job.request, ()))
         self._backend = rank_backend(plan, spec.end)
         scenario = pair_scenario(plan)
-        variant = scenario.table.variant(plan.variant)
+        variant = scenario.table.variant(variant_of(plan))
         paths, sends_rows = ways_of(scenario, variant, takes_paths=wire.takes_paths)
         setup = make_setup(shape, load, self._backend, self._history.emit, share_prefixes=False)
         self._setup = replace(

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.run.outcome import Outcome, complete
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.oracles.liveness import finding_of
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import ranks_of, work_of
-from kvcheck.core.stress.runner import Outcome, complete, evidence_gap, reference_run
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.runner import evidence_gap, reference_run
 
 
 class RankRunner:

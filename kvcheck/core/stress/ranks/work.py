@@ -7,11 +7,11 @@ import torch
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.plan_scenario import scenario_of
+from kvcheck.core.run.plan import PROCESS_RANKS, Plan, parse_ranks, workload_seed
+from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
 from kvcheck.core.stress.scenarios.pd_transfer import MESSAGES, PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.variants import Variant
-from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
@@ -26,7 +26,7 @@ def pair_scenario(plan: Plan) -> PDTransfer:
 def work_of(plan: Plan) -> tuple[ModelShape, Load]:
     shape = shape_named(plan.shape)
     load = pair_scenario(plan).load(
-        shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace, variant=plan.variant
+        shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace, variant=variant_of(plan)
     )
     return shape, load
 

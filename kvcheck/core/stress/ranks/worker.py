@@ -17,14 +17,15 @@ from collections.abc import Callable
 
 import torch
 
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.cache.scheduler.process_group import GroupLost
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS, TRANSPORTS
+from kvcheck.core.cache.transfer import TRANSPORTS
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
 from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 Say = Callable[[str, dict[str, object]], None]

@@ -18,6 +18,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
+from kvcheck.core.run.plan import parse_ranks
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.scenario import ABORTS, TRANSFERS, Load
 from kvcheck.core.stress.scenarios.serving import (
@@ -30,7 +31,6 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
-from kvcheck.core.stress.schedule import parse_ranks
 from kvcheck.core.stress.targets.target import Engine, PairSetup, Target
 from kvcheck.core.stress.workload.events import Emit, Faulted, HandoversKnown, Happened
 from kvcheck.core.stress.workload.handover import bytes_for

@@ -16,7 +16,8 @@ from functools import cache
 from itertools import combinations
 from math import gcd
 
-from kvcheck.core.stress.schedule import STRIDE
+STRIDE = 7
+"""The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
 
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
 Pair = tuple[str, str]

@@ -18,11 +18,11 @@ from kvcheck.core.base import content
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.family import fit_digits
-from kvcheck.core.live.model.parameters import STATE_DISTANCE, Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.family import fit_digits
+from kvcheck.core.model.parameters import STATE_DISTANCE, Parameters
 from kvcheck.core.stress.workload.jobs import Job, token_authors
 
 ARCHITECTURES = {

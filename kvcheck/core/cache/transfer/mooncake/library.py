@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.child import Streams, end, start
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 
-BUILDS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 OLDEST = "0.3.13.post1"
 LIBRARIES = "apt-get install -y libibverbs1 libnuma1 libcurl4"
 """Installs the library's dependencies on Debian and Ubuntu."""
