@@ -48,7 +48,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """The possible writers of a row: requests 1 to `requests`, or nobody (words `unwritten`).
+    """The possible writers of a row: requests 1 to `requests`, or none (words `unwritten`).
 
     positions: to try for 32-bit words; None for 64-bit words. has_others: there are writers whose words do not follow
     the rule. elsewhere: None if other places are unknown.
