@@ -42,18 +42,12 @@ P = TypeVar("P", bound=CellPlan)
 
 
 @dataclass(slots=True, kw_only=True)
-<<<<<<< HEAD
 class Cell(ABC, Generic[P]):
-    """plan: its first one. wanted: schedules or rounds planned. floor: how many a pass needs. findings: those that fail
-    it. reason: why it is no pass, whatever else it has run."""
-=======
-class Cell(ABC):
     """The state of a cell during a run.
 
     wanted: schedules or rounds planned. floor: the number that a pass needs. findings: those that fail it. reason: why
     it is no pass, whatever else it has run.
     """
->>>>>>> docse
 
     plan: P
     wanted: int
@@ -65,15 +59,7 @@ class Cell(ABC):
 
     @property
     def id(self) -> str:
-<<<<<<< HEAD
         return self.plan.cell
-=======
-        """The id of its row in the record."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> str: ...
->>>>>>> docse
 
     @abstractmethod
     def lacks(self) -> str | None:
@@ -90,10 +76,6 @@ class Cell(ABC):
         return self.evidence
 
     def result(self) -> ScenarioResult:
-<<<<<<< HEAD
-        """The row of the record, as of now."""
-=======
->>>>>>> docse
         reason = self.beside() if self.findings else self.lacks()
         verdict, code = decided(is_failed=self.findings > 0, reason=reason)
         evidence = self.total()
@@ -114,17 +96,10 @@ class Cell(ABC):
 class ScheduleCell(Cell[Plan]):
     """A cell that is counted in schedules.
 
-<<<<<<< HEAD
-    ran: numbers of the schedules that have run. earlier: what an interrupted run tried. is_exercised: all that a pass
-    needs has happened. told: how many findings its printed line covers; None before there is one. notes: lines before
-    that one. within: run all schedules within so many answers, of `wanted` workloads. scope: of which schedules none
-    was left out.
-=======
     plan: its first plan. ran: numbers of completed schedules. earlier: names tried by an interrupted run. is_exercised:
     all events that a pass needs have happened. told: number of its findings in its printed line; None: not printed yet.
     notes: lines to print before it. within: run all schedules within so many answers, of `wanted` workloads. scope: the
     schedules explored completely.
->>>>>>> docse
     """
 
     fails_on_conditional: bool = False
