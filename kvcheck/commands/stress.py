@@ -26,7 +26,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
 )
-from kvcheck.commands.run_cells import Asked, run_cells
+from kvcheck.commands.run_cells import CellRun, run_cells
 from kvcheck.commands.terminal import passing
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.devices import STREAMED, kind_of
@@ -66,7 +66,7 @@ def stress(
     decoder: given.Decoder = None,
 ) -> int:
     """Run the cells that were named, and judge them."""
-    asked = Asked(
+    asked = CellRun(
         argv=ctx.obj,
         began=time.monotonic(),
         schedules=schedules,
@@ -84,69 +84,43 @@ def stress(
     check_positive("--requests", requests)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")
-    base = _plan(
-        draw_seed() if seed is None else seed,
-        strategy=strategy_of(strategy, answers_within),
+    kind, is_apart = kind_of(device), transport in PROCESS_TRANSPORTS
+    strategy = strategy_of(strategy, answers_within)
+    base = Plan(
+        scenario="",
         target=target,
-        mutant_name=mutant,
-        trace=trace,
-        requests=requests,
+        decoder=decoder or _decoder_of(mutant),
+        mutant=mutant,
+        backend=backend or ("eager" if is_apart else kind if kind in STREAMED else "simulated"),
         device=device,
-        transport=transport,
-        ranks=ranks,
-        backend=backend,
-        decoder=decoder,
+        transport=transport or "loopback",
+        ranks=ranks or ("1x1" if is_apart else None),
+        strategy="random" if trace is not None and strategy == "portfolio" else strategy,
+        seed=draw_seed() if seed is None else seed,
+        requests=requests,
+        trace=trace,
     )
+    _check_order(base, strategy)
+    check_plan(base)
     plans = _cells(base, scenarios or [], shape or [])
     asked.check_places()
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     return run_cells(asked, base, plans, beside=beside)
 
 
-def _plan(
-    seed: int,
-    *,
-    strategy: str,
-    target: str,
-    mutant_name: str | None,
-    trace: str | None,
-    requests: int | None,
-    device: str,
-    transport: str | None,
-    ranks: str | None,
-    backend: str | None,
-    decoder: str | None,
-) -> Plan:
-    """The checked plan that all cells share, without scenario and shape. Raises UsageError."""
+def _decoder_of(name: str | None) -> str:
+    """The decoder that shows a mutant, or the usual one."""
     from kvcheck.core.stress.targets.mutants import mutant
 
-    is_apart = transport in PROCESS_TRANSPORTS
-    kind = kind_of(device)
-    if strategy in ("replay", "flip"):
-        raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
-    plan = Plan(
-        scenario="",
-        target=target,
-        decoder=decoder or (WORDS if mutant_name is None else mutant(mutant_name).decoder),
-        mutant=mutant_name,
-        backend=backend or ("eager" if is_apart else kind if kind in STREAMED else "simulated"),
-        device=device,
-        transport=transport or "loopback",
-        ranks=ranks or ("1x1" if is_apart else None),
-        strategy="random" if trace is not None and strategy == "portfolio" else strategy,
-        seed=seed,
-        requests=requests,
-        trace=trace,
-    )
-    _check_order(plan, strategy)
-    check_plan(plan)
-    return plan
+    return WORDS if name is None else mutant(name).decoder
 
 
 def _check_order(plan: Plan, strategy: str) -> None:
     """Refuse an order that the user named and a device does not take. The plan's own may be that of a trace."""
     from kvcheck.core.stress.strategies import STRATEGIES
 
+    if strategy in ("replay", "flip"):
+        raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     STRATEGIES.require(strategy)
     if plan.is_in_process and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
         raise UsageError(
