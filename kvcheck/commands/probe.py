@@ -48,7 +48,7 @@ Probes = Annotated[
     subject(
         "--probe",
         metavar="NAME",
-        help="A probe, a scenario of probes or PROBE.SUBJECT; repeatable. Default: all of the engine.",
+        help="See kvcheck list probes; repeatable. Also PROBE.SUBJECT, or a scenario. Default: all of them.",
     ),
 ]
 Variables = Annotated[
