@@ -28,7 +28,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test quick mooncake-libraries gate gpu engine-env engine-verdicts real-servers check format-check lint types format site clean
+.PHONY: help setup stress bench test quick mooncake-libraries gate gpu env engine-verdicts real-servers check format-check lint types format site clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -57,8 +57,8 @@ gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by report
 gpu: ## all that needs a GPU, by PYTHON as it is, in under 8 minutes; files in $$OUT or build/gpu; installs nothing
 	@PYTHONPATH="$(CURDIR)" $(PYTHON) -m tools.gpu
 
-engine-env: $(STAMP) ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
-	@$(VENV)/bin/kvcheck engine-env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))
+env: $(STAMP) ## an environment with a release of an engine: make env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
+	@$(VENV)/bin/kvcheck env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))
 
 engine-verdicts: $(STAMP) ## releases of engines judged, each line replayed 20 times, on one page: make engine-verdicts OUT=build/engines
 	@$(VENV)/bin/python -m tools.engines.verdicts $(or $(OUT),build/engines) $(RELEASES)
@@ -76,6 +76,7 @@ format-check: $(STAMP)
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports --no-cache --no-logo
 
 types: $(STAMP)
 	@$(VENV)/bin/mypy

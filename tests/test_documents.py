@@ -34,7 +34,7 @@ LINES_AT_MOST = {"README.md": 150, "ARCHITECTURE.md": 120, "HACKING.md": 70}
 MADE_LATER = {  # what a command makes, by its first part, or by its name: the reason
     "runs": "where kvcheck writes runs",
     "build": "where make writes",
-    "envs": "environments of engines, made by make engine-env",
+    "envs": "environments of engines, made by make env",
     ".github": "where GitHub reads what the reader copies there",
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
@@ -77,7 +77,7 @@ def commands(text: str, program: str) -> Iterator[list[str]]:
     """The words behind each call of `program`, in spans and on lines of fences."""
     for line in (*spans(text), *fences(text).splitlines()):
         code = line.partition(" #")[0]
-        for called in re.findall(rf"(?:^|[\s/]|-m ){program}(?= )([^|;&]*)", code):
+        for called in re.findall(rf"(?:^|(?<!kvcheck model)[\s/]|-m ){program}(?= )([^|;&]*)", code):
             try:
                 yield shlex.split(called)
             except ValueError:
@@ -101,6 +101,7 @@ def wrong_commands(document: str, text: str) -> list[str]:
     found = []
     for words in commands(text, "kvcheck"):
         name = next((word for word in words if not word.startswith("-")), "")
+        name = main.SERVE if " ".join(words[:2]) == main.SERVE else name
         if not name or name != name.lower() or name.startswith("..."):
             continue
         if name not in main.COMMANDS:

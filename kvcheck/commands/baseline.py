@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from kvcheck.commands.command import CONTEXT, Command, group
 from kvcheck.commands.options import DEFAULT_OUT, StoredIn
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
@@ -32,18 +33,10 @@ Reason = Annotated[str, typer.Option(help="Why they are accepted, such as an ups
 Expires = Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="The last day on which they count.")]
 Conditional = Annotated[bool, typer.Option("--conditional", help="Conditional findings as well.")]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = group()
 
 
-@app.callback(invoke_without_command=True)
-def baseline(ctx: typer.Context) -> None:
-    """Subcommands of `kvcheck baseline`; without one the help is printed, with exit code 2."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(2)
-
-
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def save(
     runs: Runs,
     file: File,
@@ -68,7 +61,7 @@ def save(
     say(f"{file}: {counted(len(rows), 'row')}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def show(file: File) -> None:
     """Print the rows of a file, those that have expired marked."""
     today = _today()
@@ -78,7 +71,7 @@ def show(file: File) -> None:
         say(f"      {row.owner}, {'EXPIRED' if is_over else 'until'} {row.expires.isoformat()}: {row.reason}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def accept(
     what: Annotated[
         list[str], typer.Argument(help="A finding as RUN#N; or a run and a finding's id or an UNKNOWN cell's name.")
@@ -101,7 +94,7 @@ def accept(
         say(f"{file}: {row.what}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
     """Take rows out of a file whose finding or UNKNOWN is gone from the runs, and whose cells have enough evidence."""
     records = _records(runs, out)

@@ -12,12 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import bench_serve, live
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
@@ -31,6 +29,8 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
     repro,
+    search,
+    subject,
 )
 from kvcheck.commands.price_lines import HEAD, case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
@@ -54,33 +54,22 @@ ROUNDS_LEAST = 15
 """Rounds of a size before its precision is asked, unless fewer are allowed."""
 
 
+Precision = Annotated[float, search(help="Stop a size when half its ratio's interval is at most this wide.")]
+MaxTime = Annotated[float, search(help="Seconds for the whole run.")]
+Rounds = Annotated[int, search(help="Most rounds of each size.")]
+
+
 def bench(
     ctx: typer.Context,
     cases: Annotated[
-        list[str] | None,
-        typer.Argument(help="See kvcheck list cases. Default: all of them. serve: running servers, by --target."),
+        list[str] | None, typer.Argument(metavar="CASE", help="See kvcheck list cases. Default: all of them.")
     ] = None,
-    shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
-    device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.")] = "cpu",
+    shape: Annotated[str, subject(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
+    device: Annotated[str, subject(help="cpu, threads, cuda or cuda:N.")] = "cpu",
     seed: Seed = None,
-    precision: Annotated[
-        float, typer.Option(help="Stop a size when half its ratio's interval is at most this wide.")
-    ] = 0.03,
-    max_time: Annotated[float, typer.Option(help="Seconds for the whole run.")] = DEFAULT_MAX_TIME_S,
-    rounds: Annotated[int, typer.Option(help="Most rounds of each size.")] = DEFAULT_ROUNDS,
-    target: bench_serve.Target = None,
-    versus: bench_serve.Versus = None,
-    known_answers: bench_serve.Folder = None,
-    load: bench_serve.LoadKind = None,
-    requests: bench_serve.Requests = None,
-    prompt: bench_serve.Prompt = None,
-    answer: bench_serve.AnswerTokens = None,
-    concurrency: live.Concurrency = None,
-    engine_name: live.Engine = None,
-    timeout: live.Timeout = None,
-    key_env: live.KeyEnv = None,
-    admin: bench_serve.Admin = False,
-    allow_remote: live.AllowRemote = False,
+    precision: Precision = 0.03,
+    max_time: MaxTime = DEFAULT_MAX_TIME_S,
+    rounds: Rounds = DEFAULT_ROUNDS,
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
@@ -91,14 +80,13 @@ def bench(
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
     if SERVE in (cases or ()):
-        return bench_serve.bench_serve(ctx)
-    bench_serve.refuse_options_of_serve(ctx)
+        raise UsageError(f"bench: {SERVE} is a command of its own; expected kvcheck bench {SERVE} URL")
     if rounds < LEAST_ROUNDS:
         raise UsageError(f"--rounds: expected at least {LEAST_ROUNDS}, since fewer give no price; got {rounds}")
     outputs = parse_outputs(output, format_name)
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
-    plan = _plan(ctx.params, seed=drawn)
+    plan = _plan(cases or [], shape, device, seed=drawn, precision=precision, max_time_s=max_time, rounds=rounds)
     session = Session(
         argv=[*ctx.obj],
         repro=repro(ctx.obj, seed=seed, drawn=drawn),
@@ -118,21 +106,23 @@ def bench(
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
-def _plan(asked: Mapping[str, Any], *, seed: int) -> BenchPlan:
-    """The plan of these options. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
+def _plan(
+    cases: list[str], shape: str, device: str, *, seed: int, precision: float, max_time_s: float, rounds: int
+) -> BenchPlan:
+    """The checked plan. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
     from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
     from kvcheck.core.bench.plan import BenchPlan
 
     plan = BenchPlan(
-        cases=tuple(dict.fromkeys(asked["cases"] or CASES.names())),
-        shape=asked["shape"],
-        device=asked["device"],
+        cases=tuple(dict.fromkeys(cases or CASES.names())),
+        shape=shape,
+        device=device,
         seed=seed,
-        precision=asked["precision"],
-        max_time_s=asked["max_time"],
-        rounds_min=min(ROUNDS_LEAST, asked["rounds"]),
-        rounds_max=asked["rounds"],
+        precision=precision,
+        max_time_s=max_time_s,
+        rounds_min=min(ROUNDS_LEAST, rounds),
+        rounds_max=rounds,
     )
     clock_for(plan.device)
     return plan

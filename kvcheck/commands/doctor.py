@@ -67,7 +67,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mutants": ("kvcheck.core.stress.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
     "decoders": ("kvcheck.core.stress.workload:DECODERS",),
-    "targets": ("kvcheck.core.stress.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
+    "targets": ("kvcheck.core.stress.targets:TARGETS",),
+    "engines": ("kvcheck.core.probes.installed:ENGINES",),
     "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": (
@@ -83,7 +84,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {
-    "server-scenarios": "For kvcheck stress --target http://...",
+    "server-scenarios": "For kvcheck live URL.",
     "servers": "Engines that kvcheck asks over HTTP.",
     "evidence": "What a running server did under requests that were judged.",
     "situations": "What a schedule makes happen, by the state in which it happens.",

@@ -1,4 +1,4 @@
-"""The rounds of a run against a server, scenario by scenario, and what is told at its end.
+"""A run against a server: what was asked for, its rounds, scenario by scenario, and what is printed at its end.
 
 Invariants:
 - Each round is saved before the next one. An interrupt keeps what was judged.
@@ -8,20 +8,106 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from kvcheck.commands.asked import Asked
+from kvcheck.commands.options import check_positive
+from kvcheck.commands.server import Server
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import OWN_MODEL
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.conclusion import RoundCell, RoundPlan, common_place, requirements, unseen
+from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.runner import RoundResult
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Scenario
 from kvcheck.core.run.session import Session
 
 INTERRUPTED = "the run was interrupted before it"
 
 P = TypeVar("P", bound=RoundPlan)
 Q = TypeVar("Q", bound=RoundPlan, contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun(Asked):
+    """Options of a run against a server. schedules: rounds of each scenario. required: evidence by kind."""
+
+    server: Server
+    scenarios: tuple[str, ...]
+    schedules: int | None
+    requests: int | None
+    concurrency: int | None
+    required: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        Asked.__post_init__(self)
+        check_positive("--schedules", self.schedules)
+        check_positive("--requests", self.requests)
+        for name in self.scenarios:
+            LIVE_SCENARIOS.require(name)
+
+
+def plan_scenarios(
+    asked: LiveRun, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int
+) -> tuple[list[RoundCell[P]], list[str]]:
+    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
+
+    plan_of: the plan of a scenario. rounds: of each, where nobody named their number.
+    """
+    progress, untried = [], []
+    for name in asked.scenarios or LIVE_SCENARIOS.names():
+        scenario = LIVE_SCENARIOS.load(name)
+        why_not = scenario.why_not(served)
+        if not asked.scenarios and (why := why_not or scenario.unlikely(served)) is not None:
+            untried.append(f"not tried: {name}: {why}; {_advice(client, scenario)}")
+            continue
+        progress.append(
+            RoundCell(
+                plan=plan_of(name),
+                scenario=scenario,
+                flags=client.flags,
+                wanted=asked.schedules or rounds,
+                why_not=None if why_not is None else f"{why_not}; {_advice(client, scenario)}",
+            )
+        )
+    return progress, untried
+
+
+def _advice(client: Client, scenario: Scenario) -> str:
+    """What to change in the server for a scenario's own evidence."""
+    kind = next(iter((*scenario.needs, *scenario.any_of)))
+    return client.flags.get(kind, "this engine has no way that kvcheck knows")
+
+
+def begin(
+    asked: LiveRun,
+    seed: int,
+    served: Served,
+    progress: Sequence[RoundCell[P]],
+    untried: list[str],
+    *,
+    rounds: int,
+    model: str | None = None,
+) -> Session:
+    """The session of a run, whose first line is printed. rounds: as in plan_scenarios. Raises UsageError."""
+    asked.check_places()
+    plan = {
+        "cells": [each.plan.line() for each in progress],
+        "scenarios": [each.plan.cell for each in progress],
+        "schedules": asked.schedules or rounds,
+        "max_time_s": asked.max_time,
+        "require": dict(asked.required),
+        "not_tried": untried,
+    }
+    session = asked.session(drawn=seed, plan=plan)
+    place = f"{model} on " if model else ""
+    place += f"{served.engine} {served.version or ''}".strip()
+    session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {place} at {asked.server.url}")
+    session.say()
+    return session
 
 
 class Rounds(Protocol[Q]):

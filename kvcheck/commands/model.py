@@ -1,7 +1,7 @@
-"""`kvcheck model`: make a known-answer model, and print what a right server answers with it.
+"""`kvcheck model`: make a known-answer model, print what a right server answers with it, keep what a server answers.
 
 Invariants:
-- Both subcommands are work of core/model; here are options and lines.
+- The work of `make` and `answer` is in core/live/model; here are options and lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcheck.commands.command import CONTEXT, Command, group
+from kvcheck.commands.reference import reference
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 
@@ -33,20 +35,12 @@ KvScale = Annotated[
 ]
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = group()
 
 
-@app.callback(invoke_without_command=True)
-def model(ctx: typer.Context) -> None:
-    """Subcommands of `kvcheck model`; without one the help is printed, with exit code 2."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(2)
-
-
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def make(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
     arch: Annotated[
         str,
         typer.Option(
@@ -111,7 +105,7 @@ def make(
     say(f"{out}: {made}, digest {known.digest}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def answer(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `kvcheck model make` wrote.")],
     prompt: Annotated[
@@ -128,6 +122,9 @@ def answer(
         raise UsageError(f"--tokens is from 1 to {MOST_TOKENS}; got {tokens}")
     known = read_model(folder)
     say(json.dumps(list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))))
+
+
+app.command("reference", cls=Command, context_settings=CONTEXT)(reference)
 
 
 def read_ids(path: Path) -> list[int]:

@@ -11,13 +11,13 @@ import math
 import os
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcheck.core.base.cells import ENGINE_NAMES
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.devices import CONNECTIONS, STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import UsageError
@@ -32,25 +32,36 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
 
-Seed = Annotated[int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.")]
-Out = Annotated[Path, typer.Option(help="Folder where the run is stored.")]
+
+def heading(text: str) -> Callable[..., Any]:
+    """Makes options that stand under a heading in the help."""
+    return partial(typer.Option, rich_help_panel=text)
+
+
+subject, search = heading("What is run"), heading("How much is run")
+where, results = heading("Where it runs"), heading("Results")
+
+
+Seed = Annotated[int | None, search(help="Integer seed. Default: one is drawn and printed.")]
+MinSchedules = Annotated[
+    int | None, search(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
+]
+Out = Annotated[Path, results(help="Folder where the run is stored.")]
 StoredIn = Annotated[Path, typer.Option("--out", help="Folder where runs are stored.")]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
+    results("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
 ]
-Format = Annotated[str, typer.Option("--format", help="What to print: text or json.")]
+Format = Annotated[str, results("--format", help="What to print: text or json.")]
+Reports = Annotated[bool, results(help="Write report.html and CSV tables beside run.json.")]
+Resume = Annotated[bool, results("--resume", help="Continue the newest interrupted run of the same plan.")]
 ConditionalFails = Annotated[
     bool,
-    typer.Option(
+    results(
         "--fail-on-conditional",
         help="Also fail on conditional findings: those under an assumption that the engine does not promise.",
     ),
 ]
-MinSchedules = Annotated[
-    int | None, typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
-]
-Reports = Annotated[bool, typer.Option(help="Write report.html and CSV tables beside run.json.")]
 
 
 def draw_seed() -> int:
@@ -98,14 +109,8 @@ def _check_target(plan: Plan) -> None:
 
     if plan.own_target is None or plan.own_target in TARGETS.names():
         return
-    engine, equals, _ = plan.target.partition("==")
-    if equals and engine in ENGINE_NAMES:
-        raise UsageError(
-            f"--target {plan.target}: expected an environment that has this release; "
-            f"next: kvcheck engine-env {plan.target} DIR, then --target {engine}:DIR"
-        )
     if not is_own(plan.target):
-        known = ", ".join((*TARGETS.names(), *ENGINE_NAMES))
+        known = ", ".join(TARGETS.names())
         raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")
     if plan.mutant is not None:
         raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
@@ -135,7 +140,7 @@ def check_plan(plan: Plan) -> None:
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
     if plan.engine_env is not None and plan.probe is None:
-        raise UsageError("--engine-env: it is for an installed engine; name one with --target")
+        raise UsageError("engine-env: expected a line of an installed engine beside it")
     check_decoder(plan)
     check_bounds(plan)
     row = row_of(plan)

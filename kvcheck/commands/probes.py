@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvcheck.core.base.causes import CONDITIONAL, place_of
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, Verdict, to_plain
 from kvcheck.core.probes.installed import ENGINES
@@ -19,14 +18,6 @@ from kvcheck.core.run.plan import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.probes.runner import ProbeRunner
-
-
-def check_jobs(plan: Plan, jobs: int | None) -> None:
-    """Raise UsageError for several processes where one child holds the engine."""
-    from kvcheck.core.run.runners import row_of
-
-    if jobs not in (None, 1) and row_of(plan).is_shared:
-        raise UsageError(f"--jobs {jobs}: one child holds {plan.target} and runs all its cells; leave it out")
 
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:

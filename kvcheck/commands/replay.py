@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import live
+from kvcheck.commands import server as of_server
 from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
@@ -58,10 +58,10 @@ def replay(
         typer.Option(help="Run one line once under torch's profiler, and write what it did when, for Perfetto."),
     ] = None,
     out: StoredIn = DEFAULT_OUT,
-    timeout: live.Timeout = None,
-    key_env: live.KeyEnv = None,
-    admin: live.Admin = False,
-    allow_remote: live.AllowRemote = False,
+    timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
+    key_env: of_server.KeyEnv = None,
+    admin: of_server.Admin = False,
+    allow_remote: of_server.AllowRemote = False,
     in_process: Annotated[
         bool, typer.Option("--in-process", help="Run a target of your own in this process, for a debugger.")
     ] = False,
@@ -71,14 +71,13 @@ def replay(
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
-    live.check_timeout(timeout)
     if profile is not None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch
     found = [line for each in what for line in lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
     own = [parse_own_line(line) for line in found if is_own_line(line)]
     lines = [line for line in found if not (is_live_line(line) or is_own_line(line))]
-    server = live.ServerOptions(timeout=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
+    server = of_server.Server(timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     if (asked or own) and device is not None:
         raise UsageError(f"--device {device}: a running server has its own; leave it out")
     worst = Verdict.PASS
@@ -97,12 +96,9 @@ def replay(
                 say(line)
             worst = Verdict.worst((worst, done.verdict))
     plans_of_servers: list[LivePlan | OwnPlan] = [*asked, *own]
-    for of_server in plans_of_servers:
-        if isinstance(of_server, OwnPlan):
-            done = replay_own(of_server, times, server)
-        else:
-            done = replay_live(of_server, times, server)
-        for line in done.told if format_name == "text" else [done.to_json(of_server, times)]:
+    for sent in plans_of_servers:
+        done = replay_own(sent, times, server) if isinstance(sent, OwnPlan) else replay_live(sent, times, server)
+        for line in done.told if format_name == "text" else [done.to_json(sent, times)]:
             say(line)
         worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":

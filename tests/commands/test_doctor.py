@@ -191,6 +191,7 @@ ACCEPTED = {
     "shapes": [("stress", "--shape", "nosuch")],
     "strategies": [("stress", "--strategy", "nosuch")],
     "targets": [("stress", "--target", "nosuch")],
+    "engines": [("probe", "nosuch")],
     "transports": [("stress", "--transport", "nosuch")],
     "cases": [("bench", "nosuch")],
     "formats": [("stress", "-o", "nosuch=x"), ("gate", "run.json", "-o", "nosuch=x"), ("show", "-o", "nosuch=x")],

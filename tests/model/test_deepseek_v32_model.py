@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from rigs.indexed_forward import IndexedForward, as_fp8_with_scales, hadamard_as_fp8
-from rigs.known_answers import forward, least_margin, marks, questions, small, walk
+from rigs.known_answers import LEAST_MARGIN, PAGE, forward, least_margin, marks, questions, small, walk
 from rigs.llama_forward import Cache, Rounding, as_fp8
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.model.alphabet import HEADER, Alphabet
 from kvcheck.core.model.answers import answers, mark_positions, reads
 from kvcheck.core.model.parameters import Parameters
 
-# Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
-LEAST_MARGIN = 15.9
 FAMILY = {"family": "deepseek-v32"}
-PAGE = slice(16, 32)
 COUNT = 37
 
 
@@ -32,53 +28,18 @@ def indexed(
     return made
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
 @pytest.fixture(scope="module")
 def model() -> IndexedForward:
     return indexed(small(**FAMILY))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rounded", "index_rounded"),
-    [
-        (torch.float64, None, None),
-        (torch.float32, None, None),
-        (torch.bfloat16, None, None),
-        (torch.bfloat16, as_fp8, as_fp8_with_scales),
-        (torch.bfloat16, as_fp8, hadamard_as_fp8),
-    ],
-)
-def test_every_token_is_the_known_one_in_every_dtype(
-    dtype: torch.dtype, rounded: Rounding | None, index_rounded: Rounding | None
-) -> None:
+@pytest.mark.parametrize("index_rounded", [as_fp8_with_scales, hadamard_as_fp8])
+def test_every_token_is_the_known_one_where_index_rows_are_in_fp8_too(index_rounded: Rounding) -> None:
     parameters = small(**FAMILY)
-    made = indexed(parameters, dtype, rounded)
-    made.index_rounded = index_rounded or made.index_rounded
+    made = indexed(parameters, torch.bfloat16, as_fp8)
+    made.index_rounded = index_rounded
     for request in questions(parameters):
         assert least_margin(parameters, made, request, COUNT) > LEAST_MARGIN
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"kv_heads": 1, "top_k": 4},
-        {"kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
-        {"kv_heads": 2, "layers": 6, "base": 8, "digits": 4},
-        {"length": 4096, "nodes": 4096, "digits": 7, "distance": 100, "top_k": 64},
-        {"kv_heads": 32, "digits": 32, "base": 2, "layers": 2},
-    ],
-    ids=str,
-)
-def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) -> None:
-    parameters = small(**FAMILY, **changes)
-    made = forward(parameters, torch.bfloat16)
-    for request in questions(parameters):
-        assert least_margin(parameters, made, request, 12) > LEAST_MARGIN
 
 
 def index_scores(model: IndexedForward, tokens: tuple[int, ...]) -> list[torch.Tensor]:
@@ -124,14 +85,6 @@ def test_what_is_looked_up_and_the_header_lead_strictly(is_walk: bool, index_rou
             assert header > 2 * found > 2.2 * others.max(), (layer, step)
 
 
-@pytest.mark.parametrize("top_k", [4, 16, 64])
-def test_what_else_is_picked_does_not_matter(top_k: int) -> None:
-    parameters = small(**FAMILY, top_k=top_k)
-    made = forward(parameters)
-    for request in questions(parameters):
-        assert least_margin(parameters, made, request, COUNT) > LEAST_MARGIN
-
-
 def said(
     model: IndexedForward, parameters: Parameters, request: tuple[int, ...], layer: int, change: Any
 ) -> tuple[int, int] | None:
@@ -146,29 +99,21 @@ def said(
     return next(((i, a) for i, (a, b) in enumerate(zip(told, expected, strict=True)) if a != b), None)
 
 
-def zero(k: torch.Tensor, _other: torch.Tensor) -> None:
-    k[PAGE] = 0
-
-
-def foreign(k: torch.Tensor, other: torch.Tensor) -> None:
-    k[PAGE] = other[PAGE]
-
-
-def half(k: torch.Tensor, _other: torch.Tensor) -> None:
-    k[PAGE] *= 0.5
-
-
-def twice(k: torch.Tensor, _other: torch.Tensor) -> None:
-    k[PAGE] *= 2
+DAMAGE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "zero": lambda k, _other: k[PAGE].zero_(),
+    "half": lambda k, _other: k[PAGE].mul_(0.5),
+    "twice": lambda k, _other: k[PAGE].mul_(2),
+    "foreign": lambda k, other: k[PAGE].copy_(other[PAGE]),
+}
 
 
 @pytest.mark.parametrize("layer", range(4))
-@pytest.mark.parametrize("change", [zero, foreign, half, twice], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", DAMAGE)
 def test_a_walk_that_loses_a_page_by_its_index_rows_says_so_with_the_layer(
-    model: IndexedForward, change: Any, layer: int
+    model: IndexedForward, change: str, layer: int
 ) -> None:
     parameters = small(**FAMILY)
-    found = said(model, parameters, walk(parameters, count=COUNT, seed=1), layer, change)
+    found = said(model, parameters, walk(parameters, count=COUNT, seed=1), layer, DAMAGE[change])
     assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, None)
 
 
@@ -183,10 +128,10 @@ def test_index_rows_at_another_position_are_found_by_the_marks_alone(model: Inde
     assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, None)
 
 
-@pytest.mark.parametrize("change", [zero, half, twice], ids=lambda change: change.__name__)
-def test_marks_lose_a_page_by_its_index_rows_too(model: IndexedForward, change: Any) -> None:
+@pytest.mark.parametrize("change", ["zero", "half", "twice"])
+def test_marks_lose_a_page_by_its_index_rows_too(model: IndexedForward, change: str) -> None:
     parameters = small(**FAMILY)
-    found = said(model, parameters, marks(parameters, count=parameters.distance + 3), 2, change)
+    found = said(model, parameters, marks(parameters, count=parameters.distance + 3), 2, DAMAGE[change])
     assert found is not None and Alphabet(parameters).lost_at(found[1]) == (2, None)
 
 
@@ -223,8 +168,8 @@ def test_rows_of_twice_the_strength_push_out_no_other_where_the_top_k_holds_them
     """Scores grow with a key, so such a row is picked all the more; what is looked up is picked beside them."""
     parameters = small(**FAMILY, top_k=32)
     request = walk(parameters, count=COUNT, seed=1)
-    assert said(indexed(parameters), parameters, request, 1, twice) is None
-    assert said(model, small(**FAMILY), request, 1, twice) is not None
+    assert said(indexed(parameters), parameters, request, 1, DAMAGE["twice"]) is None
+    assert said(model, small(**FAMILY), request, 1, DAMAGE["twice"]) is not None
 
 
 def test_an_indexer_that_turns_neighbours_instead_of_halves_is_found(model: IndexedForward) -> None:
@@ -237,17 +182,3 @@ def test_an_indexer_that_turns_neighbours_instead_of_halves_is_found(model: Inde
 
     wrong.turn_index = neighbours  # type: ignore[method-assign]
     assert least_margin(parameters, wrong, marks(parameters, count=parameters.distance + 3), 12) < 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"dtype": "fp16"}, "fp16 cannot hold"),
-        ({"top_k": 3}, "top-k is from 4 to 511"),
-        ({"top_k": 512}, "so that rows are left out; got 512"),
-        ({"family": "deepseek-v3", "top_k": 64}, "deepseek-v3 has no indexer; got a top-k of 64"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        forward(small(**(FAMILY | changes)))

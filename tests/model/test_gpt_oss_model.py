@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from rigs.gpt_oss_forward import GptOssForward
-from rigs.known_answers import first_wrong, forward, least_margin, marks, questions, small, walk
+from rigs.known_answers import first_wrong, forward, marks, questions, small, walk
 from rigs.llama_forward import Cache, as_fp8
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.model.alphabet import TOO_MUCH, Alphabet
 from kvcheck.core.model.answers import answers
-from kvcheck.core.model.gpt_oss import config, tensors
+from kvcheck.core.model.gpt_oss import config
 
-# Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
-LEAST_MARGIN = 15.9
 FAMILY = {"family": "gpt-oss"}
 PARAMETERS = small(**FAMILY)
 ALPHABET = Alphabet(PARAMETERS)
@@ -28,50 +24,6 @@ LAYERS = range(PARAMETERS.layers)
 WINDOWED, FULL = (0, 2), (1, 3)
 
 
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.mark.parametrize(
-    ("dtype", "fp8", "fp8_queries"),
-    [
-        (torch.float64, False, False),
-        (torch.float32, False, False),
-        (torch.bfloat16, False, False),
-        (torch.float16, False, False),
-        (torch.bfloat16, True, False),
-        (torch.bfloat16, True, True),
-    ],
-)
-def test_every_token_is_the_known_one_in_every_dtype(dtype: torch.dtype, fp8: bool, fp8_queries: bool) -> None:
-    model = forward(PARAMETERS, dtype, as_fp8 if fp8 else None)
-    model.rounds_queries = fp8_queries
-    for request in questions(PARAMETERS):
-        assert least_margin(PARAMETERS, model, request, COUNT) > LEAST_MARGIN
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"kv_heads": 1, "group": 3, "layers": 2},
-        {"kv_heads": 8, "group": 8, "digits": 8, "layers": 6},
-        {"kv_heads": 2, "group": 7, "layers": 5},
-        {"kv_heads": 2, "layers": 12},
-        {"head_dim": 128, "layers": 3},
-        {"window": 4},
-        {"window": 128, "distance": 2},
-    ],
-    ids=str,
-)
-def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) -> None:
-    parameters = small(**FAMILY, **changes)
-    model = forward(parameters, torch.bfloat16)
-    for request in questions(parameters):
-        assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
-
-
 def test_a_prompt_that_is_read_in_pieces_has_the_same_answer() -> None:
     """A piece begins with keys of the cache, of which a windowed layer reads the last ones alone."""
     model = forward(PARAMETERS, torch.bfloat16)
@@ -80,16 +32,6 @@ def test_a_prompt_that_is_read_in_pieces_has_the_same_answer() -> None:
         for start in range(0, len(request), 11):
             logits = model.step(request[start : start + 11], cache)
         assert first_wrong(model, cache, logits, answers(ALPHABET, request, COUNT)) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_nothing_is_rounded_that_does_not_rotate(dtype: torch.dtype) -> None:
-    """A value in the cache is what its token holds, whatever was added to the residual before its layer."""
-    model = forward(PARAMETERS, dtype)
-    for request in questions(PARAMETERS):
-        cache = Cache()
-        model.step(request, cache)
-        assert all(set(values.unique().tolist()) == {0.0, 1.0} for values in cache.values)
 
 
 @pytest.mark.parametrize(("in_fp8", "least"), [(False, 11), (True, 8)], ids=["bf16", "queries and keys in fp8"])
@@ -143,12 +85,6 @@ def test_a_window_of_another_length_is_said_with_its_layer(model: GptOssForward,
     assert ALPHABET.lost_at(found[1]) == (layer, None)
 
 
-def test_of_several_windows_that_are_wrong_one_is_named(model: GptOssForward) -> None:
-    model.window_off.update({0: 1, 2: 1})
-    found = said(model, MARKS)
-    assert found is not None and ALPHABET.lost_at(found[1]) in ((0, None), (2, None))
-
-
 @pytest.mark.parametrize("layer", FULL)
 def test_a_token_that_reads_behind_its_own_position_is_said_with_its_layer(model: GptOssForward, layer: int) -> None:
     model.ahead[layer] = 1
@@ -187,7 +123,7 @@ def test_a_page_outside_every_window_may_hold_anything(model: GptOssForward, lay
     assert (first_wrong(model, cache, logits, expected) is None) == (layer in WINDOWED)
 
 
-def wrong_page(model: GptOssForward, request: tuple[int, ...], layer: int, change: Any) -> tuple[int, int] | None:
+def wrong_page(model: GptOssForward, request: tuple[int, ...], layer: int, change: Change) -> tuple[int, int] | None:
     """(step, token) of the first wrong answer after `change(keys, values)` of the last places or marks."""
     cache = Cache()
     logits = model.step(request, cache)
@@ -196,68 +132,41 @@ def wrong_page(model: GptOssForward, request: tuple[int, ...], layer: int, chang
     return first_wrong(model, cache, logits, answers(ALPHABET, request, COUNT))
 
 
-def zero(k: torch.Tensor, v: torch.Tensor) -> None:
-    k[:] = v[:] = 0
-
-
-def values_zero(k: torch.Tensor, v: torch.Tensor) -> None:
-    v[:] = 0
-
-
-def half_the_keys(k: torch.Tensor, v: torch.Tensor) -> None:
-    k *= 0.5
-
-
-def moved(k: torch.Tensor, v: torch.Tensor) -> None:
-    k[:], v[:] = k.roll(1, 0), v.roll(1, 0)
+Change = Callable[[torch.Tensor, torch.Tensor], object]
+CHANGES: dict[str, Change] = {
+    "zero": lambda k, v: (k.zero_(), v.zero_()),
+    "half the keys": lambda k, _v: k.mul_(0.5),
+    "values zero": lambda _k, v: v.zero_(),
+}
 
 
 @pytest.mark.parametrize("layer", WINDOWED)
-@pytest.mark.parametrize("change", [zero, values_zero, half_the_keys], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_wrong_page_of_a_windowed_layer_is_said_by_the_marks_and_read_by_no_walk(
-    model: GptOssForward, change: Any, layer: int
+    model: GptOssForward, change: str, layer: int
 ) -> None:
-    found = wrong_page(model, MARKS, layer, change)
+    found = wrong_page(model, MARKS, layer, CHANGES[change])
     assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
-    assert wrong_page(model, WALK, layer, change) is None
+    assert wrong_page(model, WALK, layer, CHANGES[change]) is None
 
 
 @pytest.mark.parametrize("layer", FULL)
-@pytest.mark.parametrize("change", [zero, half_the_keys], ids=lambda change: change.__name__)
-def test_a_wrong_page_of_a_full_layer_is_said_by_both_tests(model: GptOssForward, change: Any, layer: int) -> None:
+@pytest.mark.parametrize("change", ["zero", "half the keys"])
+def test_a_wrong_page_of_a_full_layer_is_said_by_both_tests(model: GptOssForward, change: str, layer: int) -> None:
     for request in questions(PARAMETERS):
-        found = wrong_page(model, request, layer, change)
+        found = wrong_page(model, request, layer, CHANGES[change])
         assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
 
 
 @pytest.mark.parametrize("layer", WINDOWED)
 @pytest.mark.parametrize("head", [0, 3])
-def test_values_that_are_too_strong_are_said_so(model: GptOssForward, layer: int, head: int) -> None:
-    def twice(k: torch.Tensor, v: torch.Tensor) -> None:
-        v[:, head] *= 2
-
-    found = wrong_page(model, MARKS, layer, twice)
-    assert found is not None and found[1] == TOO_MUCH
-
-
-@pytest.mark.parametrize("layer", WINDOWED)
-@pytest.mark.parametrize("head", [0, 3])
-def test_a_head_that_finds_nothing_is_named(model: GptOssForward, layer: int, head: int) -> None:
-    def lost(k: torch.Tensor, v: torch.Tensor) -> None:
-        k[:, head] = 0
-
-    found = wrong_page(model, MARKS, layer, lost)
-    assert found is not None and ALPHABET.lost_at(found[1]) == (layer, head)
+def test_a_head_that_is_too_strong_or_finds_nothing_is_said_so(model: GptOssForward, layer: int, head: int) -> None:
+    strong = wrong_page(model, MARKS, layer, lambda _k, v: v[:, head].mul_(2))
+    assert strong is not None and strong[1] == TOO_MUCH
+    lost = wrong_page(model, MARKS, layer, lambda k, _v: k[:, head].zero_())
+    assert lost is not None and ALPHABET.lost_at(lost[1]) == (layer, head)
 
 
 def test_layers_have_their_kinds_by_name() -> None:
-    assert config(small(**FAMILY, layers=3))["layer_types"] == [
-        "sliding_attention",
-        "full_attention",
-        "sliding_attention",
-    ]
-
-
-def test_one_query_head_of_a_kv_head_is_refused() -> None:
-    with pytest.raises(UsageError, match="2 query heads or more; got --group 1"):
-        next(iter(tensors(small(**FAMILY, group=1))))
+    kinds = config(small(**FAMILY, layers=3))["layer_types"]
+    assert kinds == ["sliding_attention", "full_attention", "sliding_attention"]

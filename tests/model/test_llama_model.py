@@ -6,67 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from rigs.known_answers import first_wrong, forward, least_margin, marks, questions, small, walk
+from rigs.known_answers import (
+    DAMAGE,
+    LEAST_MARGIN,
+    PAGE,
+    Damage,
+    first_wrong,
+    forward,
+    least_margin,
+    marks,
+    questions,
+    small,
+    walk,
+)
 from rigs.llama_forward import Cache, LlamaForward, as_fp8
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.model.alphabet import BEGIN, Alphabet
 from kvcheck.core.model.answers import answers, reads
-from kvcheck.core.model.llama import tensors
 from kvcheck.core.model.parameters import KV_SCALES
-
-# Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers.
-LEAST_MARGIN = 15.9
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Any:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.mark.parametrize(
-    ("dtype", "fp8", "fp8_queries"),
-    [
-        (torch.float64, False, False),
-        (torch.float32, False, False),
-        (torch.bfloat16, False, False),
-        (torch.float16, False, False),
-        (torch.bfloat16, True, False),
-        (torch.bfloat16, True, True),
-    ],
-)
-@pytest.mark.parametrize("changes", [{}, {"kv_heads": 11, "digits": 11, "group": 1, "head_dim": 128}], ids=str)
-def test_every_token_is_the_known_one_in_every_dtype(
-    dtype: torch.dtype, fp8: bool, fp8_queries: bool, changes: dict[str, Any]
-) -> None:
-    parameters = small(**changes)
-    model = forward(parameters, dtype, as_fp8 if fp8 else None)
-    model.rounds_queries = fp8_queries
-    for request in questions(parameters):
-        assert least_margin(parameters, model, request, 37) > LEAST_MARGIN
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"kv_heads": 1, "group": 8},
-        {"kv_heads": 2, "group": 1},
-        {"kv_heads": 8, "group": 4, "digits": 8, "layers": 5},
-        {"kv_heads": 16, "group": 1, "digits": 16, "base": 2, "layers": 2},
-        {"kv_heads": 32, "group": 1, "digits": 32, "base": 2, "layers": 3, "head_dim": 128},
-        {"kv_heads": 2, "group": 7},
-        {"kv_heads": 2, "group": 1, "layers": 40},
-        {"head_dim": 128, "layers": 3},
-        {"layers": 8, "kv_heads": 2},
-    ],
-    ids=str,
-)
-def test_every_token_is_the_known_one_in_every_shape(changes: dict[str, Any]) -> None:
-    parameters = small(**changes)
-    model = forward(parameters, torch.bfloat16)
-    for request in questions(parameters):
-        assert least_margin(parameters, model, request, 12) > LEAST_MARGIN
 
 
 @pytest.mark.parametrize("kv_scale", KV_SCALES)
@@ -108,18 +65,6 @@ def test_constants_of_a_query_do_not_turn(dtype: torch.dtype) -> None:
     assert least_margin(parameters, forward(parameters, dtype), walk(parameters, count=47), 13) > LEAST_MARGIN
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("layers", [4, 40])
-def test_nothing_is_rounded_that_does_not_rotate(dtype: torch.dtype, layers: int) -> None:
-    """A value in the cache is what its token holds, whatever was added to the residual before its layer."""
-    parameters = small(layers=layers, kv_heads=2)
-    model = forward(parameters, dtype)
-    for request in questions(parameters):
-        cache = Cache()
-        model.step(request, cache)
-        assert all(set(values.unique().tolist()) == {0.0, 1.0} for values in cache.values)
-
-
 @pytest.mark.parametrize(
     ("rounded", "queries_too", "least"),
     [(None, False, 13), (as_fp8, False, 9.5), (as_fp8, True, 6.5)],
@@ -145,79 +90,34 @@ def small_model() -> LlamaForward:
     return forward(small())
 
 
-def damaged(model: LlamaForward, request: tuple[int, ...], other: tuple[int, ...], layer: int, change: Any) -> Any:
-    """(step, token) of the first wrong answer after `change(keys, values, keys, values of the other request)`."""
-    with torch.inference_mode():
-        cache, foreign = Cache(), Cache()
-        logits = model.step(request, cache)
-        model.step(other, foreign)
-        change(cache.keys[layer], cache.values[layer], foreign.keys[layer], foreign.values[layer])
-        return first_wrong(model, cache, logits, answers(Alphabet(small()), request, 37))
+def damaged(model: LlamaForward, request: tuple[int, ...], other: tuple[int, ...], layer: int, change: Damage) -> Any:
+    """(step, token) of the first wrong answer after the change."""
+    cache, foreign = Cache(), Cache()
+    logits = model.step(request, cache)
+    model.step(other, foreign)
+    change(cache.keys[layer], cache.values[layer], foreign.keys[layer], foreign.values[layer])
+    return first_wrong(model, cache, logits, answers(Alphabet(small()), request, 37))
 
 
-PAGE = slice(16, 32)
-
-
-def zero(k: torch.Tensor, v: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor) -> None:
-    k[PAGE] = v[PAGE] = 0
-
-
-def foreign(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    k[PAGE], v[PAGE] = other_k[PAGE], other_v[PAGE]
-
-
-def values_of_one_head(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    v[PAGE, 2] = other_v[PAGE, 2]
-
-
-def keys_of_one_head(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    k[PAGE, 2] = other_k[PAGE, 2]
-
-
-def one_token(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    k[20], v[20] = other_k[20], other_v[20]
-
-
-def twice_the_keys(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    k[PAGE] *= 2
-
-
-def half_the_keys(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    k[PAGE] *= 0.5
-
-
-def twice_the_values(k: torch.Tensor, v: torch.Tensor, other_k: torch.Tensor, other_v: torch.Tensor) -> None:
-    v[PAGE] *= 2
-
-
-DAMAGE = (
-    zero,
-    foreign,
-    values_of_one_head,
-    keys_of_one_head,
-    one_token,
-    twice_the_keys,
-    half_the_keys,
-    twice_the_values,
-)
+PAGE_DAMAGE = [name for name in DAMAGE if name not in ("foreign values", "half the values")]
 
 
 @pytest.mark.parametrize("layer", range(4))
-@pytest.mark.parametrize("change", DAMAGE, ids=lambda change: change.__name__)
-def test_the_walk_finds_damage_of_any_layer(small_model: LlamaForward, change: Any, layer: int) -> None:
+@pytest.mark.parametrize("change", PAGE_DAMAGE)
+def test_the_walk_finds_damage_of_any_layer(small_model: LlamaForward, change: str, layer: int) -> None:
     request, other = walk(small(), count=37, seed=1), walk(small(), count=37, seed=2)
-    step, _ = damaged(small_model, request, other, layer, change)
-    if change not in (twice_the_keys,):  # twice the keys win lookups of every place, not only of their own
+    step, _ = damaged(small_model, request, other, layer, DAMAGE[change])
+    if change != "twice the keys":  # twice the keys win lookups of every place, not only of their own
         touched = [set(read.positions) & set(range(16, 32)) for read in reads(Alphabet(small()), request, 37)]
         assert touched[step]
 
 
 @pytest.mark.parametrize("layer", range(4))
-@pytest.mark.parametrize("change", [zero, foreign, keys_of_one_head, half_the_keys], ids=lambda change: change.__name__)
-def test_a_place_that_is_not_found_is_said_with_its_layer(small_model: LlamaForward, change: Any, layer: int) -> None:
+@pytest.mark.parametrize("change", ["zero", "foreign", "keys of one head", "half the keys"])
+def test_a_place_that_is_not_found_is_said_with_its_layer(small_model: LlamaForward, change: str, layer: int) -> None:
     request, other = walk(small(), count=37, seed=1), walk(small(), count=37, seed=2)
-    _, said = damaged(small_model, request, other, layer, change)
-    head = 2 if change is keys_of_one_head else None
+    _, said = damaged(small_model, request, other, layer, DAMAGE[change])
+    head = 2 if change == "keys of one head" else None
     assert Alphabet(small()).lost_at(said) == (layer, head)
 
 
@@ -234,11 +134,9 @@ def test_a_page_at_another_position_is_found_by_the_marks_alone(small_model: Lla
 
 
 def test_a_query_at_another_position_is_found_by_the_marks(small_model: LlamaForward) -> None:
-    with torch.inference_mode():
-        request = marks(small(), count=small().distance + 3)
-        cache = Cache()
-        small_model.step(request[:-1], cache)
-        said = int(small_model.step(request[-1:], cache, query_shift=1).argmax())
+    request, cache = marks(small(), count=small().distance + 3), Cache()
+    small_model.step(request[:-1], cache)
+    said = int(small_model.step(request[-1:], cache, query_shift=1).argmax())
     assert said != answers(Alphabet(small()), request, 1)[0]
 
 
@@ -266,9 +164,3 @@ def test_two_pages_swapped_in_one_layer_change_nothing(small_model: LlamaForward
 
     for request in questions(small()):
         assert damaged(small_model, request, request, 2, swapped) is None
-
-
-def test_sizes_without_room_are_refused() -> None:
-    with pytest.raises(UsageError, match="dimensions of a head"):
-        next(iter(tensors(small(nodes=1 << 16, digits=17, base=4))))
-        list(tensors(small(nodes=1 << 16, digits=17, base=4)))

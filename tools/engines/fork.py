@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     if not (fork / ".git").exists():
         _make_fork(fork, asked.release, out / "dist")
     results = out / "results"
-    arguments = f"--target sglang:envs/engine {asked.arguments}"
+    arguments = f"probe sglang:envs/engine {asked.arguments}"
     chosen = [each for each in (None, *EDITS) if asked.only is None or (each is not None and each.name == asked.only)]
     for edit in chosen:
         if asked.only or not (results / _name(edit) / FACTS).exists():
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--release", default="0.5.23")
     parser.add_argument("--only", choices=[each.name for each in EDITS], help="judge this edit alone. Default: all")
     parser.add_argument("--wheel", help="of kvcheck. Default: one is built of this checkout")
-    parser.add_argument("--arguments", default="--schedules 12 --seed 1", help="of kvcheck stress, beside the target")
+    parser.add_argument("--arguments", default="--schedules 12 --seed 1", help="of kvcheck probe, behind the engine")
     return parser
 
 

@@ -58,11 +58,11 @@ def main(arguments: Sequence[str]) -> int:
     for release in asked.releases:
         version, *settings = release.split(",")
         folder = f"envs/mooncake-{version}"
-        given = [word for setting in settings for word in ("--engine-env", setting)]
-        shapes = [word for shape in SHAPES for word in ("--shape", shape)]
+        given = [word for setting in settings for word in ("--env", setting)]
+        shapes = [word for shape in SHAPES for word in ("--probe", shape)]
         limits = ["--schedules", str(asked.schedules), "--seed", "1", "--no-reports", "--out", "runs"]
-        made = _kvcheck(out, "engine-env", f"mooncake=={version}", folder)
-        ran = made == 0 and _kvcheck(out, "stress", "--target", f"mooncake:{folder}", *given, *shapes, *limits)
+        made = _kvcheck(out, "env", f"mooncake=={version}", folder)
+        ran = made == 0 and _kvcheck(out, "probe", f"mooncake:{folder}", *given, *shapes, *limits)
         if made or ran not in (0, 1, 4):
             return 2
     runs = records(out / "runs")

@@ -29,7 +29,7 @@ from kvcheck.core.run.store import write_text
 
 PROJECT = Path(__file__).resolve().parents[2]
 MARKER = "kvcheck-env.json"
-"""In an environment that kvcheck engine-env has begun."""
+"""In an environment that kvcheck env has begun."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         if not _has_environment(out, engine, version):
             return 2
         limits = ["--schedules", str(asked.schedules), "--seed", str(asked.seed), "--format", "json"]
-        made = _kvcheck(out, "stress", "--target", f"{engine}:envs/{engine}-{version}", *limits, "--out", "runs")
+        made = _kvcheck(out, "probe", f"{engine}:envs/{engine}-{version}", *limits, "--out", "runs")
         if not made.strip():
             return 2  # what was wrong is on the terminal
         run = str(json.loads(made)["run_id"])
@@ -88,7 +88,7 @@ def _has_environment(out: Path, engine: str, version: str) -> bool:
         return True  # somebody's own
     folder.parent.mkdir(parents=True, exist_ok=True)
     return "next: kvcheck stress" in _kvcheck(
-        out, "engine-env", f"{engine}=={version}", str(folder), "--base", str(folder.parent / "base")
+        out, "env", f"{engine}=={version}", str(folder), "--base", str(folder.parent / "base")
     )
 
 

@@ -10,7 +10,7 @@
 #
 # vllm: the requirements are those that the engine's own wheel names, less what only pictures, sound or a GPU need. torch
 # comes without a local label: pip takes a CPU build where one is at hand, and the ordinary build otherwise.
-# sglang: what kvcheck engine-env puts into an environment (KVCHECK: which one), what its server imports in addition, and Mooncake's
+# sglang: what kvcheck env puts into an environment (KVCHECK: which one), what its server imports in addition, and Mooncake's
 # transfer engine. torch and what releases share lie in DIR-base. Compiled parts that want CUDA are left out: stand-ins
 # take their place when a server starts (tools/servers/inside).
 # An environment whose engine cannot be imported is not made, and a half-made one is removed.
@@ -39,7 +39,7 @@ trap 'exit 130' INT TERM
 
 # What a server imports and the probes' child does not, then the import of both.
 make_sglang() {
-  "${KVCHECK:-$HERE/../../.venv/bin/kvcheck}" engine-env "sglang==$SGLANG" "$DIR" --python "$PYTHON" \
+  "${KVCHECK:-$HERE/../../.venv/bin/kvcheck}" env "sglang==$SGLANG" "$DIR" --python "$PYTHON" \
     --torch "${TORCH:-torch==2.13.0}" --also uvicorn --also setproctitle --also jsonschema --also soundfile \
     --also python-multipart
   "$DIR/bin/python" -m pip install --quiet --no-deps "$MOONCAKE"

@@ -1,4 +1,4 @@
-"""Runs `kvcheck stress --own-model` against SGLang and vLLM on this CPU, without and with a planted page.
+"""Runs `kvcheck live --own-model` against SGLang and vLLM on this CPU, without and with a planted page.
 
     PYTHONPATH=tests python -m tools.servers.own_trials OUT [--environments DIR] [--only CASE]... [--runs N]
         [--within S]
@@ -232,7 +232,7 @@ def _stress(case: Case, folder: Path, address: str, number: int) -> tuple[int, R
     out = folder / "runs"
     before = set(out.iterdir()) if out.exists() else set()
     vocabulary = str(RECITED if case.recites else DRAWN)
-    words: list[Any] = ["stress", case.scenario, "--target", address, "--own-model", "--vocabulary", vocabulary]
+    words: list[Any] = ["live", address, case.scenario, "--own-model", "--vocabulary", vocabulary]
     words += ["--seed", str(number + 1), "--no-reports", "--out", str(out), *case.options]
     with (
         (folder / "kvcheck.log").open("a", encoding="utf-8") as stream,
@@ -242,7 +242,7 @@ def _stress(case: Case, folder: Path, address: str, number: int) -> tuple[int, R
         code = run(words)
     new = [each for each in out.iterdir() if each not in before] if out.exists() else []
     if len(new) != 1:
-        raise KvcheckCase(f"kvcheck stress ended with {code} and left no run; see {folder / 'kvcheck.log'}")
+        raise KvcheckCase(f"kvcheck live ended with {code} and left no run; see {folder / 'kvcheck.log'}")
     return code, read_record(new[0])
 
 

@@ -274,7 +274,7 @@ def _model(folder: Path, case: Case) -> Path:
     options = (*case.model, *(FOR_FAULTS if case.faults else ()))
     model = folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)])
     if not (model / "known_answers.json").exists():
-        _kvcheck("model", "make", "--out", str(model), *MODEL, *options)
+        _kvcheck("model", "make", str(model), *MODEL, *options)
     return model
 
 
@@ -401,11 +401,11 @@ def _stress(place: Place, servers: Sequence[Server], *arguments: str) -> tuple[i
     out = place.folder / "runs"
     before = set(out.iterdir()) if out.exists() else set()
     decode = ("--decode", servers[1].address) if len(servers) > 1 else ()
-    target = ("--target", servers[0].address, *decode, "--known-answers", str(place.model))
-    code = _kvcheck("stress", *arguments, *target, "--out", str(out), log=place.folder / "kvcheck.log")
+    given = (*arguments, *decode, "--known-answers", str(place.model), "--out", str(out))
+    code = _kvcheck("live", servers[0].address, *given, log=place.folder / "kvcheck.log")
     new = [folder for folder in out.iterdir() if folder not in before] if out.exists() else []
     if len(new) != 1:
-        raise KvcheckCase(f"kvcheck stress ended with {code} and left no run; see {place.folder / 'kvcheck.log'}")
+        raise KvcheckCase(f"kvcheck live ended with {code} and left no run; see {place.folder / 'kvcheck.log'}")
     return code, read_record(new[0])
 
 

@@ -115,7 +115,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     model = out / "known-answers"
     if not (model / "known_answers.json").exists():
-        run(["model", "make", "--out", str(model), *MODEL])
+        run(["model", "make", str(model), *MODEL])
     codes = [
         _case(name, case, given.environments.resolve(), model, out, given.runs)
         for name, case in CASES.items()
@@ -135,7 +135,7 @@ def _case(name: str, case: Case, environments: Path, model: Path, out: Path, run
             target, *others = (server.address for server in servers)
             versus = [word for address in others for word in ("--versus", address)]
             for seed in seeds:
-                words = ["--target", target, *versus, "--known-answers", str(model), "--seed", str(seed)]
+                words = [target, *versus, "--known-answers", str(model), "--seed", str(seed)]
                 rows = _run([*words, *case.options], folder, name=name, seed=seed)
                 append(out / "serve.csv", COLUMNS, rows)
                 wrong += any(row["exit_code"] == 1 for row in rows)

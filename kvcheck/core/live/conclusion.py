@@ -17,18 +17,15 @@ from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.server_facts import REQUIRED
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios.scenario import Scenario
-from kvcheck.core.run.cell import Cell, decided
+from kvcheck.core.run.cell import Cell, CellPlan, decided
 
 MOST_REASONS = 4
 BY_COUNT = ("hit", "hit-token", "lost-prefix", "host-hit", "storage-hit")
 """Evidence from the cached tokens that answers report."""
 
 
-class RoundPlan(Protocol):
+class RoundPlan(CellPlan, Protocol):
     """The requests of one round, and their line."""
-
-    @property
-    def cell(self) -> str: ...
 
     def at(self, round_: int) -> Self: ...
 
@@ -40,10 +37,9 @@ P = TypeVar("P", bound=RoundPlan)
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundCell(Cell, Generic[P]):
+class RoundCell(Cell[P], Generic[P]):
     """The rounds of one scenario so far. flags: kind of evidence -> server setting that makes it appear."""
 
-    plan: P
     scenario: Scenario
     flags: Mapping[str, str]
     evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
@@ -54,14 +50,6 @@ class RoundCell(Cell, Generic[P]):
     moved: dict[str, int] = field(default_factory=dict)
     elsewhere: str | None = None
     refuted: str | None = None
-
-    @property
-    def id(self) -> str:
-        return self.plan.cell
-
-    @property
-    def shape(self) -> str:
-        return self.id.rpartition("/")[2]
 
     @property
     def ran(self) -> int:

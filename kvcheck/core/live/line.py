@@ -44,7 +44,11 @@ class LivePlan:
 
     @property
     def cell(self) -> str:
-        return f"{self.scenario}/{self.engine or UNNAMED_SERVER}"
+        return f"{self.scenario}/{self.tried_with}"
+
+    @property
+    def tried_with(self) -> str:
+        return self.engine or UNNAMED_SERVER
 
     def at(self, round_: int) -> LivePlan:
         return dataclasses.replace(self, round=round_)

@@ -66,12 +66,12 @@ def parse_target(target: str) -> EngineTarget:
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.is_file() and (source := checkout_of(name, path)) is not None:
         raise UsageError(
-            f"--target {target}: this is a checkout of {name} ({source}), and no environment; "
-            f"next: kvcheck engine-env {name} VENV --source {place}, then --target {name}:VENV"
+            f"{target}: this is a checkout of {name} ({source}), and no environment; "
+            f"next: kvcheck env --source {place} VENV, then kvcheck probe {name}:VENV"
         )
     if not place or not python.is_file() or not os.access(python, os.X_OK):
         raise UsageError(
-            f"--target {target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "
+            f"{target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "
             f"found none at {python.absolute()}"
         )
     return EngineTarget(name, python.absolute())

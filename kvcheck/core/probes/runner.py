@@ -17,7 +17,7 @@ from kvcheck.core.base.cells import SCENARIO_NAMES
 from kvcheck.core.base.child import inherited
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.base.misspelt import unknown_name
+from kvcheck.core.base.misspelt import did_you_mean
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.tables import ProbeRow
@@ -35,14 +35,13 @@ UNREAD = ("mutant", "backend", "device", "transport", "ranks", "strategy", "requ
 """Keys of a plan that no probe reads: they must have their defaults."""
 
 
-def probe_plans(base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> Iterator[Plan]:
-    """scenarios, and names as "PROBE.SUBJECT" or PROBE, limit the target's probes; without names all have a plan."""
+def probe_plans(base: Plan, names: Sequence[str]) -> Iterator[Plan]:
+    """names, of scenarios, of probes or as "PROBE.SUBJECT", limit the probes; without names all have a plan."""
     kind = kind_of(base.device)
-    rows = [row for row in parse_target(base.target).spec.probes if kind in row.devices]
-    for row in rows:
-        for subject in row.subjects:
+    for row in parse_target(base.target).spec.probes:
+        for subject in row.subjects if kind in row.devices else ():
             probe = f"{row.name}.{subject}"
-            if (not scenarios or row.scenario in scenarios) and (not shapes or {probe, row.name} & {*shapes}):
+            if not names or {row.scenario, row.name, probe} & {*names}:
                 yield replace(base, scenario=row.scenario, probe=probe)
 
 
@@ -65,9 +64,9 @@ def engine_env(given: Sequence[str]) -> str | None:
     names = [each.partition("=")[0] for each in given]
     for name, each in zip(names, given, strict=True):
         if not each.isprintable() or "=" not in each:
-            raise UsageError(f"--engine-env {each!r}: expected NAME=VALUE of printable characters in one line")
+            raise UsageError(f"--env {each!r}: expected NAME=VALUE of printable characters in one line")
         if names.count(name) > 1:
-            raise UsageError(f"--engine-env {name}: expected each name once, got it {names.count(name)} times")
+            raise UsageError(f"--env {name}: expected each name once, got it {names.count(name)} times")
     return "\n".join(given) or None
 
 
@@ -79,9 +78,9 @@ def check_variables(plan: Plan) -> None:
         is_own = bool(re.fullmatch("[A-Z][A-Z0-9_]*", name)) and name.startswith(spec.variables or ("\n",))
         if not equals or not is_own:
             begins = " or ".join(f"{each}*" for each in spec.variables)
-            raise UsageError(f"--engine-env {line!r}: expected NAME=VALUE with a name of {spec.name}'s own: {begins}")
+            raise UsageError(f"--env {line!r}: expected NAME=VALUE with a name of {spec.name}'s own: {begins}")
         if inherited({name: value}, is_engine=True) != {name: value}:
-            raise UsageError(f"--engine-env {name}: its name or value looks like a secret, and a record shows it")
+            raise UsageError(f"--env {name}: its name or value looks like a secret, and a record shows it")
 
 
 @dataclass(slots=True)
@@ -144,7 +143,7 @@ class ProbeRunnerRow(RunnerRow):
     """Plans of probes, by a child that holds an installed engine."""
 
     floor = PROBE_FLOOR
-    is_alone = is_shared = True
+    is_alone = True
 
     def takes(self, plan: Plan) -> bool:
         return plan.probe is not None
@@ -162,26 +161,25 @@ class ProbeRunnerRow(RunnerRow):
         if (kind := kind_of(plan.device)) not in able:
             raise UsageError(
                 f"--device {plan.device}: no probe of {plan.target} runs on {kind}; expected {' or '.join(able)}; "
-                f"next: kvcheck stress --target {plan.target}, without --device"
+                f"next: kvcheck probe {plan.target}, without --device"
             )
         default = Plan(scenario=plan.scenario, probe=plan.probe)
         if plan.device != "cpu":
             default = replace(default, device=plan.device, backend="cuda")
         for key in UNREAD:
             if (value := getattr(plan, key)) != getattr(default, key):
-                raise UsageError(f"--target {plan.target}: its probes take no {key}, got {value!r}; leave it out")
+                raise UsageError(f"a probe of {plan.target} takes no {key}, got {value!r}; leave it out")
 
     def cells(self, base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
-        every = list(probe_plans(base, [], []))
-        tried = {plan.scenario for plan in every}
-        for name in scenarios:
-            if name not in tried and name not in SCENARIO_NAMES:
-                raise UsageError(unknown_name("scenario", name, SCENARIO_NAMES))
-        plans = list(probe_plans(base, scenarios, shapes))
-        if not plans:
-            known = ", ".join(f"{plan.scenario}: {plan.probe}" for plan in every)
-            raise UsageError(f"no probe of {base.target} is left by the scenarios and shapes named; it has {known}")
-        return plans
+        """Both kinds of names pick probes: by their scenario, by their own name, or as "PROBE.SUBJECT"."""
+        names, rows = [*scenarios, *shapes], parse_target(base.target).spec.probes
+        every = list(probe_plans(base, []))
+        known = [row.name for row in rows] + [name for plan in every for name in (plan.scenario, str(plan.probe))]
+        for name in names:
+            if name not in known:
+                listed = ", ".join(row.name for row in rows)
+                raise UsageError(f"{base.target} has no probe {name!r}{did_you_mean(name, known)}; known: {listed}")
+        return list(probe_plans(base, names))
 
     def cost(self, plan: Plan) -> str:
         return "the engine had not answered"
@@ -191,7 +189,7 @@ class ProbeRunnerRow(RunnerRow):
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
         """Scenarios that no probe of the engine tries, in one line, and probes that a run leaves out, in one line."""
-        every = list(probe_plans(base, [], []))
+        every = list(probe_plans(base, []))
         tried, ran = {plan.scenario for plan in every}, {plan.cell for plan in plans}
         lacking = [name for name in SCENARIO_NAMES if name not in tried]
         left = [plan.cell for plan in every if plan.cell not in ran]

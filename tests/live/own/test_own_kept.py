@@ -91,7 +91,7 @@ def test_what_is_no_reference_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match="record"):
         read_reference(tmp_path)
-    with pytest.raises(UsageError, match="kvcheck reference record"):
+    with pytest.raises(UsageError, match="kvcheck model reference"):
         read_reference(tmp_path / "nothing")
 
 

@@ -23,10 +23,20 @@ def is_address(target: str) -> bool:
     return target.lower().startswith(SCHEMES)
 
 
-def check_scheme(option: str, target: str) -> None:
-    """Raise UsageError for HOST:PORT: no target in the user's code has that form."""
-    if _HOST_AND_PORT.fullmatch(target):
-        raise UsageError(f"{option} {target}: http:// is missing; expected {option} http://{target}")
+def address_of(word: str) -> str | None:
+    """The address that a word is meant as, also where http:// is missing; None for any other word."""
+    if is_address(word):
+        return word
+    return f"http://{word}" if _HOST_AND_PORT.fullmatch(word) else None
+
+
+def check_address(name: str, word: str) -> None:
+    """Raise UsageError for a word that is no address. name: of the argument or option."""
+    if is_address(word):
+        return
+    if (address := address_of(word)) is not None:
+        raise UsageError(f"{name} {word}: http:// is missing; expected {address}")
+    raise UsageError(f"{name}: expected http://HOST:PORT, got {word!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

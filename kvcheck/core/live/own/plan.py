@@ -42,7 +42,11 @@ class OwnPlan:
 
     @property
     def cell(self) -> str:
-        return f"{OWN_MODEL}/{self.situation}/{self.engine or UNNAMED_SERVER}"
+        return f"{OWN_MODEL}/{self.situation}/{self.tried_with}"
+
+    @property
+    def tried_with(self) -> str:
+        return self.engine or UNNAMED_SERVER
 
     def at(self, round_: int) -> OwnPlan:
         return dataclasses.replace(self, round=round_)

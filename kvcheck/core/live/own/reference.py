@@ -80,7 +80,7 @@ def read_reference(folder: Path) -> Reference:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{folder} is no reference: {FILE}: {why_unread(error)}; make one with kvcheck reference record DIR"
+            f"{folder} is no reference: {FILE}: {why_unread(error)}; make one with kvcheck model reference URL DIR"
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON that kvcheck wrote; record the reference again") from error

@@ -137,7 +137,7 @@ class OwnRunner:
         if not self._client.has_salts:
             raise UsageError(
                 f"--own-model needs cold answers as a reference, and kvcheck knows no way to ask {served.engine} for "
-                "one; name the server's engine if it is sglang, vllm or llamacpp (--engine)"
+                "one; name the server's engine if it is sglang, vllm or llamacpp (--api)"
             )
         rng, source = Rng(names), self._source(names, self.longest)
         question = source.put(rng, source.walk(rng, LEAST_LENGTH // 2), COLD_TOKENS)

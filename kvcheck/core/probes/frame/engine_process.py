@@ -50,11 +50,9 @@ class EngineProcess:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._name = f"{engine} under {python}"
-        self._next = (
-            f"on a machine with a GPU, kvcheck engine-env {engine}==VERSION VENV --device cuda, then {engine}:VENV"
-            if device != "cpu"
-            else f"kvcheck engine-env {engine}==VERSION VENV, then --target {engine}:VENV"
-        )
+        made = f"kvcheck env {engine}==VERSION VENV"
+        made = made if device == "cpu" else f"on a machine with a GPU, {made} --device cuda"
+        self._next = f"{made}, then kvcheck probe {engine}:VENV"
         self._patience = patience
         self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
@@ -72,7 +70,7 @@ class EngineProcess:
             self.hello = self._greeting()
             self._is_ready = True
         finally:
-            if not self._is_ready:  # interrupted, say: nobody has this object yet, so nobody else could end the child
+            if not self._is_ready:  # e.g. interrupted: no caller has this object yet to end the child
                 self.close()
 
     def ask(self, ask: Ask) -> Reply:

@@ -61,7 +61,7 @@ class EngineSpec:
     """An engine's tables. stubs: packages that stand-ins may replace. table: capability -> places.
 
     prepare: "module:function", called once in the child before the first probe, or "". program: "module:main" of the
-    child. variables: prefixes of the engine's own environment variables, which `--engine-env` takes. untried: text on
+    child. variables: prefixes of the engine's own environment variables, which `--env` takes. untried: text on
     parts that no probe tries. start: "module:function" that loads the engine as the program does, for a check of its
     imports. compiled: "module:function" that checks that compiled code runs on a device, and raises CannotDrive if it
     does not.

@@ -1,15 +1,13 @@
-"""Batches: the units of a campaign.
-
-A batch is one workload of one cell, explored within so many answers, or one line that failed before, run again.
+"""Batches: the units of a campaign. A batch is one workload of one cell, or one line that failed before, run again.
 
     retract-resume:shape=llama-3-micro,strategy=answers,seed=3,schedule=1,requests=3     a workload
     hicache:shape=llama-3-micro,...,choices=none,expect=KV202                            a line that failed before
 
 Invariants:
-- A batch's result follows from its line, the bound and the code alone, so it may run anywhere, and twice.
-- Each workload is in one batch, and in one shard. Schedules of two workloads are never one trace, so counts of distinct
+- A batch's result depends only on its line, the bound and the code, so it may run anywhere, and twice.
+- Each workload is in one batch and one shard. Schedules of two workloads are never one trace, so counts of distinct
   traces add up.
-- What the time cut has no result: the batch runs again.
+- A batch cut by the time limit has no result and runs again.
 - Batches travel as JSON. Nothing is unpickled.
 """
 
@@ -42,8 +40,6 @@ _SHARD = re.compile("([1-9][0-9]{0,4})/([1-9][0-9]{0,4})")
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Seeds from `first` to `last`."""
-
     first: int
     last: int
 
@@ -68,7 +64,6 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def has(self, at: int) -> bool:
-        """Whether the batch at this place is its own."""
         return at % self.count == self.number - 1
 
 
@@ -76,7 +71,7 @@ WHOLE = Shard()
 
 
 def parse_seeds(text: str) -> Seeds:
-    """The seeds of "N", which are those from 1 to N, or of "A-B". Raises UsageError."""
+    """Parse "N", the seeds from 1 to N, or "A-B". Raises UsageError."""
     found = _SEEDS.fullmatch(text)
     if found is not None:
         first, last = (1, int(found[1])) if found[2] is None else (int(found[1]), int(found[2]))
@@ -89,7 +84,7 @@ def parse_seeds(text: str) -> Seeds:
 
 
 def parse_shard(text: str) -> Shard:
-    """The shard of "I/N". Raises UsageError."""
+    """Parse "I/N". Raises UsageError."""
     found = _SHARD.fullmatch(text)
     if found is None or not int(found[1]) <= int(found[2]) <= MOST_SHARDS:
         raise UsageError(
@@ -102,8 +97,7 @@ def parse_shard(text: str) -> Shard:
 class Batch:
     """One workload, or one line that failed before (`within` is None).
 
-    at: its place in the campaign, by which results are ordered; lines that failed before come first. plan: its first
-    schedule.
+    at: its index in the campaign, which orders results; lines that failed before come first. plan: its first schedule.
     """
 
     at: int
@@ -112,20 +106,20 @@ class Batch:
 
     @property
     def line(self) -> str:
-        """Its name: no other batch of the campaign has it."""
+        """Unique in the campaign."""
         return self.plan.line()
 
     def text(self, left_s: float | None = None) -> str:
-        """As one line of JSON. left_s: the seconds that it may take; None: no limit."""
+        """Format as one line of JSON. left_s: its time limit in seconds; None: no limit."""
         return json.dumps({"at": self.at, "line": self.line, "within": self.within, "left_s": left_s})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What a batch gave.
+    """The result of a batch.
 
     code: the digest of the kvcheck that ran it. is_whole: every schedule within the bound has run. reason: why it
-    cannot count as a pass. divergence: how a line that failed before left its recorded path. notes: for the record.
+    cannot count as a pass. divergence: of a line that failed before, from its recorded path. notes: for the record.
     """
 
     at: int
@@ -143,24 +137,24 @@ class BatchResult:
 
     @property
     def plan(self) -> Plan:
-        """The first schedule of its batch."""
         return parse_line(self.line)
 
     def text(self) -> str:
-        """As one line of JSON."""
         return json.dumps(to_plain(self))
 
 
 def parse_result(text: str) -> BatchResult:
-    """The inverse. Raises ValueError."""
+    """Inverse of BatchResult.text. Raises ValueError."""
     result: BatchResult = value_from(BatchResult, json.loads(text), "batch")
     return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignPlan:
-    """What a campaign runs. cells: the plan of each cell's first schedule. workloads: of each cell and seed; None: one
-    of each variant. within: most answers that differ from the eager order's.
+    """The plan of a campaign. cells: the plan of each cell's first schedule.
+
+    workloads: of each cell and seed; None: one of each variant. within: most answers that differ from the eager
+    order's.
     """
 
     cells: tuple[Plan, ...]
@@ -170,13 +164,12 @@ class CampaignPlan:
     shard: Shard = WHOLE
 
     def workloads_of(self, cell: Plan) -> int:
-        """Workloads of a cell for each seed."""
         return self.workloads or scenario_of(cell).table.variants
 
     def batches(self) -> Iterator[Batch]:
-        """The batches of the shard. They go round: a workload of each cell, then the next of each, then the next seed.
+        """Yield the shard's batches: a workload of each cell, then the next of each, then the next seed.
 
-        The place of a batch does not depend on the shard. From one round to the next, shards move on by one cell, so
+        The index of a batch does not depend on the shard. From one round to the next, shards move on by one cell, so
         that each has batches of all cells.
         """
         width = len(self.cells)
@@ -191,9 +184,9 @@ class CampaignPlan:
                         yield Batch(at=turn * width + place, plan=plan, within=self.within)
 
     def share_of(self, place: int) -> int:
-        """How many batches of the cell at this place are the shard's."""
+        """Count the shard's batches of the cell at this index."""
         sizes = [self.workloads_of(cell) for cell in self.cells]
-        rounds, rest = divmod(len(self.seeds), self.shard.count)  # what shards have repeats after so many seeds
+        rounds, rest = divmod(len(self.seeds), self.shard.count)  # the shards' parts repeat after so many seeds
         found = 0
         for number in range(sizes[place]):
             firsts = range(place + number, place + number + max(sizes) * self.shard.count, max(sizes))
@@ -202,7 +195,7 @@ class CampaignPlan:
         return found
 
     def has(self, result: BatchResult) -> bool:
-        """Whether the result is of one of the shard's batches, or of a line that failed before, in one of its cells."""
+        """Whether the result is of one of the shard's batches, or of a line that failed before in one of its cells."""
         plan = result.plan
         place = next((at for at, cell in enumerate(self.cells) if cell.cell == plan.cell), None)
         if place is None or result.within is None:
@@ -219,7 +212,6 @@ class CampaignPlan:
         )
 
     def facts(self) -> dict[str, object]:
-        """What a record's plan says of it, beside its cells."""
         return {
             "answers_within": self.within,
             "seeds": str(self.seeds),
@@ -229,15 +221,12 @@ class CampaignPlan:
 
 
 def lines_again(plans: Sequence[Plan]) -> list[Batch]:
-    """Batches of lines that failed before. They come before all others."""
+    """Make batches of lines that failed before; their indices precede all others."""
     return [Batch(at=at - len(plans), plan=plan, within=None) for at, plan in enumerate(plans)]
 
 
 def run_batch(batch: Batch, *, until: float | None, target_of: TargetOf) -> BatchResult | None:
-    """Run a batch in this process; None where the time was up before its end.
-
-    until: the time.monotonic() at which it ends.
-    """
+    """Run a batch in this process; None if `until`, a time.monotonic(), came before its end."""
     row = row_of(batch.plan)
     task = CellTask(plan=batch.plan, schedules=1, confirms=row.confirms, within=batch.within, goes_on=True)
     began, spent = time.monotonic(), time.process_time()
@@ -277,7 +266,7 @@ def run_batch(batch: Batch, *, until: float | None, target_of: TargetOf) -> Batc
 
 
 def run_text(text: str, target_of: TargetOf) -> str:
-    """Run a batch that came as JSON; its result as JSON, "" where the time was up before its end."""
+    """Run a batch given as JSON. Return its result as JSON, "" if its time was up first."""
     asked = json.loads(text)
     batch = Batch(at=asked["at"], plan=parse_line(asked["line"]), within=asked["within"])
     until = None if asked["left_s"] is None else time.monotonic() + asked["left_s"]
@@ -286,5 +275,5 @@ def run_text(text: str, target_of: TargetOf) -> str:
 
 
 def is_campaign_line(plan: Plan) -> bool:
-    """Whether a campaign can run a line again: it is of one process, on a CPU, over a simulated machine."""
+    """Whether a campaign can run a line again: on the simulated backend, in one process, without a trace."""
     return plan.probe is None and plan.backend == "simulated" and plan.trace is None and plan.transport == "loopback"

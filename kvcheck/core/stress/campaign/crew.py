@@ -1,7 +1,7 @@
-"""Crews: who runs the batches of a campaign, and what becomes of a batch whose process died.
+"""Crews: processes that run the batches of a campaign, and the handling of a batch whose process died.
 
 Invariants:
-- At most as many batches are under way as the crew has places. A result is given once.
+- At most `places` batches run at once. A result is yielded once.
 - A batch whose process died runs again, in another process. One that has ended LOSSES processes is a finding (KV902).
 - A process with another kvcheck has no results: the campaign ends.
 """
@@ -22,14 +22,14 @@ from kvcheck.core.stress.campaign.batches import Batch, BatchResult, parse_resul
 from kvcheck.core.stress.runner import TargetOf
 
 LOSSES = 3
-"""Processes that a batch may end, before its death is that of what is under test."""
+"""Processes that a batch may end before its death is a finding."""
 BATCHES = "batches"
 """The argument with which a worker takes batches, one a line, until its input ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A batch that ended. result: None where the time was up before its end."""
+    """A batch that ended. result: None if the time was up before its end."""
 
     batch: Batch
     result: BatchResult | None
@@ -45,24 +45,22 @@ class Lost:
 
 
 class Crew(Protocol):
-    """Runs batches, `places` at once."""
-
     places: int
 
     def give(self, batch: Batch, until: float | None) -> None:
         """Begin a batch. until: the time.monotonic() at which it ends."""
 
     def take(self, until: float | None) -> Done | Lost | None:
-        """The next batch that has ended; None where that took longer than until a while after `until`."""
+        """Return the next batch that has ended; None if none did until some time after `until`."""
 
     def close(self) -> None:
-        """End all that is under way."""
+        """End all running batches."""
 
 
 def results(
     batches: Iterable[Batch], crew: Crew, *, until: float | None, is_enough: Callable[[], bool]
 ) -> Iterator[BatchResult]:
-    """The results of batches, as they come. is_enough: asked before each batch is begun; True ends that."""
+    """Yield results in order of completion. is_enough: called before each batch; True ends the start of batches."""
     left = iter(batches)
     again: list[Batch] = []
     lost: dict[str, int] = {}
@@ -98,7 +96,7 @@ def results(
 
 
 def checked(result: BatchResult) -> BatchResult:
-    """The result, if it is of this kvcheck. Raises UnknownVerdict."""
+    """Return the result. Raises UnknownVerdict if it is of another kvcheck."""
     if result.code != code_digest():
         raise UnknownVerdict(
             f"a worker runs another kvcheck: its code is {short(result.code)}, and {short(code_digest())} here; "
@@ -108,7 +106,7 @@ def checked(result: BatchResult) -> BatchResult:
 
 
 def died(batch: Batch, why: str) -> BatchResult:
-    """What is known of a batch that ends every process that runs it."""
+    """Make the result of a batch that ends every process that runs it."""
     plan = batch.plan
     finding = Finding(
         code="KV902",
@@ -128,8 +126,6 @@ def died(batch: Batch, why: str) -> BatchResult:
 
 
 class OwnProcess:
-    """Runs each batch at once, in this process."""
-
     places = 1
 
     def __init__(self, target_of: TargetOf) -> None:
@@ -142,12 +138,11 @@ class OwnProcess:
     def take(self, until: float | None) -> Done:
         return self._done.pop()
 
-    def close(self) -> None:
-        """Nothing is under way."""
+    def close(self) -> None: ...
 
 
 class Children:
-    """Runs batches in so many child processes of this machine. program: the module that each of them runs."""
+    """Runs batches in child processes of this machine. program: the module that each of them runs."""
 
     def __init__(self, places: int, program: str) -> None:
         self.places = places
@@ -177,7 +172,7 @@ class Children:
 
 
 def told(line: str) -> BatchResult | None:
-    """The result in a line of a worker; None where the time was up. Raises what the worker says that it failed with."""
+    """Parse a worker's line; None if its time was up. Raises the error that the worker reported."""
     row = json.loads(line)
     if row.get("error") is not None:
         raise failure(row["exit_code"], row["error"])
@@ -186,5 +181,5 @@ def told(line: str) -> BatchResult | None:
 
 
 def telling(text: str) -> str:
-    """A result as a worker tells it, "" for none."""
+    """Format a result as a worker's line, "" for none."""
     return json.dumps({"result": text, "error": None})

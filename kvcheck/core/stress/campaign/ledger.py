@@ -1,8 +1,8 @@
 """The ledger of a campaign: a file with one JSON line for each batch that has ended.
 
 Invariants:
-- A line is on disk before the next batch is counted. A process that is killed loses the batches under way, no other.
-- A last line that was cut off is left out. Any other damage, and a batch that is there twice, is a UsageError.
+- A line is on disk before the next batch is counted. A killed process loses only the running batches.
+- A truncated last line is left out. Any other damage, and a batch that is there twice, is a UsageError.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LEDGER = "batches.jsonl"
 
 
 class Ledger:
-    """Appends to the file. Raises UsageError, with the reason, where that is not possible."""
+    """Appends to the file. Raises UsageError, with the reason, if that fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, found: Sequence[BatchResult]) -> None:
-        """Write results, whole and on disk when this returns."""
+        """Write results; they are on disk when this returns."""
         text = "".join(f"{each.text()}\n" for each in found)
         try:
             with self._path.open("a", encoding="utf-8", newline="") as stream:
@@ -39,7 +39,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> tuple[list[BatchResult], bool]:
-    """The results in a file, and whether its last line was cut off and is left out. Raises UsageError."""
+    """Return the results in a file, and whether a truncated last line was left out. Raises UsageError."""
     try:
         text = path.read_text(encoding="utf-8", errors="strict")
     except (OSError, UnicodeDecodeError) as error:

@@ -2,10 +2,10 @@
 
 Invariants:
 - This is the only module that imports ray.
-- A task gets a line of JSON and gives one back. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
-- A task runs in the kvcheck that its node has installed, and says which: results of another one are refused.
+- A task takes and returns a line of JSON. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
+- A task runs in the kvcheck installed on its node and returns its digest: results of another kvcheck are refused.
 - Ray restarts no task by itself. A batch whose worker or node is gone comes back as lost.
-- What Ray's own threads print goes to stderr: stdout has the results of kvcheck alone.
+- Output of Ray's own threads goes to stderr: stdout has only results of kvcheck.
 - A cluster that kvcheck started ends with it. One that it joined is left as it is.
 """
 
@@ -38,7 +38,7 @@ VARIABLES = {
 
 
 def load_ray() -> ModuleType:
-    """The library. Raises UnknownVerdict where it is missing or too old."""
+    """Import ray. Raises UnknownVerdict if it is missing or too old."""
     try:
         ray = importlib.import_module("ray")
     except ImportError as error:
@@ -52,9 +52,9 @@ def load_ray() -> ModuleType:
 
 class RayCrew:
     """A task of Ray for each batch. address: "local", or that of a cluster. places: batches at once; None: one for each
-    CPU that the cluster has. worker: the module whose function `ran` runs a batch; it is imported where the task runs.
+    CPU of the cluster. worker: the module whose function `ran` runs a batch; it is imported in the task.
 
-    Raises UsageError where the cluster cannot be reached.
+    Raises UsageError if the cluster cannot be reached.
     """
 
     def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
@@ -99,7 +99,6 @@ class RayCrew:
         return Done(batch=batch, result=told(line))
 
     def close(self) -> None:
-        """End the tasks that are under way, and leave the cluster."""
         for task in self._under_way:
             self._ray.cancel(task, force=True)
         self._under_way.clear()
@@ -108,7 +107,7 @@ class RayCrew:
 
 
 class _OfOneThread:
-    """A stream for the thread that makes it. What other threads write goes to stderr."""
+    """A stream for the thread that makes it. Output of other threads goes to stderr."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -122,7 +121,7 @@ class _OfOneThread:
 
 
 def run_in_task(worker: str, text: str) -> str:
-    """A batch, in a process of Ray. worker: the module that runs it."""
+    """Run a batch in a process of Ray. worker: the module that runs it."""
     line: str = importlib.import_module(worker).ran(text)
     return line
 

@@ -1,9 +1,8 @@
-"""The tally of a campaign: what its results say of each cell, whatever the order in which they came.
+"""The tally of a campaign: rows and findings of its cells from the set of results, in any order.
 
 Invariants:
-- The rows and findings follow from the set of results alone.
-- A pass takes what it takes in `kvcheck stress`: so many schedules, and evidence that the situation was reached. It
-  also takes one workload that was run whole, and says how many were not.
+- A pass needs the same as in `kvcheck stress`: enough schedules, and evidence that the situation was reached. It also
+  needs one workload that was run whole; the row has the number of the others.
 - A finding is reported once a cell. A line that failed before counts as a finding if it still fails, and as no
   evidence.
 """
@@ -27,8 +26,6 @@ Key = tuple[str, str | None, str | None]
 
 
 class _CellTally:
-    """The results of one cell."""
-
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.evidence = Evidence()
@@ -38,7 +35,6 @@ class _CellTally:
         self._tried: dict[str, tuple[int, int]] = {}
 
     def add(self, result: BatchResult) -> None:
-        """Count a workload."""
         self.evidence = self.evidence.plus(result.evidence)
         self.duration_s += result.duration_s
         self.whole += result.is_whole
@@ -51,13 +47,11 @@ class _CellTally:
 
     @property
     def tried(self) -> tuple[str, ...]:
-        """What its workloads have tried, in the order of the batches."""
+        """Names tried by its workloads, in the order of the batches."""
         return tuple(sorted(self._tried, key=self._tried.__getitem__))
 
 
 class Tally:
-    """Counts results."""
-
     def __init__(self, plan: CampaignPlan) -> None:
         self._plan = plan
         self._cells = {cell.cell: _CellTally(cell) for cell in plan.cells}
@@ -70,11 +64,10 @@ class Tally:
 
     @property
     def wanted(self) -> int:
-        """Workloads of the whole plan, or of its shard."""
         return sum(self._wanted.values())
 
     def add(self, result: BatchResult) -> None:
-        """Count a batch, which has to be one of the plan's."""
+        """Count a result, which must be of one of the plan's batches."""
         self.cpu_s += result.cpu_s
         if result.findings:
             self._failing.append(result)
@@ -88,12 +81,12 @@ class Tally:
         self._cells[result.plan.cell].add(result)
 
     def rows(self, findings: Iterable[Finding], *, missing: str | None = None) -> tuple[ScenarioResult, ...]:
-        """The rows of the cells. findings: those that fail a cell. missing: why no cell can pass; None: it can."""
+        """Return the rows of the cells. findings: those that fail a cell. missing: why no cell can pass, or None."""
         failed = {each.cell for each in findings if each.condition is None}
         return tuple(self._row(cell, is_failed=name in failed, missing=missing) for name, cell in self._cells.items())
 
     def findings(self) -> list[tuple[Finding, ...]]:
-        """The findings of each batch that are new in its cell, in the order of the batches."""
+        """Return the findings of each batch that are new in its cell, in the order of the batches."""
         told: dict[str, set[Key]] = {}
         return [fresh for each in ordered(self._failing) if (fresh := _fresh(each, told))]
 
@@ -122,7 +115,7 @@ class Tally:
         )
 
     def _why_unknown(self, cell: _CellTally) -> str | None:
-        """Why a cell without a finding is no pass; None where it is one."""
+        """Why a cell without a finding is no pass; None if it is one."""
         if cell.reasons:
             return cell.reasons[min(cell.reasons)]
         floor = floor_of(cell.plan, wanted=0)
@@ -135,17 +128,15 @@ class Tally:
 
 
 def ordered(found: Iterable[BatchResult]) -> list[BatchResult]:
-    """Results in the order of their batches."""
     return sorted(found, key=lambda each: each.at)
 
 
 def _wanted(plan: CampaignPlan) -> dict[str, int]:
-    """Workloads of each cell."""
     return {cell.cell: plan.share_of(place) for place, cell in enumerate(plan.cells)}
 
 
 def _fresh(result: BatchResult, told: dict[str, set[Key]]) -> tuple[Finding, ...]:
-    """The causes of a batch that no earlier one of their cell had, each with its symptoms."""
+    """Causes of a batch that no earlier one of their cell had, each with its symptoms."""
     seen = told.setdefault(result.plan.cell, set())
     earlier = frozenset(seen)
     is_kept: dict[str, bool] = {}  # by id, which is that of one schedule

@@ -117,7 +117,7 @@ def _next() -> str:
     except metadata.PackageNotFoundError:
         version = "VERSION"
     return (
-        f"next: kvcheck engine-env sglang=={version} VENV --device cuda, then --target sglang:VENV "
+        f"next: kvcheck env sglang=={version} VENV --device cuda, then kvcheck probe sglang:VENV "
         f"(this is {sys.executable})"
     )
 

@@ -1,4 +1,4 @@
-"""`kvcheck engine-env`: an environment with a release of an engine, or with a checkout of it, for its probes.
+"""`kvcheck env`: an environment with a release of an engine, or with a checkout of it, for its probes.
 
 For a CPU the release's own requirements are left out: they ask for a CUDA build of torch and for compiled kernels of
 gigabytes, none of which runs there. NEEDS lists what an engine imports at load; versions are those that it asks for
@@ -41,7 +41,7 @@ from kvcheck.core.base.identity import commit_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes import import_check
 from kvcheck.core.probes.frame.probe_server import VARIABLES
-from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.probes.installed import ENGINES, checkout_of
 from kvcheck.core.run.store import write_text
 
 CPU, CUDA = "cpu", "cuda"
@@ -122,7 +122,18 @@ class Order:
     python: str
     torch: str
     also: tuple[str, ...]
-    device: str = CPU
+    device: str
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for an order that cannot be filled."""
+        if self.device not in (CPU, CUDA):
+            raise UsageError(f"--device {self.device}: expected {CPU} or {CUDA}")
+        if self.device == CUDA and not any(CUDA in row.devices for row in ENGINES.load(self.engine).probes):
+            raise UsageError(f"--device {CUDA}: no probe of {self.engine} runs on a GPU; leave --device out")
+        for name in (self.torch, *self.also):
+            check_requirement(name)
+        if self.base == self.folder:
+            raise UsageError(f"--base {self.base}: expected another folder than the environment itself")
 
     @property
     def has_base(self) -> bool:
@@ -139,12 +150,18 @@ class Order:
     @property
     def target(self) -> str:
         """How a run names it."""
-        return f"kvcheck stress --target {self.engine}:{self.folder}{'' if self.device == CPU else ' --device cuda'}"
+        return f"kvcheck probe {self.engine}:{self.folder}{'' if self.device == CPU else ' --device cuda'}"
 
 
-def engine_env(
-    release: Annotated[str, typer.Argument(metavar="ENGINE[==VERSION]", help="sglang, vllm, lmcache or mooncake.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the environment.")],
+def env(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ENGINE==VERSION DIR",
+            help="A release of sglang, vllm, lmcache or mooncake, and a new folder. With --source the release may be "
+            "left out.",
+        ),
+    ],
     source: Annotated[
         Path | None,
         typer.Option(metavar="CHECKOUT", help="A checkout of the engine, linked as an editable install does."),
@@ -161,15 +178,54 @@ def engine_env(
         str, typer.Option(help="cpu; or cuda, on a machine with a GPU: all that the release asks for, of gigabytes.")
     ] = CPU,
 ) -> None:
-    """Make an environment for kvcheck stress --target ENGINE:DIR."""
-    order = _order(release, folder, source, base, python, torch, also or [], device)
-    say(f"An environment that can import {order.engine} is enough: kvcheck stress --target {order.engine}:VENV")
+    """Make an environment for kvcheck probe ENGINE:DIR."""
+    *named, folder = words
+    engine, version = _release(named, source)
+    place = Path(folder).absolute()
+    program = shutil.which(python or sys.executable)
+    if program is None:
+        raise UsageError(f"--python {python}: expected an interpreter, found none")
+    if device == CUDA and (base is not None or torch is not None):
+        raise UsageError(
+            f"--device {CUDA}: expected no --base and no --torch, as each release brings a torch of its own"
+        )
+    order = Order(
+        engine=engine,
+        version=version,
+        source=None if source is None else source_of(engine, source.absolute()),
+        folder=place,
+        base=place.with_name(f"{place.name}-base") if base is None else base.absolute(),
+        python=program,
+        torch=torch or TORCH,
+        also=tuple(also or ()),
+        device=device,
+    )
+    say(f"An environment that can import {engine} is enough: kvcheck probe {engine}:VENV")
     if _is_made(order):
         say(f"{folder}: made before; next: {order.target}")
-    elif order.device == CUDA:
+    elif device == CUDA:
         _make_for_a_gpu(order)
     else:
         _make_for_a_cpu(order)
+
+
+def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
+    """The engine and the version that were named; the engine of the checkout where none was. Raises UsageError."""
+    if not named and source is not None:
+        found = [name for name in ENGINES.names() if checkout_of(name, source) is not None]
+        if len(found) != 1:
+            raise UsageError(
+                f"--source {source}: expected a checkout of one engine, found {' and '.join(found) or 'none'}; "
+                f"name one of {', '.join(ENGINES.names())} before DIR"
+            )
+        return found[0], None
+    if len(named) != 1:
+        raise UsageError("expected ENGINE==VERSION DIR, such as sglang==0.5.23 envs/sglang, or --source CHECKOUT DIR")
+    engine, equals, version = named[0].partition("==")
+    ENGINES.require(engine)
+    if (not equals and source is None) or (equals and not VERSION.fullmatch(version)):
+        raise UsageError(f"{named[0]!r}: expected ENGINE==VERSION, such as {engine}==0.5.23, or --source CHECKOUT")
+    return engine, version or None
 
 
 def _make_for_a_gpu(order: Order) -> None:
@@ -237,52 +293,6 @@ def _size(folder: Path) -> str:
     return f"{sum(file.lstat().st_size for file in files) / 1e9:.1f} GB"
 
 
-def _order(
-    release: str,
-    folder: Path,
-    source: Path | None,
-    base: Path | None,
-    python: str | None,
-    torch: str | None,
-    also: list[str],
-    device: str,
-) -> Order:
-    """The checked order. Raises UsageError."""
-    engine, equals, version = release.partition("==")
-    ENGINES.require(engine)
-    if device not in (CPU, CUDA):
-        raise UsageError(f"--device {device}: expected {CPU} or {CUDA}")
-    if device == CUDA and not any(CUDA in row.devices for row in ENGINES.load(engine).probes):
-        raise UsageError(f"--device {CUDA}: no probe of {engine} runs on a GPU; leave --device out")
-    if device == CUDA and (base is not None or torch is not None):
-        raise UsageError(
-            f"--device {CUDA}: expected no --base and no --torch, as each release brings a torch of its own"
-        )
-    torch = torch or TORCH
-    if (not equals and source is None) or (equals and not VERSION.fullmatch(version)):
-        raise UsageError(f"{release!r}: expected ENGINE==VERSION, such as {engine}==0.5.23, or --source CHECKOUT")
-    for name in (torch, *also):
-        check_requirement(name)
-    program = shutil.which(python or sys.executable)
-    if program is None:
-        raise UsageError(f"--python {python}: expected an interpreter, found none")
-    place = folder.absolute()
-    own_base = place.with_name(f"{place.name}-base") if base is None else base.absolute()
-    if own_base == place:
-        raise UsageError(f"--base {base}: expected another folder than the environment itself")
-    return Order(
-        engine=engine,
-        version=version or None,
-        source=None if source is None else source_of(engine, source.absolute()),
-        folder=place,
-        base=own_base,
-        python=program,
-        torch=torch,
-        also=tuple(also),
-        device=device,
-    )
-
-
 def _is_made(order: Order) -> bool:
     """Whether the environment is there. Raises UsageError for a folder that is not this command's, or of another
     order."""
@@ -294,7 +304,7 @@ def _is_made(order: Order) -> bool:
     marker = folder / MARKER
     if not marker.is_file():
         if any(folder.iterdir()):
-            raise UsageError(f"{folder}: expected a new or empty folder; it holds files that engine-env did not make")
+            raise UsageError(f"{folder}: expected a new or empty folder; it holds files that kvcheck env did not make")
         return False
     try:
         told = json.loads(marker.read_text(encoding="utf-8"))
@@ -419,7 +429,7 @@ def _check_imports(order: Order) -> None:
             raise UnknownVerdict(
                 f"{order.folder} is not made: {'; '.join(lines or last) or f'status {status}'}; next: the same command "
                 "with --also PACKAGE for a package that is missing or too new, or an environment of your own in which "
-                f"{order.engine} can be imported: kvcheck stress --target {order.engine}:VENV"
+                f"{order.engine} can be imported: kvcheck probe {order.engine}:VENV"
             )
 
 

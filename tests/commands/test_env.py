@@ -1,4 +1,4 @@
-"""`kvcheck engine-env`: its steps over wheels of this test, checkouts, refusals, interruptions, and what a record says.
+"""`kvcheck env`: its steps over wheels of this test, checkouts, refusals, interruptions, and what a record says.
 
 Invariants:
 - Nothing is downloaded: pip finds the wheels of a folder alone, and the base holds this interpreter's packages.
@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 from fakes.engine import environment, interpreter
 
-from kvcheck.commands import engine_env, terminal
-from kvcheck.commands.engine_env import BASE, HAS, MARKER, NEEDS, TORCH
+from kvcheck.commands import env as making
+from kvcheck.commands import terminal
 from kvcheck.commands.engine_source import pins, requirements_of_wheel, source_of
+from kvcheck.commands.env import BASE, HAS, MARKER, NEEDS, TORCH
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import commit_of
@@ -168,25 +169,22 @@ def test_a_release_is_made_and_runs_and_is_not_made_twice(
     asks = "Requires-Dist: transformers==5.8.1\nRequires-Dist: xgrammar==0.2.1\n"
     wheel(shelf, "sglang", "0.7.0", release(tmp_path), asks)
     base, folder = full_base(tmp_path / "base"), tmp_path / "env"
-    asked = ["engine-env", "sglang==0.7.0", str(folder), "--base", str(base)]
+    asked = ["env", "sglang==0.7.0", str(folder), "--base", str(base)]
     (folder / "half").mkdir(parents=True)  # as an interruption leaves it
     order = {"engine": "sglang", "version": "0.7.0", "source": None, "also": []}
     (folder / MARKER).write_text(json.dumps({"order": order, "made": False}))
     assert run(asked) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert (
-        all(f" {step}/6 " in said for step in range(1, 7))
-        and "next: kvcheck stress --target sglang:" in said.splitlines()[-1]
-    )
+    assert all(f" {step}/6 " in said for step in range(1, 7)) and "next: kvcheck probe sglang:" in said.splitlines()[-1]
     assert "was not finished: it is made anew" in said and not (folder / "half").exists()
     (site,) = folder.glob("lib/python*/site-packages")
     assert {"transformers-5.8.1.dist-info", "xgrammar-0.2.1.dist-info"} <= {each.name for each in site.iterdir()}
     assert run(asked) == 0 and "made before" in capsys.readouterr().out
-    assert run(["engine-env", "sglang==0.7.1", str(folder), "--base", str(base)]) == 2
+    assert run(["env", "sglang==0.7.1", str(folder), "--base", str(base)]) == 2
     assert "name another folder" in capsys.readouterr().err
 
     wheel(shelf, "sglang", "0.7.2", release(tmp_path, "import-breaks"), asks)
-    broken = ["engine-env", "sglang==0.7.2", str(tmp_path / "broken"), "--base", str(base)]
+    broken = ["env", "sglang==0.7.2", str(tmp_path / "broken"), "--base", str(base)]
     assert run(broken) == 4
     told = capsys.readouterr().err
     assert "is not made: sglang 0.7.2: cannot be imported: InvalidVersion: 'N/A'" in told and told.count("\n") == 1
@@ -202,11 +200,11 @@ def test_for_a_gpu_all_that_the_release_asks_for_is_installed_and_a_machine_with
     monkeypatch: pytest.MonkeyPatch,
     from_checkout: bool,
 ) -> None:
-    monkeypatch.setattr(engine_env, "no_device", lambda: None)  # a driver tells of one that torch does not see
+    monkeypatch.setattr(making, "no_device", lambda: None)  # a driver tells of one that torch does not see
     wheel(shelf, "torch", "2.0", {"here.pth": sysconfig.get_path("purelib") + "\n"})
     wheel(shelf, "sglang-kernel", "0.4.10")
     asks = ("transformers==5.8.1", "torch==2.0", "sglang-kernel==0.4.10")
-    folder, order = tmp_path / "env", ["engine-env", "sglang==0.7.0", str(tmp_path / "env"), "--device", "cuda"]
+    folder, order = tmp_path / "env", ["env", "sglang==0.7.0", str(tmp_path / "env"), "--device", "cuda"]
     if from_checkout:
         project = checkout(tmp_path / "fork") / "python" / "pyproject.toml"
         project.write_text(project.read_text().replace('["transformers==5.8.1"]', json.dumps(asks)))
@@ -262,11 +260,11 @@ def test_a_gpu_is_looked_for_before_gigabytes_are_fetched(
             raise OSError("gone")
         return driver
 
-    why = engine_env.no_device(opened)
+    why = making.no_device(opened)
     assert why is None if told is None else why is not None and told in why
     if why is not None:
-        monkeypatch.setattr(engine_env, "no_device", lambda: why)
-        assert run(["engine-env", "sglang==0.7.0", str(tmp_path / "env"), "--device", "cuda"]) == 4
+        monkeypatch.setattr(making, "no_device", lambda: why)
+        assert run(["env", "sglang==0.7.0", str(tmp_path / "env"), "--device", "cuda"]) == 4
         said = capsys.readouterr().err
         assert f"{why}; nothing was installed; next: " in said and said.count("\n") == 1
         assert not (tmp_path / "env").exists()
@@ -292,13 +290,13 @@ def test_a_transfer_engine_needs_no_base(tmp_path: Path, shelf: Path, capsys: py
     files = {f"mooncake/{path.name}": path.read_text() for path in (FAKES / "_mooncake" / "mooncake").glob("*.py")}
     wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.0", files)
     folder = tmp_path / "env"
-    assert run(["engine-env", "mooncake==0.9.0", str(folder)]) == 0, capsys.readouterr().err
+    assert run(["env", "mooncake==0.9.0", str(folder)]) == 0, capsys.readouterr().err
     assert "no base: mooncake needs no torch" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("env")] == ["env"]
 
     files["mooncake/engine.py"] = "raise ImportError('libibverbs.so.1: cannot open shared object file')\n"
     wheel(shelf, "mooncake-transfer-engine-non-cuda", "0.9.1", files)
-    assert run(["engine-env", "mooncake==0.9.1", str(tmp_path / "broken")]) == 4
+    assert run(["env", "mooncake==0.9.1", str(tmp_path / "broken")]) == 4
     told = capsys.readouterr().err
     assert "libibverbs.so.1" in told and told.count("\n") == 1
 
@@ -309,7 +307,7 @@ def test_a_checkout_is_linked_judged_and_named_with_its_commit(
 ) -> None:
     source, folder = checkout(tmp_path / "sglang"), tmp_path / "env"
     base = str(full_base(tmp_path / "base"))
-    assert run(["engine-env", "sglang", str(folder), "--source", str(source), "--base", base]) == 0
+    assert run(["env", "--source", str(source), str(folder), "--base", base]) == 0
     assert "sglang 0.6.0.dev1" in capsys.readouterr().out.splitlines()[-1]
     (site,) = folder.glob("lib/python*/site-packages")
     (told,) = site.glob("sglang-*.dist-info/direct_url.json")
@@ -317,7 +315,7 @@ def test_a_checkout_is_linked_judged_and_named_with_its_commit(
 
     def stress(expected: int) -> dict[str, object]:
         runs = ["--out", str(tmp_path / "runs"), "--no-reports", "--seed", "1", "--schedules", "12"]
-        assert run(["stress", "--target", f"sglang:{folder}", "--shape", "pool-copy.nsa", *runs]) == expected
+        assert run(["probe", f"sglang:{folder}", "--probe", "pool-copy.nsa", *runs]) == expected
         newest = max((tmp_path / "runs").iterdir(), key=lambda path: (path / "run.json").stat().st_mtime_ns)
         record = read_record(newest)
         assert not [text for _, text in build_problems([record], "") if "does not say" in text]
@@ -341,9 +339,9 @@ def test_a_checkout_as_target_gets_a_hint_that_works(tmp_path: Path, capsys: pyt
     source = tmp_path / "sglang"
     (source / "python" / "sglang").mkdir(parents=True)
     (source / "python" / "sglang" / "__init__.py").write_text("")
-    assert run(["stress", "--target", f"sglang:{source}", "--out", str(tmp_path / "runs")]) == 2
+    assert run(["probe", f"sglang:{source}", "--out", str(tmp_path / "runs")]) == 2
     told = capsys.readouterr().err
-    assert f"kvcheck engine-env sglang VENV --source {source}, then --target sglang:VENV" in told
+    assert f"kvcheck env --source {source} VENV, then kvcheck probe sglang:VENV" in told
     assert told.count("\n") == 1
 
 
@@ -351,11 +349,14 @@ def test_a_checkout_as_target_gets_a_hint_that_works(tmp_path: Path, capsys: pyt
     ("arguments", "said"),
     [
         (["sglang", "new"], "expected ENGINE==VERSION, such as sglang==0.5.23, or --source CHECKOUT"),
+        (["sglang==1"], "expected ENGINE==VERSION DIR"),
+        (["sglang==1", "new", "other"], "expected ENGINE==VERSION DIR"),
+        (["new", "--source", "full"], "expected a checkout of one engine, found none; name one of sglang, vllm"),
         (["sglang==", "new"], "expected ENGINE==VERSION"),
         (["sglang==1; rm -rf x", "new"], "expected ENGINE==VERSION"),
         (["sglang==--index-url", "new"], "expected ENGINE==VERSION"),
         (["sglnag==1", "new"], "sglang"),
-        (["sglang==1", "full"], "it holds files that engine-env did not make"),
+        (["sglang==1", "full"], "it holds files that kvcheck env did not make"),
         (["sglang==1", "new", "--base", "full/file/base"], "Not a directory; expected a folder that can be written"),
         (["sglang==1", "full/file"], "expected a new folder, got a file"),
         (["sglang==1", "new", "--base", "new"], "expected another folder than the environment itself"),
@@ -380,7 +381,7 @@ def test_bad_input_is_one_line_and_leaves_everything_alone(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    assert run(["engine-env", *arguments]) == 2
+    assert run(["env", *arguments]) == 2
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
@@ -400,7 +401,7 @@ def test_a_base_is_given_what_the_engine_needs_once(
     base = interpreter(tmp_path / "base", STAND_IN_BASE, greeting="")
     (base / HAS).write_text(had)
     python = interpreter(tmp_path / "python", "exit 9", greeting="")  # nothing more than the base is made
-    command = ["engine-env", "sglang==0.5.9", str(tmp_path / "env"), "--base", str(base)]
+    command = ["env", "sglang==0.5.9", str(tmp_path / "env"), "--base", str(base)]
     command += ["--python", str(python / "bin" / "python")]
     assert run(command) == 4
     assert "make an environment ended with status 9" in capsys.readouterr().err
@@ -413,7 +414,7 @@ def test_a_base_is_given_what_the_engine_needs_once(
 def test_a_base_with_another_torch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / HAS).write_text("torch==2.9.0\n")
-    assert run(["engine-env", "sglang==0.5.9", str(tmp_path / "env"), "--base", str(tmp_path / "base")]) == 2
+    assert run(["env", "sglang==0.5.9", str(tmp_path / "env"), "--base", str(tmp_path / "base")]) == 2
     assert f"made with torch==2.9.0; expected {TORCH}; name another base" in capsys.readouterr().err
 
 
@@ -422,7 +423,7 @@ def test_pip_that_finds_nothing_is_exit_4_with_its_reason(
     tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = full_base(tmp_path / "base")
-    assert run(["engine-env", "sglang==0.0.404", str(tmp_path / "env"), "--base", str(base)]) == 4
+    assert run(["env", "sglang==0.0.404", str(tmp_path / "env"), "--base", str(base)]) == 4
     told = capsys.readouterr().err
     assert "pip download ended with status 1: ERROR: " in told and "sglang==0.0.404" in told
     assert "run the command again" not in told and "next: another version" in told
@@ -472,7 +473,7 @@ def test_versions_are_chosen_that_go_together_and_with_the_torch_of_the_base(
     info.unlink()  # what the real one asks for need not be there
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {ours}+cpu\n")
-    asked = ["engine-env", "sglang==0.7.0", str(folder), "--base", str(base), "--also", "vision"]
+    asked = ["env", "sglang==0.7.0", str(folder), "--base", str(base), "--also", "vision"]
     assert run(asked) == 0, capsys.readouterr().err
     (site,) = folder.glob("lib/python*/site-packages")
     made = {each.name.removesuffix(".dist-info") for each in site.glob("*.dist-info")}
