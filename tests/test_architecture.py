@@ -29,7 +29,7 @@ BASE = frozenset(
     for name in (
         *("errors", "paging", "registry", "record", "codes", "bugs", "rounds", "deadline"),
         *("child", "child_start", "devices", "private_network", "scratch", "identity", "cells", "causes"),
-        *("evidence_kinds", "server_facts", "situations", "story", "untold", "nouns", "misspelt"),
+        *("evidence_kinds", "server_facts", "seeds", "situations", "story", "untold", "nouns", "misspelt"),
     )
 )
 CONTENT, HOLD = ("core.base.content", "core.base.deviation", "core.base.rng"), "core.base.cuda_hold"
@@ -127,7 +127,7 @@ MAY_CATCH_ALL = {
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.cache.transfer.mooncake.child", "core.cache.hicache.mooncake_store"),
     **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.stress.targets",)),
-    "ray": ("core.stress.campaign.ray_crew",),
+    "ray": ("core.stress.seeds.ray_crew",),
     **dict.fromkeys(("triton", "numba"), ("kernels",)),
     "safetensors": ("core.live.model.folder",),
     "pandas": ("core.report",),

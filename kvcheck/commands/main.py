@@ -37,8 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
     "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
     "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
-    "campaign": ("kvcheck.commands.campaign:campaign", "Explore workloads of many seeds, for hours; stop and go on."),
-    "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards of a campaign, other seeds."),
+    "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards, or other seeds."),
     "bench": ("kvcheck.commands.bench:bench", "Measure what the fixes cost here; serve: compare running servers."),
     "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
     "baseline": ("kvcheck.commands.baseline:app", "Keep the file of known findings that the gate reads."),
@@ -81,10 +80,7 @@ WRONG_TYPE = re.compile(
 
 EXAMPLES: dict[str, str] = {
     "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
-    "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
-    "campaign": "Examples: kvcheck campaign --max-time 3600 | "
-    "kvcheck campaign retract-resume --requests 3 --seeds 1000 --traces 100000 | "
-    "kvcheck campaign --seeds 1000 --shard 1/4",
+    "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --seeds 1-1000 --max-time 28800",
     "merge": "Examples: kvcheck merge SHARD_1 SHARD_2 SHARD_3 SHARD_4 | kvcheck merge RUN_OF_SEED_1 RUN_OF_SEED_2",
     "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",

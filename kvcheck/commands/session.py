@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kvcheck.commands.options import environment, identity, new_run_id, tool
 from kvcheck.commands.terminal import WRITING, ProgressLine, clear_passing, say, warn
+from kvcheck.core.base.cells import is_engine, keys_of, lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import (
@@ -38,7 +39,7 @@ from kvcheck.core.base.record import (
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.report.gate.baseline import LEFT_OUT
 from kvcheck.core.report.store import RunStore
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.schedule import BUILTIN, Plan
 
 MAX_CAUSES_KEPT = 100
 MAX_SYMPTOMS_KEPT = 200
@@ -202,7 +203,8 @@ class Session:
     @property
     def is_of_own_target(self) -> bool:
         """Whether code of the user's own runs in it."""
-        return any(cell.plan.own_target is not None for cell in self.cells.values())
+        targets = [keys_of(line).get("target", BUILTIN) for line in lines_of(self.plan)]
+        return any(target != BUILTIN and not is_engine(target) for target in targets)
 
     @property
     def version(self) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands import live, own, worker
+from kvcheck.commands import seeds as many
 from kvcheck.commands.closing import close
 from kvcheck.commands.exploring import plan_exploring, strategy_of
 from kvcheck.commands.options import (
@@ -112,6 +113,9 @@ def stress(
     output: Outputs = None,
     format_name: Format = "text",
     resume: Annotated[bool, typer.Option(help="Continue the newest interrupted run of the same plan.")] = False,
+    seeds: many.Seeds = None,
+    shard: many.Shard = None,
+    ray: many.Ray = None,
     fail_on_conditional: ConditionalFails = False,
     reports: Reports = True,
     known_answers: live.Folder = None,
@@ -129,33 +133,41 @@ def stress(
     allow_remote: live.AllowRemote = False,
 ) -> int:
     """Run the cells that were named, and judge them."""
-    began = time.monotonic()
+    until = None if max_time is None else time.monotonic() + max_time
     _check_given(ctx)
     if is_address(target):
         return own.stress_own_model(ctx) if own_model else live.stress_server(ctx)
     base, row = _base_plan(ctx, draw_seed() if seed is None else seed)
     plans = row.cells(base, *_names(base, scenarios or [], shape or []))
-    check_jobs(base, jobs)
     wanted, bounded = _schedules(ctx, row)
     check_outputs(outputs := parse_outputs(output, format_name))
     make_folder(out)  # whether it can be made is said before an engine is imported, which takes its time
+    if seeds is not None:
+        return many.stress_seeds(ctx, plans, outputs, schedules=wanted, until=until)
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     with installed_engine(base) as engine:
         named, (plans, absent) = plans, split_absent(plans, engine)
         session = _session(ctx, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
         workers = jobs or _workers(base, row, len(plans))
-        limit = _limit(began, max_time, cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None)
+        limit = Limit(cpu_s=DEFAULT_CPU_S - beside.cpu_s if bounded else None, until=until)
         _plan_cells(ctx, session, plans, wanted, min_schedules)
         _plan_cells(ctx, session, beside.plans, min(wanted, MOST), MOST)
         tasks = _tasks(session, out if resume else None)
-        for line in (exposed := exposure(base)):
-            warn(line)
-        session.warnings += [*absent, *(of_row := row.untried(base, named)), *beside.untried, *exposed]
+        told = _untried(session, base, row.untried(base, named), [*absent, *beside.untried])
         _tell_head(session, base, workers, engine)
-        told = [*absent, *(of_row if base.own_target or row.tells_notes or base.on_device else ()), *beside.untried]
         interrupted = _collect(session, tasks, workers, limit, engine)
         _tell_end(session, mutant, told, max_time, interrupted=interrupted)
     return close(session, outputs, reports=reports, interrupted=interrupted)
+
+
+def _untried(session: Session, base: Plan, of_row: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Keep in the record what a run does not try; the lines that are told at its end."""
+    from kvcheck.core.stress.runner_rows import row_of
+
+    for line in (exposed := exposure(base)):
+        warn(line)
+    session.warnings += [*of_row, *others, *exposed]
+    return [*others, *(of_row if base.own_target or row_of(base).tells_notes or base.on_device else ())]
 
 
 def _check_given(ctx: typer.Context) -> None:
@@ -163,6 +175,7 @@ def _check_given(ctx: typer.Context) -> None:
     check_choice("--format", ctx.params["format_name"], FORMATS)
     for name in NUMBERS:
         check_positive(f"--{name.replace('_', '-')}", ctx.params[name])
+    many.check_seeds(ctx)
 
 
 def _session(ctx: typer.Context, base: Plan, plan: dict[str, object], engine: ProbeRunner | None) -> Session:
@@ -220,10 +233,6 @@ def _wanted(schedules: int | None, least: int | None, *, usual: int) -> int:
     if schedules is not None and schedules < (least or 0):
         raise UsageError(f"--min-schedules {least}: expected at most --schedules, which is {schedules}")
     return schedules or max(usual, least or 0)
-
-
-def _limit(began: float, max_time: float | None, *, cpu_s: float | None) -> Limit:
-    return Limit(cpu_s=cpu_s, until=None if max_time is None else began + max_time)
 
 
 def _workers(base: Plan, row: RunnerRow, cells: int) -> int:
@@ -320,6 +329,7 @@ def _base_plan(ctx: typer.Context, seed: int) -> tuple[Plan, RunnerRow]:
     )
     _check_order(plan, strategy)
     check_plan(plan)
+    check_jobs(plan, given["jobs"])
     return plan, row_of(plan)
 
 

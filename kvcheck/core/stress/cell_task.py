@@ -22,8 +22,7 @@ class CellTask:
 
     before: what an interrupted run has judged of the cell; this run continues after that. confirms: also run operations
     that the first failing schedule left unordered in the other order. fails_on_conditional: a conditional finding ends
-    the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: a
-    finding does not end the cell, unless it is that of a hang or a crash; what was found is not reported again.
+    the cell. within: run all schedules within so many answers, of `schedules` workloads; None: one of each.
     is_exercised: a process that ran it before had found all that a pass needs.
     """
 
@@ -34,7 +33,6 @@ class CellTask:
     confirms: bool = False
     fails_on_conditional: bool = False
     within: int | None = None
-    goes_on: bool = False
     is_exercised: bool = False
 
 

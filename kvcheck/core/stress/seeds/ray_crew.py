@@ -1,9 +1,9 @@
-"""Runs the batches of a campaign as tasks of Ray, on this machine or on a cluster.
+"""Runs batches as tasks of Ray, on this machine or on a cluster.
 
 Invariants:
 - This is the only module that imports ray.
-- A task gets a line of JSON and gives one back. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
-- A task runs in the kvcheck that its node has installed, and says which: results of another one are refused.
+- A task takes a line of JSON and returns one. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
+- A task runs in the kvcheck that its node has installed. Results of another one are refused.
 - Ray restarts no task by itself. A batch whose worker or node is gone comes back as lost.
 - What Ray's own threads print goes to stderr: stdout has the results of kvcheck alone.
 - A cluster that kvcheck started ends with it. One that it joined is left as it is.
@@ -12,22 +12,23 @@ Invariants:
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import sys
 import threading
-import time
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, TextIO, cast
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.stress.campaign.batches import Batch
-from kvcheck.core.stress.campaign.crew import Done, Lost, told
-from kvcheck.core.stress.cell_workers import LATE_S
+from kvcheck.core.base.record import to_plain
+from kvcheck.core.stress.asked_process import answer_of
+from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask, result_of
+from kvcheck.core.stress.seeds.crew import Lost
 
 LOCAL = "local"
 """The address with which Ray is started on this machine."""
 INSTALL = "pip install 'kvcheck[ray]'"
-OLDEST = (2, 40)
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -38,16 +39,11 @@ VARIABLES = {
 
 
 def load_ray() -> ModuleType:
-    """The library. Raises UnknownVerdict where it is missing or too old."""
+    """The library. Raises UnknownVerdict where it is missing."""
     try:
-        ray = importlib.import_module("ray")
+        return importlib.import_module("ray")
     except ImportError as error:
         raise UnknownVerdict(f"--ray needs Ray, which cannot be imported: {error}; next: {INSTALL}") from error
-    version = str(getattr(ray, "__version__", ""))
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    if tuple(numbers) < OLDEST:
-        raise UnknownVerdict(f"--ray needs Ray {OLDEST[0]}.{OLDEST[1]} or newer, found {version!r}; next: {INSTALL}")
-    return ray
 
 
 class RayCrew:
@@ -59,7 +55,7 @@ class RayCrew:
 
     def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
         self._ray: Any = ray or load_ray()
-        self._under_way: dict[Any, Batch] = {}
+        self._under_way: dict[Future[Any], Any] = {}
         is_local = address == LOCAL
         own = {"num_cpus": places, "include_dashboard": False} if is_local else {}
         self._stdout = sys.stdout
@@ -69,40 +65,37 @@ class RayCrew:
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="kvcheck", **own)
         except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
             sys.stdout = self._stdout
-            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(
-                f"--ray {address}: no cluster answers there: {why}; expected local, auto, HOST:PORT or ray://HOST:PORT"
+                f"--ray {address}: no cluster answers there: {first}; expected local, auto, HOST:PORT or ray://HOST:PORT"
             ) from error
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which leaves at once
         self.places = places or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(run_in_task)
         self._worker = worker
 
-    def give(self, batch: Batch, until: float | None) -> None:
-        left_s = None if until is None else max(0.0, until - time.monotonic())
-        self._under_way[self._task.remote(self._worker, batch.text(left_s))] = batch
+    def begin(self, task: BatchTask) -> Future[Any]:
+        running = self._task.remote(self._worker, json.dumps(to_plain(task)))
+        future: Future[Any] = running.future()
+        self._under_way[future] = running
+        return future
 
-    def take(self, until: float | None) -> Done | Lost | None:
-        timeout_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
-        ready, _ = self._ray.wait([*self._under_way], num_returns=1, timeout=timeout_s)
-        if not ready:
-            return None
-        batch = self._under_way.pop(ready[0])
+    def result(self, future: Future[Any], task: BatchTask) -> BatchResult | None:
+        del self._under_way[future]
         try:
-            line = self._ray.get(ready[0])
+            return result_of(answer_of(future.result()))
         except self._ray.exceptions.RayTaskError as error:
+            last = str(error).strip().rpartition("\n")[2]
             raise UnknownVerdict(
-                f"a task of Ray failed: {_last(error)}; expected this kvcheck and what it needs on every node"
+                f"a task of Ray failed: {last}; expected this kvcheck and what it needs on every node"
             ) from error
         except self._ray.exceptions.RayError as error:
-            return Lost(batch=batch, why=f"{type(error).__name__}: {_first(error)}")
-        return Done(batch=batch, result=told(line))
+            raise Lost(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", task.line) from error
 
     def close(self) -> None:
         """End the tasks that are under way, and leave the cluster."""
-        for task in self._under_way:
-            self._ray.cancel(task, force=True)
-        self._under_way.clear()
+        for running in self._under_way.values():
+            self._ray.cancel(running, force=True)
         self._ray.shutdown()
         sys.stdout = self._stdout
 
@@ -125,11 +118,3 @@ def run_in_task(worker: str, text: str) -> str:
     """A batch, in a process of Ray. worker: the module that runs it."""
     line: str = importlib.import_module(worker).ran(text)
     return line
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
-
-
-def _last(error: BaseException) -> str:
-    return next(reversed(str(error).strip().splitlines()), "")
