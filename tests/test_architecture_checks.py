@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 import pytest
-from test_architecture import circles, import_graph, loose_ends, package_of, violations
+from test_architecture import loose_ends, package_of, violations
 
 GOOD = '"""Purpose.\n\nInvariants:\n- One.\n"""\n'
 
@@ -15,15 +15,11 @@ GOOD = '"""Purpose.\n\nInvariants:\n- One.\n"""\n'
 @pytest.mark.parametrize(
     ("module", "code"),
     [
-        (
-            "core.cache.pools.mha",
-            "from kvcheck.core.cache.backend.backend import Backend\nfrom kvcheck.core.base.errors import UsageError",
-        ),
-        ("core.cache.pools.mha", "from kvcheck.core.cache.pools import buffers\nimport torch\nlabel = str(torch.cuda)"),
+        ("core.cache.pools.mha", "import torch\nlabel = str(torch.cuda)"),
+        ("core.run.runners", 'ROWS = {"a": "kvcheck.core.stress.rows:SCHEDULE"}'),
         ("core.stress.runner", "try:\n    pass\nexcept Exception:\n    raise"),
         ("core.stress.walk", "import time, numpy as np\nnow = time.monotonic()\nrng = np.random.default_rng(3)"),
         ("core.stress.walk", "def pick(random: object) -> object:\n    return random.choice()"),
-        ("commands.selftest", "from kvcheck.core.stress.targets.mutants import metadata"),
         ("core.stress.targets", 'MUTANTS = {"a": "kvcheck.core.stress.targets.mutants.metadata:ViewMetadata"}'),
         ("core.cache.pools.pool", "holding.committed = 3"),
         ("core.cache.scheduler.decode", "start = holding.committed"),
@@ -38,42 +34,7 @@ def test_checker_accepts(module: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
-        ("core.cache.pools.mha", "from kvcheck.core.stress import runner", "may not import core.stress.runner"),
-        (
-            "core.cache.pools.mha",
-            "import kvcheck.core.cache.scheduler.decode",
-            "may not import core.cache.scheduler.decode",
-        ),
-        (
-            "core.cache.pools.mha",
-            "if TYPE_CHECKING:\n    from kvcheck.core.stress import targets",
-            "may not import core.stress.targets",
-        ),
-        (
-            "core.cache.pools.shape",
-            "from kvcheck.core.cache.pools.mha import MhaPool",
-            "core.cache.pools.shape may not import",
-        ),
-        (
-            "core.cache.offload",
-            "from kvcheck.core.cache.transfer.seal import Seal",
-            "may not import core.cache.transfer.seal.Seal",
-        ),
-        ("core.stress.walk", "from kvcheck.core.bench import cases", "may not import core.bench.cases"),
-        ("core.stress.oracles.content", "from kvcheck.core.stress.runner import run", "core.stress.oracles may not"),
-        ("core.report.to_csv", "from kvcheck.core.stress.history import History", "core.report may not import"),
-        ("core.base.errors", "from kvcheck.kernels import hold", "core.base.errors may not import kernels.hold"),
-        ("kernels.hold", "from kvcheck.core.base.errors import UsageError", "kernels may not import core.base.errors"),
-        ("kernels.hold", "from kvcheck import __version__", "kernels may not import __version__"),
-        ("core.bench.cases", "from kvcheck.commands.stress import run", "may not import commands.stress.run"),
-        ("core.report.store", "from kvcheck.testing import watch", "may not import testing.watch"),
-        ("testing.owned", "from kvcheck.core.cache.pools import POOLS", "may not import core.cache.pools.POOLS"),
-        ("core.cache.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.runner:run"}', "may not import core.stress.runner"),
-        ("core.stress.runner", "from kvcheck.core.stress.targets.mutants import metadata", "only commands"),
-        ("core.stress.targets.builtin", "from kvcheck.core.stress.targets import mutants", "only commands"),
-        ("core.cache.pools.mha", "from .buffers import BufferSet", "relative import"),
-        ("core", "from kvcheck.core.base.errors import UsageError", "core only groups packages"),
-        ("core.mystery", "x = 1", "no row in MAY_IMPORT"),
+        ("core.cache.pools.mha", 'ROWS = {"a": "kvcheck.core.stress.runner:run"}', "lies in another package"),
         ("core.cache.pools.mha", "target.copy_(source)", ".copy_() is banned"),
         ("core.cache.transfer.seal", "row = row.to('cpu')", ".to() is banned"),
         ("core.cache.scheduler.decode", "torch.cuda.synchronize()", ".synchronize() is banned"),
@@ -140,14 +101,3 @@ def test_loose_ends_are_found() -> None:
 def test_packages_are_wings_of_core() -> None:
     assert package_of("core.cache.pools.mha") == "core.cache" and package_of("core.bench") == "core.bench"
     assert package_of("commands.main") == "commands" and package_of("__main__") == "commands"
-
-
-def test_a_circle_of_imports_is_found() -> None:
-    sources = {
-        "core.base.a": "if TYPE_CHECKING:\n    from kvcheck.core.base import b",
-        "core.base.b": "def late() -> None:\n    from kvcheck.core.base.c import run",
-        "core.base.c": "from kvcheck.core.base.a import run",
-        "core.base.d": "from kvcheck.core.base.a import run",
-    }
-    assert circles(import_graph(sources)) == [["core.base.a", "core.base.b", "core.base.c"]]
-    assert circles(import_graph({**sources, "core.base.c": "x = 1"})) == []

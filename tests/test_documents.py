@@ -21,10 +21,11 @@ from typer.main import get_command
 
 from kvcheck.commands import main
 from kvcheck.core.base.errors import KvcheckError
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.plan import parse_line
 
 PROJECT = Path(__file__).parents[1]
-TOPS = ("*.md", "docs/**/*.md", "reports/*.md", "reports/published/**/*.md", "kvcheck/**/*.md", "tests/**/*.md")
+FOLDERS = ("docs", "reports/published", "kvcheck", "tests", "tools")
+TOPS = ("*.md", "reports/*.md", *(f"{folder}/**/*.md" for folder in FOLDERS))
 DOCUMENTS = sorted(
     path.relative_to(PROJECT).as_posix() for top in TOPS for path in PROJECT.glob(top) if path.name != "CHANGELOG.md"
 )
@@ -33,7 +34,7 @@ LINES_AT_MOST = {"README.md": 150, "ARCHITECTURE.md": 120, "HACKING.md": 70}
 MADE_LATER = {  # what a command makes, by its first part, or by its name: the reason
     "runs": "where kvcheck writes runs",
     "build": "where make writes",
-    "envs": "environments of engines, made by make engine-env",
+    "envs": "environments of engines, made by make env",
     ".github": "where GitHub reads what the reader copies there",
     "reports/runs": "where make stress writes runs",
     **dict.fromkeys(("run.json", "report.html"), "a file of a run"),
@@ -41,7 +42,7 @@ MADE_LATER = {  # what a command makes, by its first part, or by its name: the r
         ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "situations.csv", "mutants.csv", "bench.csv"),
         "a table of a run",
     ),
-    **dict.fromkeys(("results.jsonl", "edits.md", "edits.csv"), "what kvcheck mutate writes"),
+    **dict.fromkeys(("results.jsonl", "edits.md", "edits.csv"), "written by tools.mutation"),
     **dict.fromkeys(("budgets.toml", "ids.json", "bisect.sh"), "what the reader writes"),
     "known_answers.json": "a file of a model folder",
     "conversation_trace.jsonl": "what the reader downloads",
@@ -52,6 +53,7 @@ OPTIONS_OF_OTHERS = {
     "--no-enable-prefix-caching": "vLLM's server",
     "--tool": "compute-sanitizer's",
     "--planted": "of tools/gate_trials.py",
+    **dict.fromkeys(("--again", "--edits", "--cpu", "--survivors"), "of tools.mutation"),
     **dict.fromkeys(("--kvcheck-seed", "--kvcheck-out"), "pytest's, by kvcheck's plugin"),
 }
 PATH = re.compile(r"(?:\.{1,2}/)*[\w.*<>{}-]+(?:/[\w.*<>{}-]+)*/?")
@@ -75,7 +77,7 @@ def commands(text: str, program: str) -> Iterator[list[str]]:
     """The words behind each call of `program`, in spans and on lines of fences."""
     for line in (*spans(text), *fences(text).splitlines()):
         code = line.partition(" #")[0]
-        for called in re.findall(rf"(?:^|[\s/]|-m ){program}(?= )([^|;&]*)", code):
+        for called in re.findall(rf"(?:^|(?<!kvcheck model)[\s/]|-m ){program}(?= )([^|;&]*)", code):
             try:
                 yield shlex.split(called)
             except ValueError:
@@ -99,6 +101,7 @@ def wrong_commands(document: str, text: str) -> list[str]:
     found = []
     for words in commands(text, "kvcheck"):
         name = next((word for word in words if not word.startswith("-")), "")
+        name = main.SERVE if " ".join(words[:2]) == main.SERVE else name
         if not name or name != name.lower() or name.startswith("..."):
             continue
         if name not in main.COMMANDS:
@@ -138,7 +141,7 @@ def wrong_modules(document: str, text: str) -> list[str]:
 
 def wrong_paths(document: str, text: str) -> list[str]:
     """Backticked paths that are not there: from the project, `kvcheck/`, `kvcheck/core/` or the document's folder."""
-    called = [word for word in fences(text).split() if re.match(r"(?:tests|docs|kvcheck)/", word)]
+    called = [word for word in fences(text).split() if re.match(r"(?:tests|tools|docs|kvcheck)/", word)]
     asked = [each for each in (*spans(text), *called) if is_path(each)]
     return [f"{document}: {each} does not exist" for each in asked if not exists(document, each)]
 
@@ -160,7 +163,7 @@ def exists(document: str, span: str) -> bool:
     tops = (PROJECT, PROJECT / "kvcheck", PROJECT / "kvcheck/core", (PROJECT / document).parent)
     if "/" not in pattern:
         return any(
-            True for top in ("kvcheck", "tests", "docs", "reports") for _ in (PROJECT / top).rglob(pattern)
+            True for top in ("kvcheck", "tests", "tools", "docs", "reports") for _ in (PROJECT / top).rglob(pattern)
         ) or any(True for _ in PROJECT.glob(pattern))
     if pattern.startswith("."):
         return ((PROJECT / document).parent / pattern).exists()

@@ -21,8 +21,8 @@ from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
 from rigs.live_processes import is_alive, poll
 
 from kvcheck.core.base.child import Streams, start
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvcheck.commands.options import draw_seed, environment, tool
+from kvcheck.commands.options import draw_seed
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.record import BenchRow, Evidence, Interval, RunRecord, Verdict, to_plain, value_from
 from kvcheck.core.bench import run as running
@@ -40,6 +40,7 @@ from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Overhead, Rules, decide
 from kvcheck.core.report.gate.result import gated_rows
+from kvcheck.core.run.identity import environment, tool
 
 TRIALS = 10
 MOST_TRIALS = 1000

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Decides on any machine whether a change may be merged: exit 0 means yes (docs/exit-codes.md has the others).
 #
-#   docs/ci/pre-merge.sh [ARGUMENTS of kvcheck stress]
+#   docs/ci/pre-merge.sh [stress|probe|live ARGUMENTS]
 #
 # OUT: the folder of the runs, emptied of what an earlier call left. BUDGET: a file of budgets; then BENCH names the case that
 # is measured, and the gate judges both runs. BASELINE: a file of what is known; then the gate judges the run by it.
@@ -16,7 +16,7 @@ rm -rf "$OUT/runs"
 mkdir -p "$OUT"
 
 judged=0
-kvcheck stress "$@" --out "$OUT/runs" -o junit="$OUT/junit.xml" || judged=$?
+kvcheck "${@:-stress}" --out "$OUT/runs" -o junit="$OUT/junit.xml" || judged=$?
 # 1 and 4 are verdicts. The gate repeats them, less what the baseline knows.
 case "$judged" in
 0) ;;

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from kvcheck.commands.command import CONTEXT, Command, Group
 from kvcheck.commands.options import DEFAULT_OUT, StoredIn
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
@@ -23,7 +24,7 @@ from kvcheck.core.report.gate.baseline import Entry, Kind, Status, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
 from kvcheck.core.report.replay_line import FINDING
-from kvcheck.core.report.store import find_run
+from kvcheck.core.run.store import find_run
 
 Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The baseline: a TOML file.")]
@@ -32,7 +33,13 @@ Reason = Annotated[str, typer.Option(help="Why they are accepted, such as an ups
 Expires = Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="The last day on which they count.")]
 Conditional = Annotated[bool, typer.Option("--conditional", help="Conditional findings as well.")]
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Group,
+    context_settings=CONTEXT,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -43,7 +50,7 @@ def baseline(ctx: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def save(
     runs: Runs,
     file: File,
@@ -68,7 +75,7 @@ def save(
     say(f"{file}: {counted(len(rows), 'row')}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def show(file: File) -> None:
     """Print the rows of a file, those that have expired marked."""
     today = _today()
@@ -78,7 +85,7 @@ def show(file: File) -> None:
         say(f"      {row.owner}, {'EXPIRED' if is_over else 'until'} {row.expires.isoformat()}: {row.reason}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def accept(
     what: Annotated[
         list[str], typer.Argument(help="A finding as RUN#N; or a run and a finding's id or an UNKNOWN cell's name.")
@@ -101,7 +108,7 @@ def accept(
         say(f"{file}: {row.what}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
     """Take rows out of a file whose finding or UNKNOWN is gone from the runs, and whose cells have enough evidence."""
     records = _records(runs, out)

@@ -12,16 +12,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import bench_serve, live
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
+    SEARCH,
+    SUBJECT,
     Format,
     Out,
     Outputs,
@@ -34,13 +34,15 @@ from kvcheck.commands.options import (
 )
 from kvcheck.commands.price_lines import HEAD, case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Finding, ScenarioResult, Verdict
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.report.prices import in_short, is_check, is_enough
+from kvcheck.core.run.cell import decided
+from kvcheck.core.run.session import Session
 
 if TYPE_CHECKING:
     from kvcheck.core.bench.plan import BenchPlan
@@ -52,33 +54,25 @@ ROUNDS_LEAST = 15
 """Rounds of a size before its precision is asked, unless fewer are allowed."""
 
 
+Precision = Annotated[
+    float,
+    typer.Option(help="Stop a size when half its ratio's interval is at most this wide.", rich_help_panel=SEARCH),
+]
+MaxTime = Annotated[float, typer.Option(help="Seconds for the whole run.", rich_help_panel=SEARCH)]
+Rounds = Annotated[int, typer.Option(help="Most rounds of each size.", rich_help_panel=SEARCH)]
+
+
 def bench(
     ctx: typer.Context,
     cases: Annotated[
-        list[str] | None,
-        typer.Argument(help="See kvcheck list cases. Default: all of them. serve: running servers, by --target."),
+        list[str] | None, typer.Argument(metavar="CASE", help="See kvcheck list cases. Default: all of them.")
     ] = None,
-    shape: Annotated[str, typer.Option(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
-    device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.")] = "cpu",
+    shape: Annotated[str, typer.Option(help="See kvcheck list shapes.", rich_help_panel=SUBJECT)] = DEFAULT_SHAPE,
+    device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.", rich_help_panel=SUBJECT)] = "cpu",
     seed: Seed = None,
-    precision: Annotated[
-        float, typer.Option(help="Stop a size when half its ratio's interval is at most this wide.")
-    ] = 0.03,
-    max_time: Annotated[float, typer.Option(help="Seconds for the whole run.")] = DEFAULT_MAX_TIME_S,
-    rounds: Annotated[int, typer.Option(help="Most rounds of each size.")] = DEFAULT_ROUNDS,
-    target: bench_serve.Target = None,
-    versus: bench_serve.Versus = None,
-    known_answers: bench_serve.Folder = None,
-    load: bench_serve.LoadKind = None,
-    requests: bench_serve.Requests = None,
-    prompt: bench_serve.Prompt = None,
-    answer: bench_serve.AnswerTokens = None,
-    concurrency: live.Concurrency = None,
-    engine_name: live.Engine = None,
-    timeout: live.Timeout = None,
-    key_env: live.KeyEnv = None,
-    admin: bench_serve.Admin = False,
-    allow_remote: live.AllowRemote = False,
+    precision: Precision = 0.03,
+    max_time: MaxTime = DEFAULT_MAX_TIME_S,
+    rounds: Rounds = DEFAULT_ROUNDS,
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
@@ -89,21 +83,20 @@ def bench(
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
     if SERVE in (cases or ()):
-        return bench_serve.bench_serve(ctx)
-    bench_serve.refuse_options_of_serve(ctx)
+        raise UsageError(f"bench: {SERVE} is a command of its own; expected kvcheck bench {SERVE} URL")
     if rounds < LEAST_ROUNDS:
         raise UsageError(f"--rounds: expected at least {LEAST_ROUNDS}, since fewer give no price; got {rounds}")
     outputs = parse_outputs(output, format_name)
     check_outputs(outputs)
     drawn = draw_seed() if seed is None else seed
-    plan = _plan(ctx.params, seed=drawn)
+    plan = _plan(cases or [], shape, device, seed=drawn, precision=precision, max_time_s=max_time, rounds=rounds)
     session = Session(
         argv=[*ctx.obj],
         repro=repro(ctx.obj, seed=seed, drawn=drawn),
         seed=drawn,
         plan={name: getattr(plan, name) for name in plan.__slots__},
         out=out,
-        quiet=format_name == "json",
+        teller=Terminal(is_quiet=format_name == "json"),
     )
     session.say(
         f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {counted(len(plan.cases), 'case')} on {device}"
@@ -116,21 +109,23 @@ def bench(
     return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
-def _plan(asked: Mapping[str, Any], *, seed: int) -> BenchPlan:
-    """The plan of these options. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
+def _plan(
+    cases: list[str], shape: str, device: str, *, seed: int, precision: float, max_time_s: float, rounds: int
+) -> BenchPlan:
+    """The checked plan. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
     from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
     from kvcheck.core.bench.plan import BenchPlan
 
     plan = BenchPlan(
-        cases=tuple(dict.fromkeys(asked["cases"] or CASES.names())),
-        shape=asked["shape"],
-        device=asked["device"],
+        cases=tuple(dict.fromkeys(cases or CASES.names())),
+        shape=shape,
+        device=device,
         seed=seed,
-        precision=asked["precision"],
-        max_time_s=asked["max_time"],
-        rounds_min=min(ROUNDS_LEAST, asked["rounds"]),
-        rounds_max=asked["rounds"],
+        precision=precision,
+        max_time_s=max_time_s,
+        rounds_min=min(ROUNDS_LEAST, rounds),
+        rounds_max=rounds,
     )
     clock_for(plan.device)
     return plan
@@ -142,7 +137,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
     from kvcheck.core.bench.run import run_bench
 
     verdicts: dict[str, ScenarioResult] = {
-        name: _result(name, plan.shape, Verdict.UNKNOWN, "stopped before it was measured") for name in plan.cases
+        name: _result(name, plan.shape, "stopped before it was measured") for name in plan.cases
     }
 
     def tell(row: BenchRow) -> None:
@@ -163,7 +158,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         again = f"kvcheck bench {case} --shape {plan.shape} --device {plan.device} --max-time {2 * plan.max_time_s:g}"
         reason = f"its time was up before a first round{left}; next: {again}"
         if verdicts[case].verdict is Verdict.UNKNOWN:
-            verdicts[case] = _result(case, plan.shape, Verdict.UNKNOWN, reason)
+            verdicts[case] = _result(case, plan.shape, reason)
         else:
             session.warnings.append(f"{case}: {reason}")
         session.say(f" ????  {case}: {reason}")
@@ -176,7 +171,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
         interrupted = True
     except WrongOutput as error:
         case = str(error).partition("/")[0]
-        verdicts[case] = _result(case, plan.shape, Verdict.FAIL, str(error))
+        verdicts[case] = _result(case, plan.shape, str(error), is_failed=True)
         finding = Finding(code="KV105", oracle="bench", scenario=case, shape=plan.shape, message=str(error))
         session.keep((finding,))
     session.facts["noise_after"] = noise()
@@ -201,13 +196,14 @@ def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
     checked in enough rounds."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(map(is_enough, rows)):
-        return _result(case, shape, Verdict.PASS, None, rounds=rounds)
+        return _result(case, shape, None, rounds=rounds)
     most = max(len(row.ratios) for row in rows)
     what = "was checked" if is_check(rows[-1]) else "has a price"
     reason = f"none of its rows {what}: expected {LEAST_ROUNDS} rounds or more, got {most}; use a larger --max-time"
-    return _result(case, shape, Verdict.UNKNOWN, reason, rounds=rounds)
+    return _result(case, shape, reason, rounds=rounds)
 
 
-def _result(case: str, shape: str, verdict: Verdict, reason: str | None, *, rounds: int = 0) -> ScenarioResult:
-    code = {Verdict.PASS: None, Verdict.UNKNOWN: "KV990", Verdict.FAIL: "KV105"}[verdict]
+def _result(case: str, shape: str, reason: str | None, *, rounds: int = 0, is_failed: bool = False) -> ScenarioResult:
+    verdict, code = decided(is_failed=is_failed, reason=reason)
+    code = "KV105" if is_failed else code
     return ScenarioResult(id=case, shape=shape, verdict=verdict, code=code, reason=reason, schedules=rounds)

@@ -1,4 +1,4 @@
-"""`kvcheck bench serve --target URL --known-answers DIR`: prices of running servers, and a verdict on their answers.
+"""`kvcheck bench serve URL --known-answers DIR`: prices of running servers, and a verdict on their answers.
 
 Invariants:
 - What cannot be asked as it was asked is one line and exit 2, before a run has a folder.
@@ -18,107 +18,74 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcheck.commands import server as of_server
+from kvcheck.commands.bench import DEFAULT_MAX_TIME_S, DEFAULT_ROUNDS, ROUNDS_LEAST, MaxTime, Precision, Rounds
 from kvcheck.commands.closing import close
-from kvcheck.commands.live import (
-    DEFAULT_CONCURRENCY,
-    DEFAULT_REQUESTS,
-    SERVED,
-    ServerOptions,
-    check_timeout,
-    client_of,
-    describe,
-    is_given,
-    known_answers,
-    option_named,
-    read_options,
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    FORMATS,
+    Format,
+    Out,
+    Outputs,
+    Reports,
+    Seed,
+    check_choice,
+    check_positive,
+    draw_seed,
+    identity,
+    repro,
 )
-from kvcheck.commands.options import draw_seed, identity, repro
 from kvcheck.commands.price_lines import case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.server import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, Server, facts_of, known_answers
+from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.server_facts import SERVE
-from kvcheck.core.live.clients.connection import check_scheme, is_address
+from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.prices.bench import Arm, ServeBench
 from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, Load
 from kvcheck.core.live.prices.side import Side
-from kvcheck.core.report.store import make_folder
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+    from kvcheck.core.model.folder import KnownAnswers
 
 DEFAULT_PROMPT = 384
 DEFAULT_ANSWER = 64
-ROUNDS_LEAST = 15
 TARGET, VERSUS, REUSE = "target", "versus", "reuse"
 TIME_UP = "its time was up; use a larger --max-time"
 INTERRUPTED = "the run was interrupted"
 
-Target = Annotated[str | None, typer.Option(metavar="URL", help="With serve: the running server.")]
-Versus = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="With serve: the server to compare it with. Default: itself, with and without reuse."
-    ),
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="With serve: the model that the servers serve, by kvcheck model make."),
-]
-LoadKind = Annotated[
-    str | None,
-    typer.Option("--load", help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts."),
-]
-Requests = Annotated[int | None, typer.Option(help=f"With serve: requests of a pass. Default: {DEFAULT_REQUESTS}.")]
-Prompt = Annotated[int | None, typer.Option(help=f"With serve: tokens of a prompt. Default: {DEFAULT_PROMPT}.")]
-AnswerTokens = Annotated[
-    int | None, typer.Option("--answer", help=f"With serve: tokens of an answer. Default: {DEFAULT_ANSWER}.")
-]
-Admin = Annotated[bool, typer.Option("--admin", help="With serve: empty the prefix cache before each pass.")]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """What `bench serve` alone reads, by the names of the options; None and False are what nobody gave."""
+class ServeRun:
+    """What was asked for. server: the one to measure. versus: the address of the one that it is compared with."""
 
-    target: str | None
+    server: Server
     versus: str | None
-    known_answers: Path | None
     load: str | None
     requests: int | None
-    prompt: int | None
-    answer: int | None
     concurrency: int | None
-    engine_name: str | None
-    timeout: float | None
-    key_env: str | None
-    admin: bool
-    allow_remote: bool
-
-    @property
-    def server(self) -> ServerOptions:
-        """How a server is reached."""
-        names = ("known_answers", "engine_name", "concurrency", "timeout", "key_env", "admin", "allow_remote")
-        return ServerOptions(**{name: getattr(self, name) for name in names})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What it reads of the options that other benchmarks have too."""
-
-    cases: list[str] | None
-    seed: int | None
+    prompt: int
+    answer: int
     precision: float
-    max_time: float
     rounds: int
-    out: Path
-    output: list[str] | None
-    format_name: str
-    reports: bool
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what no server has to be asked about."""
+        check_positive("--rounds", self.rounds)
+        if not 0 < self.precision < math.inf:
+            raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {self.precision}")
+        check_address("URL", self.server.url)
+        if self.versus is not None:
+            check_address("--versus", self.versus)
+        elif self.load is not None:
+            raise UsageError(
+                f"--load {self.load}: it is for two servers; without --versus, {SHARED} and {FRESH} are compared"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,85 +97,116 @@ class Asked:
     served: Served
 
 
-def refuse_options_of_serve(ctx: typer.Context) -> None:
-    """Raise UsageError if an option of `bench serve` was given without it."""
-    for field in dataclasses.fields(ServeOptions):
-        if is_given(ctx, field.name):
-            raise UsageError(f"{option_named(ctx, field.name)} is for running servers: expected kvcheck bench {SERVE}")
+Versus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The server to compare it with. Default: itself, with and without reuse.",
+        rich_help_panel=of_server.REACHED,
+    ),
+]
+LoadKind = Annotated[
+    str | None,
+    typer.Option(
+        "--load",
+        help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts.",
+        rich_help_panel=of_server.SENT,
+    ),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(help=f"Requests of a pass. Default: {DEFAULT_REQUESTS}.", rich_help_panel=of_server.SENT),
+]
+Prompt = Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=of_server.SENT)]
+AnswerTokens = Annotated[int, typer.Option(help="Tokens of an answer.", rich_help_panel=of_server.SENT)]
+Admin = Annotated[
+    bool,
+    typer.Option("--admin", help="Empty the prefix cache before each pass.", rich_help_panel=of_server.REACHED),
+]
 
 
-def bench_serve(ctx: typer.Context) -> int:
+def bench_serve(
+    ctx: typer.Context,
+    url: of_server.Url,
+    known: Annotated[Path, of_server.KNOWN_ANSWERS],
+    versus: Versus = None,
+    load_kind: LoadKind = None,
+    requests: Requests = None,
+    prompt: Prompt = DEFAULT_PROMPT,
+    answer: AnswerTokens = DEFAULT_ANSWER,
+    concurrency: of_server.Concurrency = None,
+    seed: Seed = None,
+    precision: Precision = 0.03,
+    max_time: MaxTime = DEFAULT_MAX_TIME_S,
+    rounds: Rounds = DEFAULT_ROUNDS,
+    api: of_server.Api = None,
+    timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
+    key_env: of_server.KeyEnv = None,
+    admin: Admin = False,
+    allow_remote: of_server.AllowRemote = False,
+    out: Out = DEFAULT_OUT,
+    output: Outputs = None,
+    format_name: Format = "text",
+    reports: Reports = True,
+) -> int:
     """Measure one server, or two, and judge what they answer."""
     began = time.monotonic()
-    _refuse_others(ctx)
-    run, asked = read_options(RunOptions, ctx), read_options(ServeOptions, ctx)
-    outputs = parse_outputs(run.output, run.format_name)
-    _check(run, asked)
-    if asked.known_answers is None:
-        raise UsageError(
-            f"bench {SERVE}: expected --known-answers DIR, the folder that the servers serve; make one with kvcheck "
-            "model make --out DIR and start them with it"
-        )
-    known = known_answers(asked.known_answers)
-    drawn = draw_seed() if run.seed is None else run.seed
+    check_choice("--format", format_name, FORMATS)
+    check_positive("--max-time", max_time)
+    outputs = parse_outputs(output, format_name)
+    server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
+    asked = ServeRun(
+        server=server,
+        versus=versus,
+        load=load_kind,
+        requests=requests,
+        concurrency=concurrency,
+        prompt=prompt,
+        answer=answer,
+        precision=precision,
+        rounds=rounds,
+    )
+    model = known_answers(known)
+    drawn = draw_seed() if seed is None else seed
     load = _load(asked, seed=drawn, pool=None)
-    servers = _servers(asked, known)
+    servers = _servers(asked, model)
     names = secrets.randbelow(1 << 32)
-    bench = _bench(asked, load, servers, known, names=names)
+    bench = _bench(asked, load, servers, model, names=names)
     bench.begin()
     check_outputs(outputs)
-    make_folder(run.out)
+    make_folder(out)
     session = Session(
         argv=[*ctx.obj],
-        repro=repro(ctx.obj, seed=run.seed, drawn=drawn),
+        repro=repro(ctx.obj, seed=seed, drawn=drawn),
         seed=drawn,
         plan={
-            "cases": bench.plan_names,
-            "target": asked.target,
-            "versus": asked.versus,
-            "known_answers": str(asked.known_answers),
-            "load": {arm.name: dataclasses.asdict(arm.load) for arm in bench.arms.values()},
+            **_plan(asked, bench),
+            "known_answers": str(known),
             "names": names,
-            "admin": asked.admin,
-            **{name: getattr(run, name) for name in ("precision", "rounds")},
-            "max_time_s": run.max_time,
+            "max_time_s": max_time,
         },
-        out=run.out,
-        quiet=run.format_name == "json",
+        out=out,
+        teller=Terminal(is_quiet=format_name == "json"),
     )
-    _describe_run(session, bench, servers, known)
-    interrupted = _measure(session, bench, run, until=began + run.max_time)
-    return close(session, outputs, reports=run.reports, interrupted=interrupted)
+    _describe_run(session, bench, servers, model)
+    interrupted = _measure(session, bench, asked, until=began + max_time)
+    return close(session, outputs, reports=reports, interrupted=interrupted)
 
 
-def _refuse_others(ctx: typer.Context) -> None:
-    """Raise UsageError if an option was given that `bench serve` does not read."""
-    read = {field.name for kind in (ServeOptions, RunOptions) for field in dataclasses.fields(kind)}
-    for name in ctx.params:
-        if name not in read and is_given(ctx, name):
-            raise UsageError(f"{option_named(ctx, name)}: not for running servers; leave it out with bench {SERVE}")
+def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
+    """What the record's plan has of the servers and the load."""
+    return {
+        "cases": bench.plan_names,
+        "target": asked.server.url,
+        "versus": asked.versus,
+        "load": {arm.name: dataclasses.asdict(arm.load) for arm in bench.arms.values()},
+        "admin": asked.server.admin,
+        "precision": asked.precision,
+        "rounds": asked.rounds,
+    }
 
 
-def _check(run: RunOptions, asked: ServeOptions) -> None:
-    """Raise UsageError for what no server has to be asked about."""
-    if run.cases != [SERVE]:
-        raise UsageError(f"bench {SERVE}: expected no other case beside it, got {' '.join(run.cases or ())}")
-    if not 0 < run.precision < math.inf:
-        raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {run.precision}")
-    if asked.target is None:
-        raise UsageError(f"bench {SERVE}: expected --target http://HOST:PORT, the server to measure")
-    for name, address in (("--target", asked.target), ("--versus", asked.versus)):
-        if address is not None and not is_address(address):
-            check_scheme(name, address)
-            raise UsageError(f"{name}: expected http://HOST:PORT, got {address!r}")
-    if asked.load is not None and asked.versus is None:
-        raise UsageError(
-            f"--load {asked.load}: it is for two servers; without --versus, {SHARED} and {FRESH} are compared"
-        )
-    check_timeout(asked.timeout)
-
-
-def _load(asked: ServeOptions, *, seed: int, pool: int | None) -> Load:
+def _load(asked: ServeRun, *, seed: int, pool: int | None) -> Load:
     """The load that was asked for. Raises UsageError. pool: None before the servers said theirs."""
     sizes = {
         "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
@@ -218,30 +216,29 @@ def _load(asked: ServeOptions, *, seed: int, pool: int | None) -> Load:
     kind = asked.load or SHARED
     return Load(
         kind=SHARED if kind == RETURNING and pool is None else kind,
-        prompt=DEFAULT_PROMPT if asked.prompt is None else asked.prompt,
-        answer=DEFAULT_ANSWER if asked.answer is None else asked.answer,
+        prompt=asked.prompt,
+        answer=asked.answer,
         seed=seed,
         pool=pool,
         **sizes,
     )
 
 
-def _servers(asked: ServeOptions, known: KnownAnswers) -> list[Asked]:
+def _servers(asked: ServeRun, known: KnownAnswers) -> list[Asked]:
     """The servers that were named, each asked what it is. An address that is named twice is one server."""
-    alphabet, options = Alphabet(known.parameters), asked.server
-    found: dict[str, Asked] = {}
-    for address in (asked.target, asked.versus):
-        if address is None or address in found:
-            continue
-        client = client_of(address, options, known)
-        served = describe(client, options)
+    alphabet, found = Alphabet(known.parameters), dict[str, Asked]()
+    named = [address for address in (asked.server.url, asked.versus) if address is not None]
+    for address in dict.fromkeys(named):
+        server = dataclasses.replace(asked.server, url=address)
+        client = server.client(known)
+        served = server.describe(client)
         longest = min(served.longest or known.parameters.length, known.parameters.length)
-        side = Side(client, served, alphabet, longest=longest, timeout_s=options.timeout_s, admin=asked.admin)
+        side = Side(client, served, alphabet, longest=longest, timeout_s=server.timeout_s, admin=server.admin)
         found[address] = Asked(address=address, side=side, served=served)
-    return [found[address] for address in (asked.target, asked.versus) if address is not None]
+    return [found[address] for address in named]
 
 
-def _bench(asked: ServeOptions, load: Load, servers: list[Asked], known: KnownAnswers, *, names: int) -> ServeBench:
+def _bench(asked: ServeRun, load: Load, servers: list[Asked], known: KnownAnswers, *, names: int) -> ServeBench:
     parameters = known.parameters
     if asked.load == RETURNING:
         pools = [each.served.pool for each in servers]
@@ -282,17 +279,12 @@ def _describe_run(session: Session, bench: ServeBench, servers: list[Asked], kno
 
 
 def _facts(server: Asked, known: KnownAnswers) -> dict[str, object]:
-    """What the record says of a server."""
-    return {
-        "address": server.address,
-        "known_answers": known.digest,
-        "parameters": known.parameters.to_json(),
-        **{name: getattr(server.served, name) for name in SERVED},
-        "said": dict(server.served.facts),
-    }
+    """What the record has of a server."""
+    parameters = known.parameters.to_json()
+    return facts_of(server.served, address=server.address, known_answers=known.digest, parameters=parameters)
 
 
-def _measure(session: Session, bench: ServeBench, run: RunOptions, *, until: float) -> bool:
+def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float) -> bool:
     """All rounds; True when interrupted."""
     from kvcheck.core.bench.noise import noise
 
@@ -320,7 +312,7 @@ def _measure(session: Session, bench: ServeBench, run: RunOptions, *, until: flo
     return interrupted
 
 
-def _rounds(session: Session, bench: ServeBench, run: RunOptions, until: float) -> str | None:
+def _rounds(session: Session, bench: ServeBench, run: ServeRun, until: float) -> str | None:
     """Send rounds until there is a reason to end, and give it; None where all that were asked for have been sent."""
     head = "warm-up"
 

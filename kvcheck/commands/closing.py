@@ -12,11 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.commands.report import write_reports
-from kvcheck.commands.session import Session
 from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.situation_matrix import matrix_lines
+from kvcheck.core.run.session import Session
 
 
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
@@ -47,7 +47,7 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
     kept = str(session.folder / "run.json") if is_kept else "none: run.json could not be saved whole"
     for line in place_lines(record, page or kept):
         session.say(line)
-    session.print_json(record)
+    session.teller.record(record)
     return record.exit_code
 
 

@@ -23,7 +23,7 @@ from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
 from kvcheck.core.report.comparison.changes import Change, Changes, State, changes, line_of, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
-from kvcheck.core.report.store import find_run
+from kvcheck.core.run.store import find_run
 
 MOST_TOLD = 20
 SHARE = 0.5

@@ -36,7 +36,7 @@ from kvcheck.core.base.registry import Registry
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 OLDEST_PYTHON = (3, 11)
 PRESSURE_FILE = Path("/proc/pressure/cpu")
@@ -67,7 +67,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mutants": ("kvcheck.core.stress.targets.mutants:MUTANTS",),
     "strategies": ("kvcheck.core.stress.strategies:STRATEGIES",),
     "decoders": ("kvcheck.core.stress.workload:DECODERS",),
-    "targets": ("kvcheck.core.stress.targets:TARGETS", "kvcheck.core.probes.installed:ENGINES"),
+    "targets": ("kvcheck.core.stress.targets:TARGETS",),
+    "engines": ("kvcheck.core.probes.installed:ENGINES",),
     "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": (
@@ -83,7 +84,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {
-    "server-scenarios": "For kvcheck stress --target http://...",
+    "server-scenarios": "For kvcheck live URL.",
     "servers": "Engines that kvcheck asks over HTTP.",
     "evidence": "What a running server did under requests that were judged.",
     "situations": "What a schedule makes happen, by the state in which it happens.",

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.probes.installed import ROOTS, checkout_of
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 LISTS = ("requirements/common.txt", "requirements/cpu.txt", "requirements-common.txt", "requirements.txt")
 VERSIONED = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([0-9][\w.+!-]*)["']""", re.MULTILINE)

@@ -6,9 +6,9 @@ Invariants:
 
 from __future__ import annotations
 
-from kvcheck.commands.session import Cell
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.schedule import ANSWERS
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.plan import ANSWERS
 
 PORTFOLIO = "portfolio"
 
@@ -24,7 +24,7 @@ def strategy_of(strategy: str, within: int | None) -> str:
     return ANSWERS
 
 
-def plan_exploring(cell: Cell, *, within: int, workloads: int | None) -> None:
+def plan_exploring(cell: ScheduleCell, *, within: int, workloads: int | None) -> None:
     """Have a cell run all schedules within so many answers. workloads: None takes one for each variant."""
     from kvcheck.core.stress.plan_scenario import scenario_of
 

@@ -28,8 +28,6 @@ from kvcheck.commands.options import (
     check_choice,
     check_positive,
     draw_seed,
-    environment,
-    tool,
 )
 from kvcheck.commands.report import loaded, parse_outputs, report_problem
 from kvcheck.commands.terminal import say, warn
@@ -54,7 +52,8 @@ from kvcheck.core.report.gate.result import (
     summaries,
     tally,
 )
-from kvcheck.core.report.store import check_writable, find_run
+from kvcheck.core.run.identity import environment, tool
+from kvcheck.core.run.store import check_writable, find_run
 
 DEFAULT_MAX_TIME_S = 60.0
 Reported = Annotated[

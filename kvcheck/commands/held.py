@@ -19,10 +19,10 @@ from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Verdict, to_plain, value_from
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.run.plan import Plan, parse_line
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.asked_process import AskedProcess
+    from kvcheck.core.run.workers import AskedProcess
 
 HELD = "held"
 """The argument with which a worker replays lines on a device, one a question, until its input ends."""
@@ -54,7 +54,7 @@ def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) ->
             done = _held(plan, device, times)
             yield Replayed(done.verdict, 1 if done.verdict is Verdict.FAIL else times, [*done.told])
         return
-    from kvcheck.core.stress.asked_process import AskedProcess
+    from kvcheck.core.run.workers import AskedProcess
 
     with closing(AskedProcess(program, HELD)) as process:
         for plan in plans:
@@ -79,7 +79,7 @@ def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replay
 
 def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> Answer:
     """The answer of the process, which is closed if it cannot give another one."""
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
 
     try:
         answer: Answer = value_from(Answer, process.ask(question), "answer")

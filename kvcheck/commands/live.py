@@ -1,372 +1,241 @@
-"""`kvcheck stress --target http://HOST:PORT --known-answers DIR`: a running server, judged by answers known beforehand.
+"""`kvcheck live URL`: a running server, judged by answers known beforehand, or by its own where nobody knows them.
+
+With --known-answers the server serves a model whose every answer is known. With --own-model it serves any model, and is
+judged by what it answers without reuse.
 
 Invariants:
-- What cannot be asked as it was asked is one line and exit 2, before a run has a folder. A server that does not serve
-  the model is such a line.
-- A key comes from the environment by name. It is in no record, no line and no message.
-- Only --admin lets anything be flushed, paused or reset; only --allow-remote lets another machine be asked.
+- What cannot be asked as it was asked is one line and exit 2, before a run has a folder: a server that does not serve
+  the model is such a line, and one without log-probabilities or cold answers for --own-model.
+- With --reference the server is compared with what the folder holds before its own scenarios run.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
+from kvcheck.commands import server as of_server
 from kvcheck.commands.closing import close
-from kvcheck.commands.live_rounds import end_rounds, run_rounds
-from kvcheck.commands.options import check_positive, draw_seed, identity, repro
-from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
+from kvcheck.commands.elsewhere import check_subject
+from kvcheck.commands.live_rounds import LiveRun, begin, end_rounds, plan_scenarios, run_rounds
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    SEARCH,
+    Format,
+    Out,
+    Outputs,
+    Reports,
+    Seed,
+    draw_seed,
+    identity,
+)
+from kvcheck.commands.reference import compare_with
+from kvcheck.commands.server import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_OWN_REQUESTS,
+    DEFAULT_REQUESTS,
+    Server,
+    facts_of,
+    known_answers,
+)
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.clients.client import Client, Trouble
-from kvcheck.core.live.clients.connection import Connection, connect
-from kvcheck.core.live.conclusion import Progress, RoundPlan
+from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.counting import parse_requirements
-from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import LivePlan, check_sizes
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.own.reference import check_alike, read_reference
+from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner
-from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-from kvcheck.core.live.scenarios.scenario import Scenario
-from kvcheck.core.report.store import make_folder
-
-if TYPE_CHECKING:
-    from kvcheck.core.live.model.folder import KnownAnswers
+from kvcheck.core.model.alphabet import Alphabet
 
 DEFAULT_ROUNDS = 4
-DEFAULT_REQUESTS = 24
-DEFAULT_CONCURRENCY = 8
-DEFAULT_TIMEOUT_S = 120.0
-MOST_TIMEOUT_S = 86400.0
-MASK = "<key>"
-SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
+DEFAULT_OWN_ROUNDS = 1
 
-T = TypeVar("T")
-P = TypeVar("P", bound=RoundPlan)
 
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="With --target http://...: the model that the server serves, by kvcheck model make."
-    ),
+Scenarios = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCENARIO", help="See kvcheck list server-scenarios. Default: those it can do."),
 ]
+Known = Annotated[Path | None, of_server.KNOWN_ANSWERS]
 OwnModel = Annotated[
     bool,
     typer.Option(
-        "--own-model", help="With --target http://...: judge the model that the server serves, whatever it is."
-    ),
-]
-Vocabulary = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="With --own-model: token ids below N are sent. Default: 1000, which every model has."
+        "--own-model",
+        help="Judge the model that it serves, whatever it is, by its own cold answers.",
+        rich_help_panel=of_server.MODEL,
     ),
 ]
 Reference = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="With --own-model: compare with answers that kvcheck reference record has kept."),
+    typer.Option(
+        metavar="DIR",
+        help="With --own-model: compare with answers that kvcheck model reference has kept.",
+        rich_help_panel=of_server.MODEL,
+    ),
 ]
-Decode = Annotated[
-    str | None, typer.Option(metavar="URL", help="Decode server of a pair; --target is its prefill server.")
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Rounds of each scenario. Default: {DEFAULT_ROUNDS}; {DEFAULT_OWN_ROUNDS} with --own-model.",
+        rich_help_panel=SEARCH,
+    ),
 ]
-Engine = Annotated[
-    str | None, typer.Option("--engine", help="sglang, vllm, llamacpp or openai. Default: by what the server answers.")
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Requests of a round. Default: {DEFAULT_REQUESTS}; {DEFAULT_OWN_REQUESTS} with --own-model.",
+        rich_help_panel=of_server.SENT,
+    ),
 ]
-Metrics = Annotated[
-    list[str] | None, typer.Option(metavar="URL", help="Metrics of the server, repeatable. Default: its own /metrics.")
-]
+MaxTime = Annotated[float | None, typer.Option(help="Seconds after which the run stops.", rich_help_panel=SEARCH)]
 Require = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="KIND=N", help="Evidence that the run needs, such as retract=10,hit=100; kvcheck list evidence."
+        metavar="KIND=N",
+        help="Evidence that the run needs, such as retract=10,hit=100; kvcheck list evidence.",
+        rich_help_panel=of_server.SENT,
     ),
 ]
-Concurrency = Annotated[
-    int | None, typer.Option(help=f"Requests to a server at a time. Default: {DEFAULT_CONCURRENCY}.")
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(help=f"Seconds of silence after which a request is given up. Default: {DEFAULT_TIMEOUT_S:g}."),
-]
-KeyEnv = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Environment variable with the server's API key. It is not recorded.")
-]
-Admin = Annotated[bool, typer.Option("--admin", help="Allow calls that make the server retract all that runs.")]
-AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a server on another machine.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Options that apply to running servers only. Unset options are None or False."""
-
-    known_answers: Path | None = None
-    own_model: bool = False
-    vocabulary: int | None = None
-    reference: Path | None = None
-    decode: str | None = None
-    engine_name: str | None = None
-    metrics: list[str] | None = None
-    require: list[str] | None = None
-    concurrency: int | None = None
-    timeout: float | None = None
-    key_env: str | None = None
-    admin: bool = False
-    allow_remote: bool = False
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds of silence after which a request is given up."""
-        return self.timeout or DEFAULT_TIMEOUT_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What a run against a server reads of the options that other runs have too."""
-
-    target: str
-    scenarios: list[str] | None
-    schedules: int | None
-    requests: int | None
-    max_time: float | None
-    seed: int | None
-    out: Path
-    output: list[str] | None
-    format_name: str
-    reports: bool
-
-
-def refuse_options_of_servers(ctx: typer.Context) -> None:
-    """Raise UsageError if an option for servers was given with a target that is none."""
-    for field in dataclasses.fields(ServerOptions):
-        if is_given(ctx, field.name):
-            raise UsageError(
-                f"{option_named(ctx, field.name)} is for a running server: expected --target http://HOST:PORT"
-            )
-
-
-def _refuse_others(ctx: typer.Context) -> None:
-    """Raise UsageError if an option was given that a run against a server does not read."""
-    read = {field.name for kind in (ServerOptions, RunOptions) for field in dataclasses.fields(kind)}
-    for name in ctx.params:
-        if name not in read and is_given(ctx, name):
-            raise UsageError(
-                f"{option_named(ctx, name)}: not for a running server; leave it out with --target http://..."
-            )
-
-
-def is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether an option was typed, or set in a place of settings."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def option_named(ctx: typer.Context, name: str) -> str:
-    """The option of a parameter, as it is typed."""
-    return next(each.opts[0] for each in ctx.command.params if each.name == name)
-
-
-def read_options(kind: type[T], ctx: typer.Context) -> T:
-    """The options of one kind, by the names of its fields."""
-    return kind(**{field.name: ctx.params[field.name] for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
-
-
-def options_of_servers(ctx: typer.Context) -> tuple[RunOptions, ServerOptions]:
-    """What a run against a server reads. Raises UsageError where something else was given, or what it cannot take."""
-    _refuse_others(ctx)
-    run, server = read_options(RunOptions, ctx), read_options(ServerOptions, ctx)
-    for name in run.scenarios or ():
-        LIVE_SCENARIOS.require(name)
-    check_timeout(server.timeout)
-    return run, server
-
-
-def stress_server(ctx: typer.Context) -> int:
+def live(
+    ctx: typer.Context,
+    url: of_server.Url,
+    scenarios: Scenarios = None,
+    known: Known = None,
+    own_model: OwnModel = False,
+    reference: Reference = None,
+    schedules: Rounds = None,
+    requests: Requests = None,
+    concurrency: of_server.Concurrency = None,
+    vocabulary: of_server.Vocabulary = None,
+    seed: Seed = None,
+    max_time: MaxTime = None,
+    require: Require = None,
+    decode: of_server.Decode = None,
+    api: of_server.Api = None,
+    metrics: of_server.Metrics = None,
+    timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
+    key_env: of_server.KeyEnv = None,
+    admin: of_server.Admin = False,
+    allow_remote: of_server.AllowRemote = False,
+    out: Out = DEFAULT_OUT,
+    output: Outputs = None,
+    format_name: Format = "text",
+    reports: Reports = True,
+) -> int:
     """Run the scenarios against one server, and judge them."""
-    began = time.monotonic()
-    run, server = options_of_servers(ctx)
-    for name in ("vocabulary", "reference"):
-        if getattr(server, name) is not None:
-            raise UsageError(f"--{name} is for a model whose answers are not known: expected --own-model beside it")
-    outputs = parse_outputs(run.output, run.format_name)
-    required = parse_requirements(server.require or [])
+    check_subject("live", (url, *(scenarios or ())))
+    check_address("URL", url)
+    asked = LiveRun(
+        argv=ctx.obj,
+        began=time.monotonic(),
+        server=Server(
+            url=url,
+            decode=decode,
+            api=api,
+            metrics=tuple(metrics or ()),
+            timeout_s=timeout,
+            key_env=key_env,
+            admin=admin,
+            allow_remote=allow_remote,
+        ),
+        scenarios=tuple(scenarios or ()),
+        schedules=schedules,
+        requests=requests,
+        concurrency=concurrency,
+        max_time=max_time,
+        seed=seed,
+        required=parse_requirements(require or []),
+        out=out,
+        output=output,
+        format_name=format_name,
+        reports=reports,
+    )
+    if own_model and known is not None:
+        raise UsageError(
+            "--own-model and --known-answers: expected one of both; a known-answer model needs no comparison with noise"
+        )
+    for name, value in (("--vocabulary", vocabulary), ("--reference", reference)):
+        if value is not None and not own_model:
+            raise UsageError(f"{name} is for a model whose answers are not known: expected --own-model beside it")
+    return _judge_own_model(asked, vocabulary, reference) if own_model else _judge_known_answers(asked, known)
+
+
+def _judge_known_answers(asked: LiveRun, folder: Path | None) -> int:
+    if folder is None:
+        raise UsageError(
+            "expected --known-answers DIR, the folder that the server serves; make one with kvcheck model make DIR "
+            "and start the server with it. Or judge the model that it serves now, with --own-model"
+        )
+    known, server = known_answers(folder), asked.server
     sizes = {
-        "requests": run.requests or DEFAULT_REQUESTS,
-        "concurrency": DEFAULT_CONCURRENCY if server.concurrency is None else server.concurrency,
+        "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
+        "concurrency": DEFAULT_CONCURRENCY if asked.concurrency is None else asked.concurrency,
     }
     check_sizes(**sizes)
-    known = known_answers(server.known_answers)
-    client = client_of(run.target, server, known)
-    served = describe(client, server)
-    runner = LiveRunner(
-        client, Alphabet(known.parameters), timeout_s=server.timeout_s, is_balanced=bool(server.metrics)
-    )
-    names = secrets.randbelow(1 << 32)
-    runner.begin(served, names=names)
-    check_outputs(outputs)
-    make_folder(run.out)
-    drawn = draw_seed() if run.seed is None else run.seed
+    client = server.client(known)
+    served = server.describe(client)
     base = LivePlan(
         scenario="",
-        target=run.target,
-        known_answers=str(server.known_answers),
+        target=server.url,
+        known_answers=str(folder),
         decode=server.decode,
         engine=served.engine,
-        seed=drawn,
-        names=names,
+        seed=draw_seed() if asked.seed is None else asked.seed,
+        names=secrets.randbelow(1 << 32),
         **sizes,
         longest=min(served.longest or known.parameters.length, known.parameters.length),
         pool=served.pool,
         admin=int(server.admin),
     )
-    progress, untried = plan_scenarios(run, lambda name: dataclasses.replace(base, scenario=name), client, served)
-    session = _session(ctx.obj, run, base, progress, required, untried)
-    session.facts = {"server": server_facts(served, known, base)}
-    session.identity = dataclasses.replace(identity(), target=known.digest)
-    place = f"{served.engine} {served.version or ''}".strip()
-    session.say(f"kvcheck {session.version}  seed {drawn}  run {session.run_id}  {place} at {run.target}")
-    session.say()
-    interrupted = run_rounds(session, runner, progress, None if run.max_time is None else began + run.max_time)
-    end_rounds(session, progress, required, client, untried)
-    return close(session, outputs, reports=run.reports, interrupted=interrupted)
-
-
-def _session(
-    argv: list[str],
-    run: RunOptions,
-    base: LivePlan,
-    progress: Sequence[Progress[LivePlan]],
-    required: Mapping[str, int],
-    untried: list[str],
-) -> Session:
-    return Session(
-        argv=[*argv],
-        repro=repro(argv, seed=run.seed, drawn=base.seed),
-        seed=base.seed,
-        plan={
-            "cells": [each.plan.line() for each in progress],
-            "scenarios": [each.plan.cell for each in progress],
-            "schedules": run.schedules or DEFAULT_ROUNDS,
-            "max_time_s": run.max_time,
-            "require": dict(required),
-            "not_tried": untried,
-        },
-        out=run.out,
-        quiet=run.format_name == "json",
+    progress, untried = plan_scenarios(
+        asked, lambda name: replace(base, scenario=name), client, served, rounds=DEFAULT_ROUNDS
     )
-
-
-def check_timeout(timeout_s: float | None) -> None:
-    """Raise UsageError unless sockets take the time limit."""
-    check_positive("--timeout", timeout_s)
-    if timeout_s is not None and timeout_s > MOST_TIMEOUT_S:
-        raise UsageError(f"--timeout: expected at most {MOST_TIMEOUT_S:,.0f} seconds, got {timeout_s:g}")
-
-
-def known_answers(folder: Path | None) -> KnownAnswers:
-    """The model that the server is said to serve. Raises UsageError."""
-    if folder is None:
-        raise UsageError(
-            "--target http://...: expected --known-answers DIR beside it, the folder that the server serves; make one "
-            "with kvcheck model make --out DIR and start the server with it. Or judge the model that it serves now, "
-            "with --own-model"
-        )
-    from kvcheck.core.live.model.folder import read_model  # it needs torch, which a command's help does not
-
-    return read_model(folder)
-
-
-def client_of(target: str, server: ServerOptions, known: KnownAnswers | None) -> Client:
-    """The client of the server that answers at `target`. Raises UsageError where none does."""
-    words = {} if known is None else {word: n for n, word in enumerate(Alphabet(known.parameters).words())}
-    return connect(
-        Connection(
-            target=target,
-            decode=server.decode,
-            engine=server.engine_name,
-            metrics=tuple(server.metrics or ()),
-            key=_key(server),
-            timeout_s=server.timeout_s,
-            allow_remote=server.allow_remote,
-            token_of=words.get,
-        )
+    alphabet = Alphabet(known.parameters)
+    runner = LiveRunner(client, alphabet, timeout_s=server.timeout_s, is_balanced=bool(server.metrics))
+    runner.begin(served, names=base.names)
+    session = begin(asked, base.seed, served, progress, untried, rounds=DEFAULT_ROUNDS)
+    facts = facts_of(
+        served,
+        address=server.url,
+        decode=server.decode,
+        known_answers=known.digest,
+        parameters=known.parameters.to_json(),
     )
+    session.facts, session.identity = {"server": facts}, replace(identity(), target=known.digest)
+    interrupted = run_rounds(session, runner, progress, asked.until)
+    end_rounds(session, progress, asked.required, client, untried)
+    return close(session, asked.outputs, reports=asked.reports, interrupted=interrupted)
 
 
-def _key(server: ServerOptions) -> str | None:
-    """The key that --key-env names. Raises UsageError where the environment has none of that name."""
-    if server.key_env is None:
-        return None
-    key = os.environ.get(server.key_env)
-    if not key:
-        raise UsageError(f"--key-env {server.key_env}: expected an environment variable with a key, found none")
-    return key
-
-
-def describe(client: Client, server: ServerOptions) -> Served:
-    """What the server says of itself, without its key if it says that too. Raises UsageError where it says nothing."""
-    try:
-        served = client.served()
-    except Trouble as trouble:
-        raise UsageError(f"the server does not say what it is: {trouble}") from trouble
-    key = _key(server)
-    if key is None:
-        return served
-
-    def masked(value: object) -> object:
-        return value.replace(key, MASK) if isinstance(value, str) else value
-
-    texts = {name: masked(getattr(served, name)) for name in ("version", "model")}
-    facts = {str(masked(name)): masked(fact) for name, fact in served.facts.items()}
-    return dataclasses.replace(served, facts=facts, **texts)  # type: ignore[arg-type]
-
-
-def plan_scenarios(
-    run: RunOptions, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int = DEFAULT_ROUNDS
-) -> tuple[list[Progress[P]], list[str]]:
-    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
-
-    plan_of: the plan of a scenario. rounds: of each, where nobody says how many.
-    """
-    progress, untried = [], []
-    for name in run.scenarios or LIVE_SCENARIOS.names():
-        scenario = LIVE_SCENARIOS.load(name)
-        why_not = scenario.why_not(served)
-        if not run.scenarios and (why := why_not or scenario.unlikely(served)) is not None:
-            untried.append(f"not tried: {name}: {why}; {_advice(client, scenario)}")
-            continue
-        progress.append(
-            Progress(
-                plan=plan_of(name),
-                scenario=scenario,
-                flags=client.flags,
-                wanted=run.schedules or rounds,
-                why_not=None if why_not is None else f"{why_not}; {_advice(client, scenario)}",
-            )
-        )
-    return progress, untried
-
-
-def _advice(client: Client, scenario: Scenario) -> str:
-    """What to change in the server for a scenario's own evidence."""
-    kind = next(iter((*scenario.needs, *scenario.any_of)))
-    return client.flags.get(kind, "this engine has no way that kvcheck knows")
-
-
-def server_facts(served: Served, known: KnownAnswers, base: LivePlan) -> dict[str, object]:
-    """What the record says of the server."""
-    return {
-        "address": base.target,
-        "decode": base.decode,
-        "known_answers": known.digest,
-        "parameters": known.parameters.to_json(),
-        **{name: getattr(served, name) for name in SERVED},
-        "said": dict(served.facts),
-    }
+def _judge_own_model(asked: LiveRun, vocabulary: int | None, reference: Path | None) -> int:
+    kept, server = None if reference is None else read_reference(reference), asked.server
+    client, served, base = server.connected(
+        requests=asked.requests, concurrency=asked.concurrency, vocabulary=vocabulary, seed=asked.seed
+    )
+    untold = [] if kept is None else check_alike(kept, served)
+    progress, untried = plan_scenarios(
+        asked, lambda name: replace(base, situation=name), client, served, rounds=DEFAULT_OWN_ROUNDS
+    )
+    rounds = sum(each.wanted for each in progress) + (kept is not None)
+    runner = OwnRunner(
+        client, vocabulary=base.vocabulary, rounds=rounds, requests=base.requests, timeout_s=server.timeout_s
+    )
+    runner.begin(served, names=base.names)
+    session = begin(asked, base.seed, served, progress, untried, rounds=DEFAULT_OWN_ROUNDS, model=served.model)
+    facts = facts_of(served, address=server.url, decode=server.decode, vocabulary=base.vocabulary)
+    session.facts = {"server": facts}
+    if untold:
+        session.warnings.append(f"neither the reference nor this server says: {', '.join(untold)}")
+    interrupted = kept is not None and compare_with(session, kept, client, base, rounds=rounds, until=asked.until)
+    if not interrupted:
+        interrupted = run_rounds(session, runner, progress, asked.until)
+    for each in progress:
+        session.warnings += runner.notes(each.plan)
+    end_rounds(session, progress, asked.required, client, untried)
+    return close(session, asked.outputs, reports=asked.reports, interrupted=interrupted)

@@ -13,34 +13,32 @@ import secrets
 from collections import Counter
 from pathlib import Path
 
-from kvcheck.commands.live import ServerOptions, client_of, describe
 from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.server import Server, known_answers
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.conclusion import RoundPlan
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner, RoundResult
+from kvcheck.core.model.alphabet import Alphabet
 
 NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the same, not what it does when"
 
 
-def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
+def replay_live(plan: LivePlan, times: int, server: Server) -> Replayed:
     """Send the requests of a line again. Raises UsageError where the server cannot be asked."""
-    from kvcheck.core.live.model.folder import read_model
-
     folder = Path(plan.known_answers)
     if not folder.is_absolute() and not folder.exists():
         raise UsageError(
             f"the line names the model by known-answers={folder}, and here is no such folder; replay it in the "
             "folder where the run was started, or write the whole path into the line"
         )
-    known = read_model(folder)
-    client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), known)
-    served = describe(client, server)
+    known = known_answers(folder)
+    client = _at(server, plan).client(known)
+    served = server.describe(client)
     results: list[RoundResult] = []
     for attempt in range(times):
         runner = LiveRunner(
@@ -58,10 +56,10 @@ def replay_live(plan: LivePlan, times: int, server: ServerOptions) -> Replayed:
     return _told(plan, results, is_forced=server.admin or not plan.admin)
 
 
-def replay_own(plan: OwnPlan, times: int, server: ServerOptions) -> Replayed:
+def replay_own(plan: OwnPlan, times: int, server: Server) -> Replayed:
     """Send the requests of a line of an own model again. Raises UsageError where the server cannot be asked."""
-    client = client_of(plan.target, dataclasses.replace(server, decode=plan.decode, engine_name=plan.engine), None)
-    served = describe(client, server)
+    client = _at(server, plan).client(None)
+    served = server.describe(client)
     results: list[RoundResult] = []
     for attempt in range(times):
         runner = OwnRunner(
@@ -73,6 +71,11 @@ def replay_own(plan: OwnPlan, times: int, server: ServerOptions) -> Replayed:
         if results[-1].is_over:
             break
     return _told(plan, results, is_forced=server.admin or not plan.admin)
+
+
+def _at(server: Server, plan: LivePlan | OwnPlan) -> Server:
+    """The server of a line."""
+    return dataclasses.replace(server, url=plan.target, decode=plan.decode, api=plan.engine)
 
 
 def _told(plan: RoundPlan, results: list[RoundResult], *, is_forced: bool) -> Replayed:

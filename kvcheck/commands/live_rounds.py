@@ -1,4 +1,4 @@
-"""The rounds of a run against a server, scenario by scenario, and what is told at its end.
+"""A run against a server: what was asked for, its rounds, scenario by scenario, and what is printed at its end.
 
 Invariants:
 - Each round is saved before the next one. An interrupt keeps what was judged.
@@ -8,20 +8,137 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines, complain
+from kvcheck.commands.options import FORMATS, check_choice, check_positive, repro
+from kvcheck.commands.report import check_outputs, parse_outputs
+from kvcheck.commands.server import Server
+from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import OWN_MODEL
 from kvcheck.core.live.clients.client import Client
-from kvcheck.core.live.conclusion import Progress, RoundPlan, common_place, requirements, unseen
+from kvcheck.core.live.conclusion import RoundCell, RoundPlan, common_place, requirements, unseen
+from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.runner import RoundResult
+from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
 
 INTERRUPTED = "the run was interrupted before it"
 
 P = TypeVar("P", bound=RoundPlan)
 Q = TypeVar("Q", bound=RoundPlan, contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What was asked for, whatever model the server serves. argv: the command's words. began: a time.monotonic().
+
+    schedules: rounds of each scenario. required: evidence by kind.
+    """
+
+    argv: Sequence[str]
+    began: float
+    server: Server
+    scenarios: tuple[str, ...]
+    schedules: int | None
+    requests: int | None
+    concurrency: int | None
+    max_time: float | None
+    seed: int | None
+    required: Mapping[str, int]
+    out: Path
+    output: list[str] | None
+    format_name: str
+    reports: bool
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a value that no run takes."""
+        check_choice("--format", self.format_name, FORMATS)
+        for name in ("schedules", "requests", "max_time"):
+            check_positive(f"--{name.replace('_', '-')}", getattr(self, name))
+        for name in self.scenarios:
+            LIVE_SCENARIOS.require(name)
+
+    @property
+    def outputs(self) -> list[tuple[str, Path]]:
+        """Reports that -o names. Raises UsageError."""
+        return parse_outputs(self.output, self.format_name)
+
+    @property
+    def until(self) -> float | None:
+        """The time.monotonic() at which the run stops."""
+        return None if self.max_time is None else self.began + self.max_time
+
+
+def plan_scenarios(
+    asked: LiveRun, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int
+) -> tuple[list[RoundCell[P]], list[str]]:
+    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
+
+    plan_of: the plan of a scenario. rounds: of each, where nobody named their number.
+    """
+    progress, untried = [], []
+    for name in asked.scenarios or LIVE_SCENARIOS.names():
+        scenario = LIVE_SCENARIOS.load(name)
+        why_not = scenario.why_not(served)
+        if not asked.scenarios and (why := why_not or scenario.unlikely(served)) is not None:
+            untried.append(f"not tried: {name}: {why}; {_advice(client, scenario)}")
+            continue
+        progress.append(
+            RoundCell(
+                plan=plan_of(name),
+                scenario=scenario,
+                flags=client.flags,
+                wanted=asked.schedules or rounds,
+                why_not=None if why_not is None else f"{why_not}; {_advice(client, scenario)}",
+            )
+        )
+    return progress, untried
+
+
+def _advice(client: Client, scenario: Scenario) -> str:
+    """What to change in the server for a scenario's own evidence."""
+    kind = next(iter((*scenario.needs, *scenario.any_of)))
+    return client.flags.get(kind, "this engine has no way that kvcheck knows")
+
+
+def begin(
+    asked: LiveRun,
+    seed: int,
+    served: Served,
+    progress: Sequence[RoundCell[P]],
+    untried: list[str],
+    *,
+    rounds: int,
+    model: str | None = None,
+) -> Session:
+    """The session of a run, whose first line is printed. rounds: as in plan_scenarios. Raises UsageError."""
+    check_outputs(asked.outputs)
+    make_folder(asked.out)
+    session = Session(
+        argv=[*asked.argv],
+        repro=repro(asked.argv, seed=asked.seed, drawn=seed),
+        seed=seed,
+        plan={
+            "cells": [each.plan.line() for each in progress],
+            "scenarios": [each.plan.cell for each in progress],
+            "schedules": asked.schedules or rounds,
+            "max_time_s": asked.max_time,
+            "require": dict(asked.required),
+            "not_tried": untried,
+        },
+        out=asked.out,
+        teller=Terminal(is_quiet=asked.format_name == "json"),
+    )
+    place = f"{model} on " if model else ""
+    place += f"{served.engine} {served.version or ''}".strip()
+    session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {place} at {asked.server.url}")
+    session.say()
+    return session
 
 
 class Rounds(Protocol[Q]):
@@ -36,7 +153,7 @@ class Rounds(Protocol[Q]):
         """The judgement of a round that was interrupted."""
 
 
-def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[P]], until: float | None) -> bool:
+def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
     """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
     before = [*session.results]
     for each in progress:
@@ -53,7 +170,7 @@ def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[Progress[
     return False
 
 
-def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float | None) -> str | None:
+def _round(session: Session, runner: Rounds[P], each: RoundCell[P], until: float | None) -> str | None:
     """The next round of a scenario; why the run ends after it, or None."""
     if until is not None and time.monotonic() >= until:
         each.stop("its time was up; use a larger --max-time")
@@ -78,13 +195,13 @@ def _round(session: Session, runner: Rounds[P], each: Progress[P], until: float 
     return "the server answers no more" if result.is_over else ends
 
 
-def _tell(session: Session, each: Progress[P]) -> None:
+def _tell(session: Session, each: RoundCell[P]) -> None:
     for line in cell_lines(each.result()):
         session.say(line)
-    place = common_place(each.findings)
+    place = common_place(each.found)
     if place is not None and place[2] > 1:
         layer, page, requests = place
-        wrong = len({finding.request for finding in each.findings})
+        wrong = len({finding.request for finding in each.found})
         at = "" if layer is None else f"layer {layer}, "
         session.say(f"       {requests} of {wrong} wrong requests point to {at}page {page} of the request")
 
@@ -99,7 +216,7 @@ def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
 
 
 def end_rounds(
-    session: Session, progress: Sequence[Progress[P]], required: Mapping[str, int], client: Client, untried: list[str]
+    session: Session, progress: Sequence[RoundCell[P]], required: Mapping[str, int], client: Client, untried: list[str]
 ) -> None:
     """The rows of the record, the requirements, and what the run did not see."""
     total: dict[str, int] = {}

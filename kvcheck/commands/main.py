@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import os
 import re
 import signal
@@ -24,42 +25,50 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from kvcheck import __version__
-from kvcheck.commands.configured import META
+from kvcheck.commands.command import CONTEXT, Command, write_examples
+from kvcheck.commands.settings import place_of
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.misspelt import did_you_mean
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "stress": ("kvcheck.commands.stress:stress", "Run schedules over a KV cache; check every word it serves."),
-    "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
-    "shrink": ("kvcheck.commands.shrink:shrink", "Look for a smaller schedule that fails as a line does."),
-    "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
-    "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
-    "mutate": ("kvcheck.commands.mutate:mutate", "Edit the cache in many small ways; say which edits a run kills."),
-    "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards, or other seeds."),
-    "bench": ("kvcheck.commands.bench:bench", "Measure what the fixes cost here; serve: compare running servers."),
-    "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
-    "baseline": ("kvcheck.commands.baseline:app", "Keep the file of known findings that the gate reads."),
-    "compare": ("kvcheck.commands.compare:compare", "Say what is new or fixed in a run, compared with another."),
-    "engine-env": ("kvcheck.commands.engine_env:engine_env", "Make an environment with an engine, for --target."),
-    "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
-    "model": ("kvcheck.commands.model:app", "Make a model whose every answer is known, to check a server with."),
-    "reference": ("kvcheck.commands.reference:app", "Keep what a server answers, to compare other builds with."),
-    "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
-    "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
-    "config": ("kvcheck.commands.config:app", "Say which settings count here, and where they come from."),
-    "doctor": ("kvcheck.commands.doctor:doctor", "Say what this machine has, and what is missing."),
-}
-WITH_SUBCOMMANDS = frozenset({"model", "baseline", "config", "reference"})
-"""Commands with commands of their own. Their options are only typed."""
+SERVE = "bench serve"
+"""The one command of two words."""
 
-ELSEWHERE = {
-    "live": "; a running server is judged by kvcheck stress --target http://HOST:PORT",
-    "run": "; schedules are run by kvcheck stress",
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Check": {
+        "stress": ("kvcheck.commands.stress:stress", "Run kvcheck's own cache, or code of yours, under schedules."),
+        "probe": ("kvcheck.commands.probe:probe", "Check an installed engine: sglang, vllm, lmcache or mooncake."),
+        "live": ("kvcheck.commands.live:live", "Check a running server, by known answers or by its own."),
+    },
+    "Understand": {
+        "show": ("kvcheck.commands.show:show", "Show how a finding came about: timeline, history, words."),
+        "replay": ("kvcheck.commands.replay:replay", "Run a printed schedule again, or the findings of a run."),
+        "shrink": ("kvcheck.commands.shrink:shrink", "Look for a smaller schedule that fails alike."),
+        "explain": ("kvcheck.commands.doctor:explain", "Explain a finding code, oracle, mutant or scenario."),
+        "list": ("kvcheck.commands.doctor:list_kind", "List scenarios, shapes, oracles, mutants, codes and more."),
+    },
+    "Decide": {
+        "report": ("kvcheck.commands.report:report", "Write HTML, CSV, JSON or Markdown reports of stored runs."),
+        "compare": ("kvcheck.commands.compare:compare", "Show what is new or fixed in a run, against another."),
+        "gate": ("kvcheck.commands.gate:gate", "Decide from stored runs whether a change may be merged."),
+        "baseline": ("kvcheck.commands.baseline:app", "Keep the file of known findings that the gate reads."),
+        "merge": ("kvcheck.commands.merge:merge", "Make one record of several runs: shards, other seeds."),
+    },
+    "Prices": {
+        "bench": ("kvcheck.commands.bench:bench", "Measure what the fixes cost here. Slowness never fails."),
+        SERVE: ("kvcheck.commands.bench_serve:bench_serve", "Measure running servers, and judge their answers."),
+    },
+    "Set up": {
+        "env": ("kvcheck.commands.env:env", "Make an environment with an engine, for kvcheck probe."),
+        "model": ("kvcheck.commands.model:app", "Make a model whose every answer is known; keep answers."),
+        "doctor": ("kvcheck.commands.doctor:doctor", "Show what this machine has, and what is missing."),
+    },
+    "About kvcheck itself": {
+        "selftest": ("kvcheck.commands.selftest:selftest", "Check that kvcheck finds every mutant (a bug put back)."),
+    },
 }
-"""Words that people try, and the command that does it."""
-
+COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 PIPE_CLOSED = 141
 """What a shell reports for a program whose reader, such as `head`, has gone."""
 
@@ -79,35 +88,36 @@ WRONG_TYPE = re.compile(
 """How typer's parser says that a value is not of the option's type."""
 
 EXAMPLES: dict[str, str] = {
-    "stress": "Examples: kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
+    "stress": "kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
     "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --seeds 1-1000 --max-time 28800",
-    "merge": "Examples: kvcheck merge SHARD_1 SHARD_2 SHARD_3 SHARD_4 | kvcheck merge RUN_OF_SEED_1 RUN_OF_SEED_2",
-    "replay": "Examples: kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
+    "probe": "kvcheck probe mooncake | kvcheck probe sglang:envs/sglang-0.5.23 --seed 1 | "
+    "kvcheck probe vllm:envs/vllm --probe host-copy --schedules 12",
+    "live": "kvcheck live http://127.0.0.1:8000 --known-answers tiny --admin | "
+    "kvcheck live http://127.0.0.1:8000 prefix-cache --own-model",
+    "merge": "kvcheck merge SHARD_1 SHARD_2 SHARD_3 SHARD_4 | kvcheck merge RUN_OF_SEED_1 RUN_OF_SEED_2",
+    "replay": "kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",
-    "shrink": "Examples: kvcheck shrink 20260102-030405-0c4e91d7#1 | "
+    "shrink": "kvcheck shrink 20260102-030405-0c4e91d7#1 | "
     "kvcheck shrink hicache:shape=llama-3-tiny,mutant=backup-before-forward,seed=1,schedule=7 --runs 1000",
-    "show": "Examples: kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | "
-    "kvcheck show 20260102#2 -o perfetto=trace.json",
-    "selftest": "Examples: kvcheck selftest | kvcheck selftest resume-refeeds-token",
-    "mutate": "Examples: kvcheck mutate --sample 200 | kvcheck mutate hicache offload.py --cpu 4 | "
-    "kvcheck mutate --again build/mutation --survivors --cpu 100 --out build/survivors",
-    "bench": "Examples: kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
-    "kvcheck bench offload-restore --max-time 60 -o html=prices.html | "
-    "kvcheck bench serve --target http://127.0.0.1:30000 --known-answers tiny",
-    "gate": "Examples: kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
+    "show": "kvcheck show | kvcheck show 20260102-030405-0c4e91d7#1 | kvcheck show 20260102#2 -o perfetto=trace.json",
+    "selftest": "kvcheck selftest | kvcheck selftest resume-refeeds-token",
+    "bench": "kvcheck bench | kvcheck bench metadata-read --shape glm-5.1 --seed 1 | "
+    "kvcheck bench offload-restore --max-time 60 -o html=prices.html",
+    SERVE: "kvcheck bench serve http://127.0.0.1:30000 --known-answers tiny | "
+    "kvcheck bench serve http://127.0.0.1:30000 --versus http://127.0.0.1:30001 --known-answers tiny",
+    "gate": "kvcheck gate 20260102-030405-0c4e91d7 --budget reports/baselines/cpu.toml | "
     "kvcheck gate STRESS_RUN BENCH_RUN --budget budgets.toml --on-inconclusive warn -o md=gate.md",
-    "baseline": "Examples: kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "
+    "baseline": "kvcheck baseline save RUN known.toml --owner kv --reason 'issue 7' --expires 2027-03-01 | "
     "kvcheck baseline accept RUN#3 known.toml --owner kv --reason 'issue 8' --expires 2027-03-01",
-    "compare": "Examples: kvcheck compare RUN_A RUN_B | kvcheck compare RUN_A RUN_B -o md=changes.md",
-    "engine-env": "Examples: kvcheck engine-env sglang==0.5.23 envs/sglang-0.5.23 --base envs/base | "
-    "kvcheck engine-env vllm envs/vllm-fork --source ~/vllm",
-    "report": "Examples: kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
-    "model": "Examples: kvcheck model make --out tiny | kvcheck model answer tiny --prompt ids.json --tokens 8",
-    "reference": "Example: kvcheck reference record kept --target http://127.0.0.1:8000 --requests 50",
-    "list": "Examples: kvcheck list mutants | kvcheck list shapes --json",
-    "doctor": "Example: kvcheck doctor --out runs",
-    "config": "Examples: kvcheck config show | kvcheck config show stress | kvcheck config schema",
-    "explain": "Examples: kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
+    "compare": "kvcheck compare RUN_A RUN_B | kvcheck compare RUN_A RUN_B -o md=changes.md",
+    "env": "kvcheck env sglang==0.5.23 envs/sglang-0.5.23 --base envs/base | "
+    "kvcheck env --source ~/vllm envs/vllm-fork",
+    "report": "kvcheck report 20260102-030405-0c4e91d7 | kvcheck report 20260102 -o html=report.html",
+    "model": "kvcheck model make tiny | kvcheck model answer tiny --prompt ids.json --tokens 8 | "
+    "kvcheck model reference http://127.0.0.1:8000 kept --requests 50",
+    "list": "kvcheck list mutants | kvcheck list shapes --json",
+    "doctor": "kvcheck doctor --out runs",
+    "explain": "kvcheck explain KV102 | kvcheck explain offload-skips-index-buffer",
 }
 
 
@@ -115,8 +125,21 @@ class LazyGroup(TyperGroup):
     """Subcommands by name; help texts come from the table."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in table order."""
-        return list(COMMANDS)
+        """Names in table order; for a shell that completes a word, those of one word."""
+        return [name for name in COMMANDS if not (ctx.resilient_parsing and name == SERVE)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Commands by group, then kvcheck's own options."""
+        width = max(map(len, COMMANDS))
+        for heading, group in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in group.items()])
+        with formatter.section("Options"):
+            formatter.write_dl([row for each in self.get_params(ctx) if (row := each.get_help_record(ctx))])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Examples, as they are typed."""
+        write_examples(self.epilog, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, imported now; a placeholder with its help while --help is printed."""
@@ -124,19 +147,20 @@ class LazyGroup(TyperGroup):
             return None
         if ctx.resilient_parsing or _asks_for_help(ctx.obj):
             return _placeholder(cmd_name, COMMANDS[cmd_name][1])
-        command = command_named(cmd_name)
-        if cmd_name not in WITH_SUBCOMMANDS:
-            from kvcheck.commands.configured import configure
-
-            configure(command, configurable())
-        return command
+        return command_named(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is named. A shell that completes its options needs it whole; a misspelt name gets a hint."""
+        if " ".join(args[:2]) == SERVE:
+            args = [SERVE, *args[2:]]
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
             return args[0], command_named(args[0]), args[1:]
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
-            hint = ELSEWHERE.get(args[0]) or did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
+            from kvcheck.commands.elsewhere import COMMANDS_THAT_MOVED
+
+            if (moved := COMMANDS_THAT_MOVED.get(args[0])) is not None:
+                raise UsageError(f"no command {args[0]!r}; {moved}")
+            hint = did_you_mean(args[0], COMMANDS) or f"; known: {', '.join(COMMANDS)}"
             raise UsageError(f"no command {args[0]!r}{hint}; see kvcheck --help")
         return super().resolve_command(ctx, args)
 
@@ -164,11 +188,11 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     help="Find wrong bytes and missing waits in the KV cache of LLM inference, and measure what the fixes cost.",
-    epilog="Examples: kvcheck stress | kvcheck stress --mutant offload-skips-index-buffer | kvcheck explain KV102",
+    epilog="kvcheck stress | kvcheck stress --mutant offload-skips-index-buffer | kvcheck explain KV102",
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 
 
@@ -176,12 +200,10 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", "-V", help="Print the version and exit."),
-    config: str | None = typer.Option(
+    config: str | None = typer.Option(  # read by settings.py
         None, "--config", metavar="FILE", help="Settings, instead of [tool.kvcheck] in pyproject.toml; '' for none."
     ),
 ) -> None:
-    if config is not None:
-        ctx.meta[META] = config
     if version:
         say(f"kvcheck {__version__}")
         raise typer.Exit()
@@ -214,7 +236,7 @@ def run(arguments: list[str]) -> int:
             return 2
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):
             place = getattr(getattr(error, "ctx", None), "command_path", "kvcheck")
-            complain(f"{_parse_message(error)}; see {place} --help")
+            complain(f"{_parse_message(error)}{_elsewhere(arguments)}; see {place} --help")
             return 2
         if type(error).__name__ == "Abort":
             complain("interrupted")
@@ -303,13 +325,29 @@ def _reader_left() -> typer.Exit:
 
 
 def _parse_message(error: Any) -> str:
-    """What the option parser refused. A value of the wrong type: expected and got, which the parser leaves out."""
+    """What the option parser refused, and where it is set if it was not typed. A value of the wrong type: expected and
+    got, which the parser leaves out."""
     text = str(error.format_message()).rstrip(".")
+    if type(error).__name__ == "MissingParameter" and error.param is not None and error.param.help:
+        return f"{text}: {error.param.help.rstrip('.')}"
     rows = getattr(error.__cause__, "errors", None)
     found = WRONG_TYPE.match(text)
-    if found is None or not callable(rows):
-        return text
-    return f"{found['option']}: expected {found['wanted']}, got {rows()[0]['input']!r}{found['more']}"
+    if found is not None and callable(rows):
+        text = f"{found['option']}: expected {found['wanted']}, got {rows()[0]['input']!r}{found['more']}"
+    option = getattr(error, "param", None)
+    place = None if option is None or error.ctx is None else place_of(error.ctx, option)
+    return text if place is None else f"{text}; it is set by {place}"
+
+
+def _elsewhere(arguments: list[str]) -> str:
+    """The end of a message where the words that cannot be parsed are another command's."""
+    from kvcheck.commands.elsewhere import belongs_to
+
+    command, *words = arguments or [""]
+    if command not in ("stress", "probe", "live"):
+        return ""
+    found = (told for word in words if (told := belongs_to(command, word)) is not None)
+    return "".join(f"; {told}" for told in itertools.islice(found, 1))
 
 
 def _mute(stream: TextIO) -> None:
@@ -323,11 +361,6 @@ def _mute(stream: TextIO) -> None:
 
 def _asks_for_help(arguments: list[str] | None) -> bool:
     return not arguments or arguments[0] in ("-h", "--help")
-
-
-def configurable() -> tuple[str, ...]:
-    """Names of the commands whose options may be set by variables and files."""
-    return tuple(name for name in COMMANDS if name not in WITH_SUBCOMMANDS)
 
 
 def command_named(name: str) -> Any:
@@ -348,7 +381,7 @@ def _command(name: str, function: Any, summary: str) -> Any:
     single = function  # a command with subcommands of its own
     if not isinstance(function, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        single.command(name, help=summary, epilog=EXAMPLES.get(name))(function)
+        single.command(name, cls=Command, context_settings=CONTEXT)(function)
     command = get_command(single)
     command.name, command.help, command.epilog = name, summary, EXAMPLES.get(name)
     return command

@@ -17,14 +17,14 @@ import typer
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, Out, Outputs, Reports, check_choice
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
-from kvcheck.commands.terminal import cell_lines
+from kvcheck.commands.terminal import Terminal, cell_lines
 from kvcheck.core.base.cells import lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, read_record
 from kvcheck.core.report.merging import LIMITS, OF_CELLS, OF_SEEDS, check_each, check_runs, merged_rows, missing_shards
-from kvcheck.core.report.store import find_run
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import find_run
 
 MERGED = "merged"
 """The key of a plan that names the runs that a record was made from."""
@@ -67,7 +67,7 @@ def _session(ctx: typer.Context, records: Sequence[RunRecord]) -> Session:
         seed=records[0].seed,
         plan={**_plan(plans), MERGED: [record.run_id for record in records]},
         out=ctx.params["out"],
-        quiet=ctx.params["format_name"] == "json",
+        teller=Terminal(is_quiet=ctx.params["format_name"] == "json"),
     )
     assert records[0].identity is not None, "check_each has looked"
     session.identity = records[0].identity
@@ -93,8 +93,8 @@ def _plan(plans: Sequence[dict[str, object]]) -> Mapping[str, object]:
 
 def _gap_of(records: Sequence[RunRecord]) -> Callable[[str, Evidence], str | None]:
     """What a cell lacks for a pass with so much evidence."""
+    from kvcheck.core.run.plan import parse_line
     from kvcheck.core.stress.runner import evidence_gap
-    from kvcheck.core.stress.schedule import parse_line
 
     plans = [parse_line(line) for record in records for line in lines_of(record.plan)]
     cells = {plan.cell: plan for plan in plans if plan.probe is None}

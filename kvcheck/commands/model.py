@@ -1,7 +1,7 @@
-"""`kvcheck model`: make a known-answer model, and print what a right server answers with it.
+"""`kvcheck model`: make a known-answer model, print what a right server answers with it, keep what a server answers.
 
 Invariants:
-- Both subcommands are work of core/live/model; here are options and lines.
+- The work of `make` and `answer` is in core/live/model; here are options and lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcheck.commands.command import CONTEXT, Command, Group
+from kvcheck.commands.reference import reference
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 
@@ -33,7 +35,13 @@ KvScale = Annotated[
 ]
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Group,
+    context_settings=CONTEXT,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -44,9 +52,9 @@ def model(ctx: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def make(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for the model.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
     arch: Annotated[
         str,
         typer.Option(
@@ -77,10 +85,10 @@ def make(
     top_k: TopK = None,
 ) -> None:
     """Write a model folder as vLLM, SGLang and transformers load it, with known_answers.json beside its weights."""
-    from kvcheck.core.live.model import FAMILIES
-    from kvcheck.core.live.model.family import fit_digits
-    from kvcheck.core.live.model.folder import write_model
-    from kvcheck.core.live.model.parameters import Parameters, check_sizes
+    from kvcheck.core.model import FAMILIES
+    from kvcheck.core.model.family import fit_digits
+    from kvcheck.core.model.folder import write_model
+    from kvcheck.core.model.parameters import Parameters, check_sizes
 
     family = FAMILIES.load(arch)
     group, head_dim = family.size("group", group), family.size("head_dim", head_dim)
@@ -111,7 +119,7 @@ def make(
     say(f"{out}: {made}, digest {known.digest}")
 
 
-@app.command()
+@app.command(cls=Command, context_settings=CONTEXT)
 def answer(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `kvcheck model make` wrote.")],
     prompt: Annotated[
@@ -120,14 +128,17 @@ def answer(
     tokens: Annotated[int, typer.Option(help="Tokens of the answer.")] = 16,
 ) -> None:
     """Print the token ids that a right server answers, as a JSON list."""
-    from kvcheck.core.live.model.alphabet import Alphabet
-    from kvcheck.core.live.model.answers import answers
-    from kvcheck.core.live.model.folder import read_model
+    from kvcheck.core.model.alphabet import Alphabet
+    from kvcheck.core.model.answers import answers
+    from kvcheck.core.model.folder import read_model
 
     if not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"--tokens is from 1 to {MOST_TOKENS}; got {tokens}")
     known = read_model(folder)
     say(json.dumps(list(answers(Alphabet(known.parameters), read_ids(prompt), tokens))))
+
+
+app.command("reference", cls=Command, context_settings=CONTEXT)(reference)
 
 
 def read_ids(path: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Options that several commands share, their checks, and the environment facts of a record.
+"""Options that several commands share, and their checks.
 
 Invariants:
 - A bad value is a UsageError of one line that says what was expected and what was found.
@@ -9,57 +9,66 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import secrets
 import shlex
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck import __version__
-from kvcheck.core.base.cells import ENGINE_NAMES
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.devices import CONNECTIONS, STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
-from kvcheck.core.cache.transfer.mooncake.library import BUILDS
-from kvcheck.core.stress.schedule import MAX_DIGITS, Kind, Plan, parse_ranks
+from kvcheck.core.run.line import MAX_DIGITS
+from kvcheck.core.run.plan import Plan, parse_ranks
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
+    from kvcheck.core.probes.runner import ProbeRunner
 
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
 
-Seed = Annotated[int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.")]
-Out = Annotated[Path, typer.Option(help="Folder where the run is stored.")]
+SUBJECT, SEARCH, WHERE, RESULTS = "What is run", "How much is run", "Where it runs", "Results"
+"""Headings of options in the help."""
+
+Seed = Annotated[
+    int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.", rich_help_panel=SEARCH)
+]
+MinSchedules = Annotated[
+    int | None,
+    typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.", rich_help_panel=SEARCH),
+]
+Out = Annotated[Path, typer.Option(help="Folder where the run is stored.", rich_help_panel=RESULTS)]
 StoredIn = Annotated[Path, typer.Option("--out", help="Folder where runs are stored.")]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FORMAT=PATH",
+        help="Another report, see kvcheck list formats; repeatable.",
+        rich_help_panel=RESULTS,
+    ),
 ]
-Format = Annotated[str, typer.Option("--format", help="What to print: text or json.")]
+Format = Annotated[str, typer.Option("--format", help="What to print: text or json.", rich_help_panel=RESULTS)]
+Reports = Annotated[
+    bool, typer.Option(help="Write report.html and CSV tables beside run.json.", rich_help_panel=RESULTS)
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue the newest interrupted run of the same plan.", rich_help_panel=RESULTS),
+]
 ConditionalFails = Annotated[
     bool,
     typer.Option(
         "--fail-on-conditional",
         help="Also fail on conditional findings: those under an assumption that the engine does not promise.",
+        rich_help_panel=RESULTS,
     ),
 ]
-MinSchedules = Annotated[
-    int | None, typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
-]
-Reports = Annotated[bool, typer.Option(help="Write report.html and CSV tables beside run.json.")]
-
-
-def new_run_id() -> str:
-    """Date, time and eight random hex digits: ids sort by time, and runs of one second differ."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def draw_seed() -> int:
@@ -70,30 +79,6 @@ def draw_seed() -> int:
 def repro(argv: Sequence[str], *, seed: int | None, drawn: int) -> str:
     """The command that repeats a run, with the drawn seed if the run named none."""
     return shlex.join(["kvcheck", *argv, *([] if seed is not None else ["--seed", str(drawn)])])
-
-
-def tool() -> dict[str, str]:
-    """Name and version of what made a record."""
-    return {"name": "kvcheck", "version": __version__}
-
-
-def environment() -> dict[str, object]:
-    """Facts that a reader needs to judge a record."""
-    versions: dict[str, str | None] = {}
-    for name in ("torch", "numpy", "triton", *BUILDS):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    if found := [name for name in BUILDS if versions[name] is not None]:  # builds of one library
-        versions = {name: version for name, version in versions.items() if name not in BUILDS or name in found}
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "packages": versions,
-    }
 
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:
@@ -131,18 +116,12 @@ def _check_target(plan: Plan) -> None:
 
     if plan.own_target is None or plan.own_target in TARGETS.names():
         return
-    engine, equals, _ = plan.target.partition("==")
-    if equals and engine in ENGINE_NAMES:
-        raise UsageError(
-            f"--target {plan.target}: expected an environment that has this release; "
-            f"next: kvcheck engine-env {plan.target} DIR, then --target {engine}:DIR"
-        )
     if not is_own(plan.target):
-        known = ", ".join((*TARGETS.names(), *ENGINE_NAMES))
+        known = ", ".join(TARGETS.names())
         raise UsageError(f"unknown target {plan.target!r}; a target of your own is MODULE:NAME; known: {known}")
     if plan.mutant is not None:
         raise UsageError(f"--mutant {plan.mutant}: it is put into kvcheck's own target; leave --target out")
-    if plan.kind is Kind.RANKS:
+    if plan.has_rank_processes:
         raise UsageError(f"--transport {plan.transport}: its processes run kvcheck's own target; leave --target out")
 
 
@@ -150,9 +129,9 @@ def check_plan(plan: Plan) -> None:
     """Raise UsageError or UnknownVerdict if this machine or version lacks something that the plan names."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.plan_bounds import check_bounds
     from kvcheck.core.stress.plan_decoder import check_decoder
-    from kvcheck.core.stress.runner_rows import row_of
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.stress.targets.mutants import mutant
     from kvcheck.core.stress.workload.synthetic import trace_rows
@@ -161,14 +140,14 @@ def check_plan(plan: Plan) -> None:
     kind = kind_of(plan.device)
     BACKENDS.require(plan.backend)
     is_astray = plan.on_device != (kind in STREAMED) or (plan.on_device and plan.backend != kind)
-    if plan.kind is not Kind.RANKS and is_astray:
+    if not plan.has_rank_processes and is_astray:
         raise UsageError(f"--backend {plan.backend} does not run on --device {plan.device}")
     STRATEGIES.require(plan.strategy)
     TRANSPORTS.require(plan.transport)
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
-    if plan.engine_env is not None and plan.kind is not Kind.PROBE:
-        raise UsageError("--engine-env: it is for an installed engine; name one with --target")
+    if plan.engine_env is not None and plan.probe is None:
+        raise UsageError("engine-env: expected a line of an installed engine beside it")
     check_decoder(plan)
     check_bounds(plan)
     row = row_of(plan)

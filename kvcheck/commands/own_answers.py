@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from kvcheck.commands.own_target import Tell
 from kvcheck.commands.targets import target_of
 from kvcheck.core.base.record import Finding, to_plain, value_from
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.plan import parse_line
 
 
 def answered(text: str, say: Callable[[str], None]) -> str:

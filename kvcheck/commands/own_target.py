@@ -14,7 +14,7 @@ from typing import Any
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
 from kvcheck.core.base.story import Story
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 WORKER = "kvcheck.commands.worker"
 """The module that a process of cells or answers runs."""
@@ -28,7 +28,7 @@ Facts = dict[str, object]
 
 def identity(name: str) -> str:
     """The code that MODULE:NAME names, in one line. Raises UsageError where it is no target."""
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
 
     try:
         return str(_ask("identity", name=name))
@@ -54,7 +54,7 @@ def shrink(plan: Plan, runs: int, told: Callable[[str], None], *, is_text: bool)
 
 
 def _ask(what: str, told: Tell = lambda row: None, **given: object) -> object:
-    from kvcheck.core.stress.asked_process import AskedProcess
+    from kvcheck.core.run.workers import AskedProcess
 
     until = given.get("until")
     with closing(AskedProcess(WORKER, OWN)) as process:

@@ -11,28 +11,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvcheck.core.base.causes import CONDITIONAL, place_of
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, RunRecord, Verdict, to_plain
 from kvcheck.core.probes.installed import ENGINES
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.run.plan import Plan
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
-
-
-def check_jobs(plan: Plan, jobs: int | None) -> None:
-    """Raise UsageError for several processes where one child holds the engine."""
-    from kvcheck.core.stress.runner_rows import row_of
-
-    if jobs not in (None, 1) and row_of(plan).is_shared:
-        raise UsageError(f"--jobs {jobs}: one child holds {plan.target} and runs all its cells; leave it out")
+    from kvcheck.core.probes.runner import ProbeRunner
 
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
     """What the record's plan says of the cells: their first lines, of an engine's what each is about and the variables
     it was given, and the pool family of each shape."""
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.workload.shapes import SHAPES
 
     shows = {plan.cell: text for plan in plans if (text := row_of(plan).shows(plan)) is not None}
@@ -45,10 +36,10 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
 @contextmanager
 def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
     """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""
-    if plan.kind is not Kind.PROBE:
+    if plan.probe is None:
         yield None
         return
-    from kvcheck.core.stress.probe_runner import ProbeRunner
+    from kvcheck.core.probes.runner import ProbeRunner
 
     runner = ProbeRunner(plan.target, device=plan.device, variables=plan.engine_variables)
     try:
@@ -67,9 +58,9 @@ def split_absent(plans: list[Plan], runner: ProbeRunner | None) -> tuple[list[Pl
 
 def pass_lines(floors: Sequence[tuple[Plan, int]], max_time: object) -> list[str]:
     """How long a pass takes, where an engine's probes wait; nothing for other targets. floors: schedules of a pass."""
-    from kvcheck.core.stress.probe_runner import probe_of
+    from kvcheck.core.probes.runner import probe_of
 
-    needed = [(probe_of(plan)[0].schedule_s, floor) for plan, floor in floors if plan.kind is Kind.PROBE]
+    needed = [(probe_of(plan)[0].schedule_s, floor) for plan, floor in floors if plan.probe is not None]
     seconds = sum(each * floor for each, floor in needed)
     if not seconds:
         return []

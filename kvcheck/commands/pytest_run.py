@@ -21,12 +21,13 @@ import pytest
 
 from kvcheck.commands.pytest_asks import MARKER, SEED, asks
 from kvcheck.core.base.errors import KvcheckError, UsageError
-from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict, to_plain, value_from
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, to_plain, value_from
+from kvcheck.core.run.cell import decided
 from kvcheck.testing import IntegrityError, NotJudged, check_round_trip, watch
 from kvcheck.testing.trial import Trial, trial
 
 if TYPE_CHECKING:
-    from kvcheck.commands.session import Session
+    from kvcheck.core.run.session import Session
 
 SCENARIO = "own-code"
 KEPT = "kvcheck/failed_seeds"
@@ -96,11 +97,14 @@ class CheckedRun:
         out: Path | None = self.config.getoption("kvcheck_out")
         if out is None or hasattr(self.config, "workerinput"):
             return
-        from kvcheck.commands.session import Session
+        from kvcheck.commands.terminal import Terminal
+        from kvcheck.core.run.session import Session
 
         again = shlex.join(["pytest", *map(str, self.config.invocation_params.args)])
         try:
-            self.session = Session(argv=[*sys.argv], repro=again, seed=None, plan={"cells": []}, out=out, quiet=True)
+            self.session = Session(
+                argv=[*sys.argv], repro=again, seed=None, plan={"cells": []}, out=out, teller=Terminal(is_quiet=True)
+            )
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -229,14 +233,14 @@ class CheckedRun:
             evidence = evidence.plus(each.evidence)
         unrun = f"did not run with seed {', '.join(map(str, left))}" if left else None
         reason = next((each.reason for each in runs if each.reason), unrun)
-        verdict = Verdict.PASS if reason is None else Verdict.UNKNOWN
         if conditions := [found.condition for each in runs for found in each.findings]:
-            verdict, reason = Verdict.FAIL, None if None in conditions else f"only if {conditions[0]}"
+            reason = None if None in conditions else f"only if {conditions[0]}"
+        verdict, code = decided(is_failed=bool(conditions), reason=reason)
         return ScenarioResult(
             id=f"{SCENARIO}/{cell}",
             shape=cell,
             verdict=verdict,
-            code="KV990" if verdict is Verdict.UNKNOWN else None,
+            code=code,
             reason=reason,
             schedules=evidence.schedules,
             duration_s=round(sum(each.duration_s for each in runs), 3),

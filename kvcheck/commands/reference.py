@@ -1,4 +1,4 @@
-"""`kvcheck reference record DIR`: keep what a server answers cold; and the comparison of another build with it.
+"""`kvcheck model reference URL DIR`: keep what a server answers cold; and the comparison of another build with it.
 
 Invariants:
 - Nothing is kept of a server that is not answered whole: a reference with holes would pass what it lacks.
@@ -17,16 +17,16 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands import live
-from kvcheck.commands.options import Seed, check_positive
-from kvcheck.commands.own_server import DEFAULT_REQUESTS, connected
-from kvcheck.commands.session import Session
+from kvcheck.commands import server as of_server
+from kvcheck.commands.options import check_positive
+from kvcheck.commands.server import DEFAULT_OWN_REQUESTS, Server
 from kvcheck.commands.terminal import cell_lines, complain, say
 from kvcheck.core.base.cells import OWN_MODEL
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, ScenarioResult, Verdict
 from kvcheck.core.live.clients.client import Client
+from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Answer, End, Question
 from kvcheck.core.live.own.arms import Arm, Cold, alone, together
 from kvcheck.core.live.own.builds import Comparison, compare_builds
@@ -36,49 +36,37 @@ from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.own.verdict import ORACLE
 from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, Sender
-from kvcheck.core.report.store import write_text
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.callback(invoke_without_command=True)
-def reference(ctx: typer.Context) -> None:
-    """Subcommands of `kvcheck reference`; without one the help is printed, with exit code 2."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(2)
+from kvcheck.core.run.cell import decided
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import write_text
 
 
-@app.command()
-def record(
+def reference(
+    url: of_server.Url,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the reference.")],
-    target: Annotated[str, typer.Option(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
-    requests: Annotated[int, typer.Option(help="Requests to keep.")] = DEFAULT_REQUESTS,
-    seed: Seed = None,
-    vocabulary: live.Vocabulary = None,
-    decode: live.Decode = None,
-    engine_name: live.Engine = None,
-    concurrency: live.Concurrency = None,
-    timeout: live.Timeout = None,
-    key_env: live.KeyEnv = None,
-    allow_remote: live.AllowRemote = False,
+    requests: Annotated[
+        int, typer.Option(help="Requests to keep.", rich_help_panel=of_server.SENT)
+    ] = DEFAULT_OWN_REQUESTS,
+    concurrency: of_server.Concurrency = None,
+    vocabulary: of_server.Vocabulary = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Integer seed. Default: one is drawn.", rich_help_panel=of_server.SENT)
+    ] = None,
+    decode: of_server.Decode = None,
+    api: of_server.Api = None,
+    timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
+    key_env: of_server.KeyEnv = None,
+    allow_remote: of_server.AllowRemote = False,
 ) -> None:
-    """Ask a server without reuse, and keep its tokens, log-probabilities and noise to compare other builds with."""
+    """Keep what a server answers without reuse, with its noise, to compare other builds with."""
+    check_address("URL", url)
     check_positive("--requests", requests)
-    live.check_timeout(timeout)
+    server = Server(url=url, decode=decode, api=api, timeout_s=timeout, key_env=key_env, allow_remote=allow_remote)
     _refuse_kept(folder)
-    server = live.ServerOptions(
-        own_model=True,
-        vocabulary=vocabulary,
-        decode=decode,
-        engine_name=engine_name,
-        concurrency=concurrency,
-        timeout=timeout,
-        key_env=key_env,
-        allow_remote=allow_remote,
+    client, served, plan = server.connected(
+        requests=requests, concurrency=concurrency, vocabulary=vocabulary, seed=seed
     )
-    client, served, plan = connected(target, server, requests=requests, seed=seed)
-    runner = OwnRunner(client, vocabulary=plan.vocabulary, rounds=1, requests=plan.requests, timeout_s=server.timeout_s)
+    runner = OwnRunner(client, vocabulary=plan.vocabulary, rounds=1, requests=plan.requests, timeout_s=timeout)
     runner.begin(served, names=plan.names)
     with _writable(folder):
         kept, again, control = _record(client, plan)
@@ -191,13 +179,13 @@ def _progress(session: Session, head: str, answered: int) -> None:
 
 def _add(session: Session, cell: str, compared: Comparison, cold: Arm, *, duration_s: float) -> None:
     scenario, _, shape = cell.rpartition("/")
-    verdict = Verdict.FAIL if compared.message else Verdict.UNKNOWN if compared.reason else Verdict.PASS
+    verdict, code = decided(is_failed=bool(compared.message), reason=compared.reason)
     tokens = sum(value.tokens for value in cold.values.values())
     row = ScenarioResult(
         id=cell,
         shape=shape,
         verdict=verdict,
-        code=compared.code if verdict is Verdict.FAIL else "KV990" if verdict is Verdict.UNKNOWN else None,
+        code=compared.code if verdict is Verdict.FAIL else code,
         reason=compared.reason if verdict is Verdict.UNKNOWN else None,
         schedules=1,
         duration_s=round(duration_s, 3),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands import live
+from kvcheck.commands import server as of_server
 from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
@@ -36,12 +36,12 @@ from kvcheck.core.base.record import Finding, Verdict, read_record
 from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
 from kvcheck.core.report.replay_line import FINDING, PROOF, SMALL, small_line, whole_proof_line
-from kvcheck.core.report.store import find_run, is_stored
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
-from kvcheck.core.stress.schedule import Kind, Plan, parse_line
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.store import find_run, is_stored
 
 if TYPE_CHECKING:
-    from kvcheck.core.stress.probe_runner import ProbeRunner
+    from kvcheck.core.probes.runner import ProbeRunner
 
 
 def replay(
@@ -58,27 +58,26 @@ def replay(
         typer.Option(help="Run one line once under torch's profiler, and write what it did when, for Perfetto."),
     ] = None,
     out: StoredIn = DEFAULT_OUT,
-    timeout: live.Timeout = None,
-    key_env: live.KeyEnv = None,
-    admin: live.Admin = False,
-    allow_remote: live.AllowRemote = False,
+    timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
+    key_env: of_server.KeyEnv = None,
+    admin: of_server.Admin = False,
+    allow_remote: of_server.AllowRemote = False,
     in_process: Annotated[
         bool, typer.Option("--in-process", help="Run a target of your own in this process, for a debugger.")
     ] = False,
 ) -> int:
     """Run each line again, and say whether it still fails."""
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
 
     check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
-    live.check_timeout(timeout)
     if profile is not None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch
     found = [line for each in what for line in lines_of(each, out)]
     asked = [parse_live_line(line) for line in found if is_live_line(line)]
     own = [parse_own_line(line) for line in found if is_own_line(line)]
     lines = [line for line in found if not (is_live_line(line) or is_own_line(line))]
-    server = live.ServerOptions(timeout=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
+    server = of_server.Server(timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     if (asked or own) and device is not None:
         raise UsageError(f"--device {device}: a running server has its own; leave it out")
     worst = Verdict.PASS
@@ -97,12 +96,9 @@ def replay(
                 say(line)
             worst = Verdict.worst((worst, done.verdict))
     plans_of_servers: list[LivePlan | OwnPlan] = [*asked, *own]
-    for of_server in plans_of_servers:
-        if isinstance(of_server, OwnPlan):
-            done = replay_own(of_server, times, server)
-        else:
-            done = replay_live(of_server, times, server)
-        for line in done.told if format_name == "text" else [done.to_json(of_server, times)]:
+    for sent in plans_of_servers:
+        done = replay_own(sent, times, server) if isinstance(sent, OwnPlan) else replay_live(sent, times, server)
+        for line in done.told if format_name == "text" else [done.to_json(sent, times)]:
             say(line)
         worst = Verdict.worst((worst, done.verdict))
     if format_name == "text":
@@ -133,7 +129,7 @@ def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
     """Run one line under the profiler."""
     from kvcheck.core.stress.profiled import profile
 
-    if not is_alone or len(plans) != 1 or plans[0].kind not in (Kind.SCHEDULE, Kind.DELAYED):
+    if not is_alone or len(plans) != 1 or not plans[0].is_in_process:
         raise UsageError("--profile: expected one line of one process, without --times and --device")
     (plan,) = plans
     check_plan(plan)
@@ -148,9 +144,9 @@ def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
 
 def _on_device(plan: Plan, device: str) -> Plan:
     """The device plan of a CPU plan. Raises UsageError for a plan that is for a device already or for an engine."""
-    if plan.kind is Kind.PROBE:
+    if plan.probe is not None:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
-    if plan.kind is not Kind.SCHEDULE or plan.on_device:
+    if not plan.is_in_process or plan.on_device:
         raise UsageError(f"--device {device}: expected a line of one process on a CPU, got backend={plan.backend}")
     return dataclasses.replace(plan, backend=kind_of(device), device=device, strategy="delay", choices=None)
 
@@ -167,8 +163,8 @@ def _replay(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: b
 def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> list[list[Report]]:
     """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one.
     Code of the user's own may end its process too, which is the failure again."""
-    from kvcheck.core.stress.cell_workers import died, run_in_workers
-    from kvcheck.core.stress.turns import run_cell
+    from kvcheck.core.run.turns import run_cell
+    from kvcheck.core.run.workers import died, run_in_workers
 
     task = CellTask(plan=plan, schedules=1)
     if in_process or not (plan.backend == "cuda" or plan.own_target is not None) or engine is not None:

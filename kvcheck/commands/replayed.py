@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.conclusion import RoundPlan
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.report import COMPARISON_WRITERS, ENDINGS, STDOUT, WRITERS, destinations
 from kvcheck.core.report.gate.result import GateResult
-from kvcheck.core.report.store import check_writable, find_run, make_folder
+from kvcheck.core.run.store import check_writable, find_run, make_folder
 
 S = TypeVar("S")
 T = TypeVar("T")

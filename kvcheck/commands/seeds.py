@@ -15,28 +15,28 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
 from kvcheck.commands.closing import close
 from kvcheck.commands.options import identity
 from kvcheck.commands.probes import plan_facts
-from kvcheck.commands.session import Session
+from kvcheck.commands.run_cells import Asked
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import unfound_mutant
-from kvcheck.commands.terminal import cell_lines, complain, warn
+from kvcheck.commands.terminal import Terminal, cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import read_record
 from kvcheck.core.base.seeds import parse_seeds, parse_shard
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.store import RUN_FILE, RunStore
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import RUN_FILE, RunStore
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.seeds.batches import SeedsPlan
@@ -49,66 +49,59 @@ FACTS = "batches"
 LIMIT = "max_time_s"
 """The key of a plan that is a limit: it changes no result."""
 
-Seeds = Annotated[
-    str | None, typer.Option(metavar="A-B", help="Run all seeds from A to B, in batches; Ctrl-C, then --resume.")
-]
-Shard = Annotated[
-    str | None, typer.Option(metavar="I/N", help="With --seeds: the I-th of N shares of them; see kvcheck merge.")
-]
-Ray = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="With --seeds: run as tasks of Ray; local, auto or HOST:PORT.")
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManySeeds:
+    """Options of a run of many seeds. all: of all shards. own: of this one. ray: where it runs; None: here."""
+
+    all: range
+    own: range
+    shard: str | None
+    ray: str | None
 
 
-def check_seeds(ctx: typer.Context) -> None:
-    """Raise UsageError for options of many seeds without --seeds, and for those that are not read beside it."""
-    given = ctx.params
-    if given["seeds"] is None:
-        for name in ("shard", "ray"):
-            if given[name] is not None:
-                raise UsageError(
-                    f"--{name} {given[name]}: it is for a run of many seeds; expected --seeds A-B beside it"
-                )
-        return
-    for name in ("seed", "trace", "min_schedules"):
-        if given[name] is not None:
-            raise UsageError(f"--{name.replace('_', '-')}: not for a run of many seeds; leave it out with --seeds")
+def many_seeds(
+    asked: Asked, *, seeds: str | None, shard: str | None, ray: str | None, trace: str | None
+) -> ManySeeds | None:
+    """The options, None for a run of one seed. Raises UsageError for options that are not read beside each other."""
+    if seeds is None:
+        for name, value in (("--shard", shard), ("--ray", ray)):
+            if value is not None:
+                raise UsageError(f"{name} {value}: it is for a run of many seeds; expected --seeds A-B beside it")
+        return None
+    for name, given in (("--seed", asked.seed), ("--min-schedules", asked.min_schedules), ("--trace", trace)):
+        if given is not None:
+            raise UsageError(f"{name}: not for a run of many seeds; leave it out with --seeds")
+    found = parse_seeds(seeds)
+    return ManySeeds(all=found, own=parse_shard(shard, found), shard=shard, ray=ray)
 
 
-def stress_seeds(
-    ctx: typer.Context, cells: Sequence[Plan], outputs: list[tuple[str, Path]], *, schedules: int, until: float | None
-) -> int:
-    """Run the batches that are left, and report. cells: plans of any seed. schedules: of each cell and seed.
-    until: the time.monotonic() at which all ends."""
-    plan, given = _plan(ctx, cells, schedules), ctx.params
-    with closing(_crew(given["jobs"], given["ray"])) as crew:
-        run = _SeedsRun(ctx, plan)
-        if given["resume"]:
-            run.go_on(given["out"])
+def run_seeds(asked: Asked, cells: Sequence[Plan], many: ManySeeds) -> int:
+    """Run the batches that are left, and report. cells: plans of any seed."""
+    plan = _plan(asked, cells, many)
+    with closing(_crew(asked.jobs, many.ray)) as crew:
+        run = _SeedsRun(asked, many, plan)
+        if asked.resume:
+            run.go_on(asked.out)
         run.print_head()
-        interrupted = run.collect(crew, until)
-    run.conclude(given["mutant"], given["max_time"], interrupted=interrupted)
-    return close(run.session, outputs, reports=given["reports"], interrupted=interrupted)
+        interrupted = run.collect(crew, asked.limit(is_once=True, beside_s=0.0).until)
+    run.conclude(asked.max_time, interrupted=interrupted)
+    return close(run.session, asked.outputs, reports=asked.reports, interrupted=interrupted)
 
 
-def _plan(ctx: typer.Context, cells: Sequence[Plan], schedules: int) -> SeedsPlan:
+def _plan(asked: Asked, cells: Sequence[Plan], many: ManySeeds) -> SeedsPlan:
     """The checked plan. Raises UsageError."""
     from kvcheck.core.stress.seeds.batches import SeedsPlan
 
-    given = ctx.params
-    if any(cell.kind is not Kind.SCHEDULE or cell.on_device for cell in cells):
-        raise UsageError(
-            "--seeds: expected schedules of one process on a CPU, of kvcheck's own cache or of --target MODULE:NAME; "
-            "leave --device, --transport and engines out"
-        )
-    if given["ray"] is not None and cells[0].own_target is not None:
+    if any(cell.on_device or not cell.is_in_process for cell in cells):
+        raise UsageError("--seeds: expected schedules of one process on a CPU; leave --device and --transport out")
+    if many.ray is not None and cells[0].own_target is not None:
         raise UsageError(f"--ray: its tasks run kvcheck's own target; leave --target {cells[0].target} out, or --ray")
-    within, seeds = given["answers_within"], parse_seeds(given["seeds"])
     return SeedsPlan(
-        cells=tuple(dataclasses.replace(cell, seed=seeds[0]) for cell in cells),
-        seeds=parse_shard(given["shard"], seeds),
-        schedules=schedules if within is None else given["schedules"],
-        within=within,
+        cells=tuple(dataclasses.replace(cell, seed=many.all[0]) for cell in cells),
+        seeds=many.own,
+        schedules=asked.wanted(is_once=False) if asked.within is None else asked.schedules,
+        within=asked.within,
     )
 
 
@@ -127,27 +120,28 @@ def _crew(jobs: int | None, ray: str | None) -> Crew:
 class _SeedsRun:
     """A run in progress: its session, and the tally of the batches that have ended."""
 
-    def __init__(self, ctx: typer.Context, plan: SeedsPlan) -> None:
-        from kvcheck.core.stress.runner_rows import row_of
+    def __init__(self, asked: Asked, many: ManySeeds, plan: SeedsPlan) -> None:
+        from kvcheck.core.run.runners import row_of
         from kvcheck.core.stress.seeds.ledger import LEDGER
         from kvcheck.core.stress.seeds.tally import Tally
 
-        given, first = ctx.params, plan.cells[0]
+        first = plan.cells[0]
         about = identity(own=first.own_target)
+        self._seeds = f"{many.all[0]}-{many.all[-1]}"
         self.session = Session(
-            argv=[*ctx.obj],
-            repro=shlex.join(["kvcheck", *(word for word in ctx.obj if word != "--resume")]),
+            argv=[*asked.argv],
+            repro=shlex.join(["kvcheck", *(word for word in asked.argv if word != "--resume")]),
             seed=first.seed,
             plan={
-                LIMIT: given["max_time"],
-                "seeds": given["seeds"],
-                "shard": given["shard"],
+                LIMIT: asked.max_time,
+                "seeds": self._seeds,
+                "shard": many.shard,
                 "schedules": plan.schedules,
                 **({} if plan.within is None else {"answers_within": plan.within}),
                 **plan_facts([*plan.cells]),
             },
-            out=given["out"],
-            quiet=given["format_name"] == "json",
+            out=asked.out,
+            teller=Terminal(is_quiet=asked.format_name == "json"),
             resumes=True,
         )
         self.session.identity = about
@@ -187,7 +181,7 @@ class _SeedsRun:
     def print_head(self) -> None:
         """Print the first line."""
         session, shard = self.session, self.session.plan["shard"]
-        which = f"seeds {session.plan['seeds']}" + (f", shard {shard}" if shard else "")
+        which = f"seeds {self._seeds}" + (f", shard {shard}" if shard else "")
         about = f"{counted(len(self._plan.cells), 'cell')}, {counted(self._tally.wanted, 'batch')}"
         session.say(f"kvcheck {session.version}  {which}  run {session.run_id}  {about}")
         session.say()
@@ -219,7 +213,7 @@ class _SeedsRun:
             self.session.warnings.append(f"the run ended early: {error}")
         return False
 
-    def conclude(self, mutant: str | None, max_time_s: float | None, *, interrupted: bool) -> None:
+    def conclude(self, max_time_s: float | None, *, interrupted: bool) -> None:
         """Add the stories of findings, and print the rows and the sum."""
         from kvcheck.core.stress.seeds.ledger import read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
@@ -227,7 +221,8 @@ class _SeedsRun:
         session = self.session
         if interrupted and self._ledger.exists():  # it may have come between the write of a batch and its count
             self._tally = Tally(self._plan, read_ledger(self._ledger, self._plan)[0])
-        tally, unfound = self._tally, unfound_mutant(mutant, is_found=bool(self._tally.findings()))
+        tally, mutant = self._tally, self._plan.cells[0].mutant
+        unfound = unfound_mutant(mutant, is_found=bool(tally.findings()))
         session.warnings += [*unfound, *sorted(tally.notes)]
         self._save(missing=next(iter(unfound), None))
         if not interrupted:

@@ -31,12 +31,13 @@ from kvcheck.commands.options import (
     repro,
 )
 from kvcheck.commands.report import check_outputs, parse_outputs
-from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.record import MutantResult, Verdict
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.session import Session
 from kvcheck.core.stress.mutant_trials import MutantTask, judge_in_time, timed_mutants
-from kvcheck.core.stress.schedule import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.targets.mutants.mutant import Mutant
@@ -76,7 +77,7 @@ def selftest(
         seed=drawn,
         plan={"schedules": schedules, "mutants": [each.name for each in chosen], "device": device},
         out=out,
-        quiet=format_name == "json",
+        teller=Terminal(is_quiet=format_name == "json"),
     )
     session.say(f"kvcheck {session.version}  selftest  seed {drawn}  run {session.run_id}")
     session.say()
@@ -109,7 +110,7 @@ def _line(mutant: Mutant, seed: int) -> str:
 def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResult, None, None]:
     """The row of each mutant. is_apart: they are judged in processes of their own, which may lose their device."""
     if is_apart:
-        from kvcheck.core.stress.mutant_process import judge_apart
+        from kvcheck.core.stress.mutant_trials import judge_apart
 
         yield from judge_apart(tasks, worker.__name__)
         return

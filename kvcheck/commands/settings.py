@@ -1,18 +1,18 @@
-"""Settings: options from variables and from a project's pyproject.toml, as words of the command line.
+"""Settings: options that are not typed, but set by variables or by a project's pyproject.toml.
 
     flag  >  KVCHECK_STRESS_MAX_TIME  >  --config FILE  >  [tool.kvcheck.stress] max-time  >  default
 
 Invariants:
-- They become words before those that were typed, so a record's command and its repetition name them all.
+- The parser reads them itself: a variable is the `envvar` of an option, a file is the `default_map` of a command.
 - A name that no option has is an error with its place. So is one that only a person may set.
 - What sends a secret or lets others in is never taken from a file, which may be somebody else's.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,172 +25,135 @@ PREFIX = "KVCHECK_"
 CONFIG = f"{PREFIX}CONFIG"
 """Names the file; empty: none is read."""
 PERSONAL = frozenset({"admin", "allow-remote", "key-env"})
-"""Options that no file may set: what they allow is for whoever runs the command to say."""
-TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+"""Options that no file may set: what they allow is for whoever runs the command to decide."""
+PLACE = "kvcheck.settings"
+"""Where the context keeps the file and its table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A value of one option of a command. option: its name without dashes in front, such as max-time.
-
-    value: as TOML has it, or a text. place: where it is set, for people. rank: of its kind of place; the highest wins.
-    """
-
-    command: str
-    option: str
-    value: object
-    place: str
-    rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """An option of a command. on, off: how it is written; off is None where it takes a value, or cannot be undone.
-
-    takes: "flag", "list" or "value". kind: the parser's name of the type of one value.
-    """
-
-    name: str
-    key: str
-    on: str
-    off: str | None
-    takes: str
-    kind: str
+def read_settings(ctx: Any) -> None:
+    """Have the parser of a command of kvcheck read what is set for it. Raises UsageError."""
+    options = {_name(each): each for each in ctx.command.params if each.param_type_name == "option"}
+    commands = ctx.parent.command.list_commands(ctx.parent)
+    for name, option in options.items():
+        option.envvar, option.show_envvar = f"{_prefix(ctx.info_name)}{name.upper().replace('-', '_')}", False
+    _check_variables(ctx.info_name, options, commands)
+    path = _file(ctx.parent.params["config"])
+    if path is not None:
+        table, values = _table_of(path, ctx.info_name, commands)
+        place = ctx.meta[PLACE] = f"{path}: [{table}]"
+        for name in values:
+            if name not in options:
+                raise UsageError(_unknown(f"{place} {name}", ctx.info_name, name, options))
+        ctx.default_map = {
+            options[name].name: _value(value, options[name], f"{place} {name}") for name, value in values.items()
+        }
 
 
-def options_of(parameters: Sequence[Any]) -> dict[str, Option]:
-    """The options among a command's parameters, by name. parameters: as the parser has them."""
-    found: dict[str, Option] = {}
-    for each in parameters:
-        long = [text for text in each.opts if text.startswith("--")]
-        if each.param_type_name != "option" or not long or long[0] == "--help":
+def words_set(ctx: Any) -> list[str]:
+    """The words of the command line that stand for what is set and was not typed."""
+    words: list[str] = []
+    for each in ctx.command.params:
+        if place_of(ctx, each) is None:
             continue
-        takes = "flag" if each.is_flag else "list" if each.multiple else "value"
-        off = each.secondary_opts[0] if each.secondary_opts else None
-        name = long[0].removeprefix("--")
-        option = Option(name=name, key=each.name, on=long[0], off=off, takes=takes, kind=_kind(each))
-        found[option.name] = option
-    return found
+        value = ctx.params[each.name]
+        if isinstance(value, bool):
+            words += [each.opts[0]] if value else each.secondary_opts[:1]
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [f"{each.opts[0]}={one}" for one in values]
+    return words
 
 
-def _kind(parameter: Any) -> str:
-    """The name of its type; Typer has kept it in two places."""
-    descriptor = getattr(parameter, "type_descriptor", None)
-    given = getattr(parameter, "type", None) if descriptor is None else descriptor.annotation
-    return str(getattr(given, "name", None) or getattr(given, "__name__", ""))
+def place_of(ctx: Any, option: Any) -> str | None:
+    """Where a value of an option is set; None where it was typed, or is the default."""
+    source = ctx.get_parameter_source(option.name)
+    if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
+        return None
+    return str(option.envvar) if source.name == "ENVIRONMENT" else f"{ctx.meta[PLACE]} {_name(option)}"
 
 
-def file_of(named: str | None, environment: Mapping[str, str], here: Path) -> Path | None:
-    """The file with settings: the one that --config or the variable names, else that of the project around `here`.
+def _name(option: Any) -> str:
+    """The long name of an option, without dashes in front."""
+    return str(next(each for each in option.opts if each.startswith("--")).removeprefix("--"))
+
+
+def _prefix(command: str) -> str:
+    """How the variables of a command begin."""
+    return f"{PREFIX}{command.upper().replace('-', '_').replace(' ', '_')}_"
+
+
+def _check_variables(command: str, options: Mapping[str, Any], commands: Collection[str]) -> None:
+    """Raise UsageError for a variable of this command that names no option of it."""
+    begins = _prefix(command)
+    longer = tuple(_prefix(each) for each in commands if each.startswith(f"{command} "))
+    known = {option.envvar for option in options.values()}
+    for variable in sorted(os.environ):
+        if variable.startswith(begins) and variable not in known and not variable.startswith(longer or ("\n",)):
+            name = variable.removeprefix(begins).lower().replace("_", "-")
+            raise UsageError(_unknown(variable, command, name, options))
+
+
+def _unknown(place: str, command: str, name: str, options: Collection[str]) -> str:
+    return f"{place}: kvcheck {command} has no option --{name}{did_you_mean(name, options)}"
+
+
+def _value(value: object, option: Any, place: str) -> object:
+    """A value as the parser reads it: texts, so that true is no number. Raises UsageError."""
+    if isinstance(value, list) and not option.multiple:
+        raise UsageError(f"{place}: expected one value for {option.opts[0]}, got {value!r}")
+    texts = []
+    for each in value if isinstance(value, list) else [value]:
+        if not isinstance(each, str | int | float):
+            raise UsageError(f"{place}: expected a text or a number for {option.opts[0]}, got {each!r}")
+        texts.append(str(each).lower() if isinstance(each, bool) else str(each))
+    return texts if option.multiple else texts[0]
+
+
+def _file(named: str | None) -> Path | None:
+    """The file with settings: the one that --config or the variable names, else that of the project around.
 
     Raises UsageError if a file that was named is not there.
     """
-    asked = named if named is not None else environment.get(CONFIG)
+    asked = named if named is not None else os.environ.get(CONFIG)
     if asked is not None:
-        if not asked:
-            return None
         path = Path(asked)
-        if not path.is_file():
-            raise UsageError(
-                f"{'--config' if named is not None else CONFIG}: expected a TOML file, found none at {asked}"
-            )
-        return path
-    for folder in (here, *here.parents):
-        path = folder / FILE_NAME
-        if path.is_file() and _inside(path, _loaded(path)) is not None:
-            return path
-    return None
+        if asked and not path.is_file():
+            by = CONFIG if named is None else "--config"
+            raise UsageError(f"{by}: expected a TOML file, found none at {asked}")
+        return path if asked else None
+    here = Path.cwd()
+    files = (folder / FILE_NAME for folder in (here, *here.parents))
+    return next((path for path in files if path.is_file() and _tables(path) is not None), None)
 
 
-def settings_of_file(path: Path, commands: Collection[str]) -> tuple[Setting, ...]:
-    """All settings of a file. Raises UsageError with their place.
-
-    A pyproject.toml has them under [tool.kvcheck.COMMAND], any other file under [COMMAND].
-    """
-    loaded = _loaded(path)
-    is_project = path.name == FILE_NAME
-    tables = _inside(path, loaded) if is_project else loaded
-    before = ".".join((*TABLE, "")) if is_project else ""
-    found: list[Setting] = []
-    for command, table in (tables or {}).items():
-        if command not in commands:
-            hint = did_you_mean(command, commands)
-            raise UsageError(f"{path}: [{before}{command}]: kvcheck has no such command{hint}")
+def _table_of(path: Path, command: str, commands: Collection[str]) -> tuple[str, dict[str, object]]:
+    """The name and the options of a command's table. A pyproject.toml has it under [tool.kvcheck], any other file at
+    its top. Raises UsageError for what no table of the file may have."""
+    before = ".".join((*TABLE, "")) if path.name == FILE_NAME else ""
+    known = {each.replace(" ", "-"): each for each in commands}
+    own: dict[str, object] = {}
+    for name, table in (_tables(path) or {}).items():
+        if name not in known:
+            raise UsageError(f"{path}: [{before}{name}]: kvcheck has no such command{did_you_mean(name, known)}")
         if not isinstance(table, dict):
-            raise UsageError(f"{path}: {before}{command}: expected a table, [{before}{command}], got {table!r}")
-        for key, value in table.items():
-            option = key.replace("_", "-")
-            place = f"{path}: [{before}{command}] {key}"
-            if option in PERSONAL:
-                raise UsageError(f"{place}: no file may set it; say --{option} on the command line")
-            found.append(Setting(command=command, option=option, value=value, place=place, rank=1))
-    return tuple(found)
+            raise UsageError(f"{path}: {before}{name}: expected a table, [{before}{name}], got {table!r}")
+        options = {key.replace("_", "-"): value for key, value in table.items()}
+        if personal := sorted(PERSONAL & {*options}):
+            place = f"{path}: [{before}{name}] {personal[0]}"
+            raise UsageError(f"{place}: no file may set it; type --{personal[0]} on the command line")
+        if known[name] == command:
+            own = options
+    return f"{before}{command.replace(' ', '-')}", own
 
 
-def settings_of_environment(environment: Mapping[str, str], commands: Collection[str]) -> tuple[Setting, ...]:
-    """All settings among the variables: KVCHECK_, the command's name, _ and the option's. Others are not kvcheck's."""
-    found: list[Setting] = []
-    for name, value in sorted(environment.items()):
-        for command in commands:
-            before = f"{PREFIX}{command.upper().replace('-', '_')}_"
-            if name.startswith(before) and name != before:
-                option = name.removeprefix(before).lower().replace("_", "-")
-                found.append(Setting(command=command, option=option, value=value, place=name, rank=2))
-    return tuple(found)
-
-
-def check_names(settings: Sequence[Setting], command: str, options: Collection[str]) -> None:
-    """Raise UsageError for a setting of this command that names no option of it."""
-    for each in settings:
-        if each.command == command and each.option not in options:
-            hint = did_you_mean(each.option, options)
-            raise UsageError(f"{each.place}: kvcheck {command} has no option --{each.option}{hint}")
-
-
-def winners(settings: Sequence[Setting], command: str) -> dict[str, Setting]:
-    """By option, the setting of this command that counts."""
-    own = [each for each in settings if each.command == command]
-    return {each.option: each for each in sorted(own, key=lambda each: each.rank)}
-
-
-def words_of(setting: Setting, option: Option) -> list[str]:
-    """The words that say it on the command line. Raises UsageError for a value of another kind."""
-    if option.takes == "flag":
-        is_on = _truth(setting, option)
-        return [option.on] if is_on else [option.off] if option.off is not None else []
-    values = _values(setting, option)
-    return [f"{option.on}={each}" for each in values]
-
-
-def _truth(setting: Setting, option: Option) -> bool:
-    text = str(setting.value).lower()
-    if not isinstance(setting.value, bool | str) or text not in (*TRUE, *FALSE):
-        raise UsageError(f"{setting.place}: expected true or false for {option.on}, got {setting.value!r}")
-    return text in TRUE
-
-
-def _values(setting: Setting, option: Option) -> Iterator[str]:
-    given = setting.value
-    if option.takes == "list" and isinstance(given, str) and setting.rank == 2:
-        given = [each.strip() for each in given.split(",") if each.strip()]
-    is_list = isinstance(given, list)
-    if is_list and option.takes != "list":
-        raise UsageError(f"{setting.place}: expected one value for {option.on}, got {given!r}")
-    for each in given if isinstance(given, list) else [given]:
-        if isinstance(each, bool) or not isinstance(each, str | int | float):
-            raise UsageError(f"{setting.place}: expected a text or a number for {option.on}, got {each!r}")
-        yield str(each)
-
-
-def _loaded(path: Path) -> dict[str, Any]:
+def _tables(path: Path) -> dict[str, Any] | None:
+    """The tables of commands in a file; None for a pyproject.toml that has none. Raises UsageError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        loaded: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"cannot read settings from {path}: {why_unread(error)}; expected a TOML file") from error
-
-
-def _inside(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table [tool.kvcheck]; None where there is none. Raises UsageError where the name holds something else."""
+    if path.name != FILE_NAME:
+        return dict(loaded)
     tool = loaded.get(TABLE[0])
     found = tool.get(TABLE[1]) if isinstance(tool, dict) else None
     if found is not None and not isinstance(found, dict):

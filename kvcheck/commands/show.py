@@ -20,8 +20,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
 from kvcheck.core.report import STORY_WRITERS
 from kvcheck.core.report.replay_line import FINDING, PROOF
-from kvcheck.core.report.store import RunStore, check_writable, find_run, is_stored
 from kvcheck.core.report.story_text import story_lines, why_no_story
+from kvcheck.core.run.store import RunStore, check_writable, find_run, is_stored
 
 MAX_DIGITS = 6
 """Digits of a finding's number; a longer number is the beginning of a run's id."""

@@ -24,7 +24,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.live.line import is_live_line
 from kvcheck.core.live.own.plan import is_own_line
-from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
+from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.shrinking import Shrunk
@@ -41,7 +41,7 @@ def shrink(
     check_choice("--format", format_name, FORMATS)
     check_positive("--runs", runs)
     plan = _plan(what, lines_of(what, out, is_smaller_better=True))
-    from kvcheck.core.stress.runner_rows import row_of
+    from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.shrinking import check_shrinkable
 
     row_of(plan).check_names(plan)
@@ -80,7 +80,7 @@ def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool)
 
 def _search_apart(plan: Plan, runs: int, *, is_text: bool) -> Verdict:
     """The search in a worker. One that a schedule ends has shown that the code under test fails."""
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
 
     try:
         return own_target.shrink(plan, runs, say, is_text=is_text)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from kvcheck.commands import own_target
-from kvcheck.commands.session import Session
 from kvcheck.commands.stories import leave_out
 from kvcheck.commands.targets import target_of
+from kvcheck.core.run.session import Session
 
 SHRINKING_S = 20.0
 """Seconds of wall time that it may take; never more than is left of --max-time."""
@@ -23,7 +23,7 @@ def look_for_smaller(session: Session, max_time_s: float | None) -> None:
     limit_s = SHRINKING_S if max_time_s is None else min(SHRINKING_S, max_time_s - session.elapsed_s)
     if not session.findings or limit_s <= 0:
         return
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
     from kvcheck.core.stress.smaller import Facts, smaller, with_smaller
 
     found: dict[str, Facts] = {}

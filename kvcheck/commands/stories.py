@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 from kvcheck.commands import own_target
-from kvcheck.commands.session import Session
 from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import warn
+from kvcheck.core.run.session import Session
 
 STORIES_S = 30.0
 """Seconds of wall time that all stories of a run may take; with --max-time at most a tenth of that."""
@@ -23,7 +23,7 @@ def tell_stories(session: Session, max_time_s: float | None) -> None:
     """Run the schedules of the first causes once more, and keep how each came about."""
     if not session.findings:
         return
-    from kvcheck.core.stress.asked_process import Unanswered
+    from kvcheck.core.run.workers import Unanswered
     from kvcheck.core.stress.stories import stories, with_stories
 
     limit_s = STORIES_S if max_time_s is None else min(STORIES_S, max(LEAST_S, max_time_s / 10))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.runner import ScheduleRunner

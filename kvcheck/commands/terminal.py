@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -23,7 +24,7 @@ from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted, plural
-from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
 from kvcheck.core.report.prices import is_check, is_enough
 from kvcheck.core.report.printable import printable
@@ -120,6 +121,42 @@ class ProgressLine:
         if not is_live() and elapsed_s - self._written_s >= HEARTBEAT_S:
             self._written_s = elapsed_s
             complain(f"{elapsed_s:.0f} s: {text}")
+
+
+class Terminal:
+    """Shows a run: results on stdout, progress on stderr. is_quiet: only the record goes to stdout, at the end."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self.is_quiet = is_quiet
+        self._line = ProgressLine()
+
+    def say(self, text: str) -> None:
+        """A line of results."""
+        if not self.is_quiet:
+            with WRITING:
+                clear_passing()
+                say(text)
+
+    def warn(self, text: str) -> None:
+        """A line about something that changes no verdict."""
+        warn(text)
+
+    def progress(self, text: str) -> None:
+        """What goes on now, with the time."""
+        if not self.is_quiet:
+            self._line.show(text)
+
+    def clear(self) -> None:
+        """Remove the progress line."""
+        if not self.is_quiet:
+            clear_passing()
+
+    def record(self, record: RunRecord) -> None:
+        """The record as JSON, where that is the format asked for."""
+        if self.is_quiet:
+            # In ASCII: the same JSON, whatever the encoding of stdout, and nothing that a terminal obeys.
+            sys.stdout.write(json.dumps(to_plain(record), indent=1) + "\n")
+            sys.stdout.flush()
 
 
 def complain(message: str) -> None:

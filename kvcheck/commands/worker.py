@@ -27,7 +27,7 @@ from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import complain
 from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble, text_of
-from kvcheck.core.stress.cell_task import Report
+from kvcheck.core.run.cell_task import Report
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
     try:
         kind = sys.argv[1] if sys.argv[1:] else None
         asked = sys.stdin.read() if kind is None else ""
-        from kvcheck.core.stress.cell_workers import BEGUN, work  # a death while this is loaded is not the target's
+        from kvcheck.core.run.workers import BEGUN, work  # a death while this is loaded is not the target's
 
         for line in chain((BEGUN,), work(asked, target_of, say) if kind is None else _answers(kind, say)):
             say(line)
@@ -61,13 +61,13 @@ def main() -> int:
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
     """The answers to what is asked, line by line. kind: the argument of this process."""
     from kvcheck.commands import held, own_answers, own_target
-    from kvcheck.core.stress import mutant_process
+    from kvcheck.core.stress import mutant_trials
     from kvcheck.core.stress.seeds import batches
 
     answers: dict[str, Callable[[str], str]] = {
         held.HELD: held.answered,
         own_target.OWN: partial(own_answers.answered, say=say),
-        mutant_process.MUTANTS: partial(mutant_process.answered, target_of=target_of),
+        mutant_trials.MUTANTS: partial(mutant_trials.answered, target_of=target_of),
         batches.BATCHES: partial(batches.answered, target_of=target_of, say=say),
     }
     yield from map(answers[kind], sys.stdin)

@@ -1,6 +1,6 @@
 """Content words: fill rows with words that encode their owner, and find the rows that differ.
 
-word[row, w] = mix64(tag[row]) XOR mask[w]. The caller passes mix64(tag) as `codes` and one mask a word of the row.
+word[row, w] = mix64(tag[row]) XOR mask[w]. The caller passes mix64(tag) as `codes`.
 
 Invariants:
 - Everything is 64-bit integer arithmetic that wraps; no word ever passes through a float.
@@ -19,12 +19,10 @@ _M2_INVERSE = pow(_M2, -1, 1 << 64)
 
 
 def as_signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit value."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def as_unsigned(value: int) -> int:
-    """The unsigned 64-bit value with the bits of an int64."""
     return value & _U64
 
 
@@ -36,7 +34,6 @@ def mix64_int(value: int) -> int:
 
 
 def unmix64_int(value: int) -> int:
-    """The inverse of mix64_int."""
     value ^= (value >> 31) ^ (value >> 62)
     value = (value * _M2_INVERSE) & _U64
     value ^= (value >> 27) ^ (value >> 54)
@@ -45,21 +42,19 @@ def unmix64_int(value: int) -> int:
 
 
 def mix64_torch(values: torch.Tensor) -> torch.Tensor:
-    """mix64_int over an int64 tensor of any shape."""
     values = (values ^ _shift(values, 30)) * as_signed(_M1)
     values = (values ^ _shift(values, 27)) * as_signed(_M2)
     return values ^ _shift(values, 31)
 
 
 def unmix64_torch(values: torch.Tensor) -> torch.Tensor:
-    """unmix64_int over an int64 tensor of any shape."""
     values = (values ^ _shift(values, 31) ^ _shift(values, 62)) * as_signed(_M2_INVERSE)
     values = (values ^ _shift(values, 27) ^ _shift(values, 54)) * as_signed(_M1_INVERSE)
     return values ^ _shift(values, 30) ^ _shift(values, 60)
 
 
 def rows_torch(codes: torch.Tensor, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of words. codes: [..., T] int64; mask: [W] int64. Returns [..., T, W] of dtype int64 or int32."""
+    """Rows of words. codes: [..., T] int64; mask: [W] int64. Returns [..., T, W] int64 or int32."""
     words = codes.unsqueeze(-1) ^ mask
     return words if dtype == torch.int64 else low_half(words)
 
@@ -73,7 +68,7 @@ def low_half(words: torch.Tensor) -> torch.Tensor:
 
 
 def differing_torch(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Which rows differ from their expected words. rows: [..., W]; codes: [...]. Returns bool [...]."""
+    """Rows that differ from their expected words, bool [...]. rows: [..., W]; codes: [...]."""
     expected = rows_torch(codes, mask, rows.dtype)
     if rows.device.type == "cpu" and torch.equal(rows, expected):
         return torch.zeros(codes.shape, dtype=torch.bool)  # the usual case is one comparison without a mask
@@ -81,5 +76,4 @@ def differing_torch(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor)
 
 
 def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

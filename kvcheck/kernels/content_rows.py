@@ -1,11 +1,7 @@
-"""Rows of content words compared in one pass: which rows differ from the words that their owners wrote.
+"""Comparison of content rows with their expected words, in one pass, without waiting for a device.
 
-rows: [..., W], codes: [...], mask: [W]; word w of a row is to be its code XOR mask[w]. Rows of int32 hold
-the low halves.
-
-Invariants:
-- Nothing here waits for a device. The result stays there until somebody reads it.
-- The blocked, compiled and device forms give bit for bit what `differing_torch` gives.
+rows: [..., W], codes: [...], mask: [W]; word w of a row is expected to be its code XOR mask[w]. Rows of int32 hold the
+low halves.
 """
 
 from __future__ import annotations
@@ -19,11 +15,11 @@ from kvcheck.kernels.compilers import asks_numba, asks_triton
 from kvcheck.kernels.content import differing_torch, low_half
 
 BLOCK_BYTES = 512 << 10
-"""Expected rows that the blocked form makes at a time: they stay in the second-level cache until they are compared."""
+"""Expected rows that the blocked form makes at a time: they stay in the L2 cache until they are compared."""
 
 
 def differing(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """differing_torch in one pass over much memory."""
+    """differing_torch in one pass over much memory; all forms give the same bits."""
     if rows.device.type == "cpu" and rows.numel() * rows.element_size() <= BLOCK_BYTES:
         return differing_torch(rows, codes, mask)  # one block of its own
     flat, per_row = rows.reshape(-1, rows.shape[-1]), codes.reshape(-1)
@@ -40,7 +36,6 @@ def differing(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> to
 
 
 def _kernels(rows: torch.Tensor) -> ModuleType | None:
-    """The module of the kernels where they run: on a device, and on the CPU where triton is loaded and interprets."""
     if not asks_triton(rows):
         return None
     from kvcheck.kernels import content_rows_triton
@@ -49,7 +44,7 @@ def _kernels(rows: torch.Tensor) -> ModuleType | None:
 
 
 def _differing_blocks(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Which rows of CPU memory differ: [T] bool. Only a block that differs is compared word by word."""
+    """differing_torch by blocks. Only a block that differs is compared word by word."""
     differing = torch.zeros(len(rows), dtype=torch.bool)
     if not rows.numel():
         return differing

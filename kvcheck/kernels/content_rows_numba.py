@@ -1,7 +1,6 @@
-"""Content rows by a compiled loop over host memory that touches each word once; importing this module needs numba.
+"""differing_torch as a compiled loop that touches each word of host memory once.
 
 Invariants:
-- It means what `differing_torch` means, for rows that lie in one piece.
 - Words are unsigned here: numba makes a float of a signed and an unsigned operand.
 """
 
@@ -16,7 +15,6 @@ from kvcheck.kernels.content import low_half
 
 
 def differing_numba(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Which rows differ, bool [T]."""
     if rows.dtype == torch.int32:
         codes, mask = low_half(codes), low_half(mask)
     differing = torch.empty(len(rows), dtype=torch.bool)
@@ -25,7 +23,7 @@ def differing_numba(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor)
 
 
 def _words(tensor: torch.Tensor) -> npt.NDArray[np.unsignedinteger]:
-    """Words in one piece, unsigned, so that every call compiles to the same few loops."""
+    """Contiguous unsigned words, so that every call compiles to the same few loops."""
     return tensor.contiguous().numpy().view(np.uint64 if tensor.dtype == torch.int64 else np.uint32)
 
 

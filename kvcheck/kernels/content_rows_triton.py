@@ -1,8 +1,7 @@
-"""Content rows as a Triton kernel that touches each word once; importing this module needs triton.
+"""differing_torch as a Triton kernel that touches each word once.
 
 Invariants:
-- It gives the results of `differing_torch`. A row that two programs share differs if either of them says so.
-- Addresses are 64-bit and every load and store is masked.
+- A row that two programs share differs if it differs in either part.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import triton
 import triton.language as tl
 
 BLOCK_WORDS = 4096
-"""Words that one program handles, whatever the length of a row: no lane idles because rows are short or odd."""
+"""Words that one program compares. Blocks ignore row borders, so short or odd rows leave no lane idle."""
 WARPS = 8
 
 
 def differing_triton(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Which rows differ, bool [T]."""
     programs = triton.cdiv(rows.numel(), BLOCK_WORDS)
     differing = torch.zeros(len(rows), dtype=torch.uint8, device=rows.device)
     if programs:
@@ -33,7 +31,7 @@ def differing_triton(rows: torch.Tensor, codes: torch.Tensor, mask: torch.Tensor
             IS_PACKED=rows.is_contiguous(),
             BLOCK=BLOCK_WORDS,
             num_warps=WARPS,
-            enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
+            enable_fp_fusion=False,  # no floats here; left unset, a release that changes the default would warn
         )
     return differing.view(torch.bool)
 
@@ -65,4 +63,4 @@ def _compare_block(  # type: ignore[no-untyped-def]  # triton reads annotations 
 
 _DIFFERING = triton.jit(_compare_block)
 IS_INTERPRETED = not isinstance(_DIFFERING, triton.JITFunction)
-"""Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""
+"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

@@ -3,11 +3,11 @@
 digest = sum over i of mix64(word[i] + mix64(start(key) + (first + i) * GOLDEN)), modulo 2**64.
 
 Invariants:
-- Integer arithmetic that wraps, exact and the same on every device and in every order of the sum.
+- Integer arithmetic that wraps: the same on every device and in every order of the sum.
 - mix64 is a bijection, so a change of a single word always changes the digest. Any other change is missed with
-  probability 2**-64. The digest does not protect from deliberate forgery.
-- Digests of sections add up to the digest of the whole if each section gives its start.
-- Zero words count too, so a missing word is always seen.
+  probability 2**-64. There is no protection from deliberate forgery.
+- Digests of sections add up to the digest of the whole if each section gives its `first`.
+- Zero words count too, so a missing word changes the digest.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _U64 = (1 << 64) - 1
 _STEPS = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 _LAST_SHIFT = np.uint64(31)
 BLOCK_WORDS = 32768
-"""Words that digest_blocks works on at a time: two blocks and the words themselves fit the second-level cache."""
+"""Words that digest_blocks works on at a time: two blocks and the words themselves fit the L2 cache."""
 
 FEW_WORDS = 8
-"""Up to so many words on the host, integers of Python are faster."""
+"""Most host words for which Python integers are faster."""
 
 
 def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """Digest of int64 `words` [n], the first of which has place `first` under `key`: an int64 scalar, there.
+    """Digest of int64 `words` [n], the first of which has place `first` under `key`: an int64 scalar on their device.
 
-    key: any unsigned 64-bit value; the digests of neighbouring keys are independent. Nothing waits for the device.
+    key: any unsigned 64-bit value; the digests of neighbouring keys are independent.
     """
     _check_words(words)
     places = torch.arange(len(words), device=words.device) * as_signed(GOLDEN) + as_signed(start_of(key, first))
@@ -44,10 +44,8 @@ def digest_torch(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tens
 
 
 def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch in one pass over the words: with triton, with numba for much host memory, by blocks otherwise.
-
-    Of a few words on the host each is an integer of Python, since blocks take tens of microseconds to begin.
-    """
+    """digest_torch in one pass: with triton, with numba for much host memory, or by blocks on the host. Few host words
+    use Python integers, since blocks take tens of microseconds to begin."""
     _check_words(words)
     if asks_triton(words):
         from kvcheck.kernels import digest_triton
@@ -66,7 +64,7 @@ def digest(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
 
 
 def digest_blocks(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Tensor:
-    """digest_torch of CPU words, block by block in two blocks of memory that stay in the cache."""
+    """digest_torch of CPU words, in two buffers that stay in the cache."""
     _check_words(words)
     seen, start, total = words.numpy().view(np.uint64), start_of(key, first), 0
     block = min(len(seen), BLOCK_WORDS)
@@ -84,20 +82,19 @@ def digest_blocks(words: torch.Tensor, *, key: int, first: int = 0) -> torch.Ten
 
 
 def digest_int(words: Sequence[int], *, key: int, first: int = 0) -> int:
-    """digest_torch of a few words on the host, signed or not; the result is unsigned."""
+    """digest_torch of a few host words, signed or not; the result is unsigned."""
     start = start_of(key, first)
     places = (mix64_int((start + at * GOLDEN) & _U64) for at in range(len(words)))
     return sum(mix64_int((word + place) & _U64) for word, place in zip(words, places, strict=True)) & _U64
 
 
 def combined(parts: torch.Tensor) -> torch.Tensor:
-    """The digest of the whole from those of its parts, int64 of any shape: an int64 scalar."""
+    """Digest of the whole from those of its parts, int64 of any shape."""
     return parts.sum()
 
 
 def start_of(key: int, first: int) -> int:
-    """What the place `first` adds under `key`, unsigned. Keys are mixed, so that neighbouring keys have unrelated
-    starts."""
+    """The unsigned term of place `first`. Keys are mixed, so that neighbouring keys have unrelated starts."""
     assert 0 <= key <= _U64 and first >= 0, f"key is an unsigned 64-bit value and first at least 0, got {key}, {first}"
     return (mix64_int(key ^ _KEYED) + first * GOLDEN) & _U64
 
@@ -107,7 +104,6 @@ def _check_words(words: torch.Tensor) -> None:
 
 
 def _mix64_in_place(values: npt.NDArray[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
-    """mix64_int of each value; spare: memory of the same size."""
     for shift, factor in _STEPS:
         np.right_shift(values, shift, out=spare)
         np.bitwise_xor(values, spare, out=values)

@@ -1,7 +1,6 @@
-"""The digests as compiled loops over host memory; importing this module needs numba.
+"""digest_torch and digest_rows_torch as compiled loops over host memory.
 
 Invariants:
-- They give the results of `digest_torch` and `digest_rows_torch`. The first takes words of any stride.
 - All constants are unsigned 64-bit, because numba turns a signed and an unsigned operand into a float.
 """
 
@@ -20,12 +19,11 @@ _30, _27, _31, _0 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(0)
 
 
 def digest_numba(words: torch.Tensor, start: int) -> torch.Tensor:
-    """Digest of int64 `words` [n] on the CPU; start: what the place of the first of them adds, unsigned."""
+    """Digest of int64 `words` [n] on the CPU; start: the unsigned term of the first place."""
     return torch.tensor(as_signed(int(_DIGEST(words.numpy().view(np.uint64), np.uint64(start)))))
 
 
 def digest_rows_numba(source: torch.Tensor, rows: torch.Tensor, start: int) -> torch.Tensor:
-    """Digest of the rows of `source` [L, R, W] on the CPU, whose words lie side by side within a row."""
     layers, wide = source.shape[0], source.shape[2]
     # The words of a row lie side by side, so the inner loop runs over neighbours.
     span = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
@@ -37,7 +35,7 @@ def digest_rows_numba(source: torch.Tensor, rows: torch.Tensor, start: int) -> t
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def folded(word: np.uint64, place: np.uint64) -> np.uint64:
-    """What one word adds to a digest; place: the start of the key plus its place times the golden constant."""
+    """The term of one word; place: start of the key + place * GOLDEN."""
     place = (place ^ (place >> _30)) * _M1
     place = (place ^ (place >> _27)) * _M2
     word = word + (place ^ (place >> _31))

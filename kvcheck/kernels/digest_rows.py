@@ -1,9 +1,4 @@
-"""The digest of rows in place: the digest of the gathered rows, without a gathered copy.
-
-Invariants:
-- It is the digest of the words in the order layer, row of the list, word. A row that is named twice counts twice.
-- Nothing here waits for a device.
-"""
+"""Digest of selected rows, without a gathered copy of them."""
 
 from __future__ import annotations
 
@@ -16,15 +11,15 @@ from kvcheck.kernels.page_copy import gather_rows
 
 
 def digest_rows_torch(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> torch.Tensor:
-    """Digest of int64 words source[l, rows[i], w] for all l, i, w in this order: an int64 scalar, there.
+    """Digest of int64 words source[l, rows[i], w] in the order l, i, w: an int64 scalar on their device.
 
-    source: [L, R, W], of any strides; rows: [n], each at least 0 and less than R.
+    source: [L, R, W], of any strides; rows: [n], each at least 0 and less than R; a row named twice counts twice.
     """
     return digest_torch(source.index_select(1, rows).reshape(-1), key=key)
 
 
 def digest_rows(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> torch.Tensor:
-    """digest_rows_torch in one pass: with triton, with numba for much host memory, otherwise over a gathered copy."""
+    """digest_rows_torch with triton, with numba for much host memory, otherwise over a gathered copy."""
     assert source.dtype == torch.int64 and source.ndim == 3 and rows.ndim == 1, "words are int64 [L, R, W], rows [n]"
     if asks_triton(source):
         from kvcheck.kernels import digest_rows_triton

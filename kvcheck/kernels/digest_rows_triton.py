@@ -1,9 +1,4 @@
-"""The digest of rows in place as one Triton kernel that reads each word once; importing this module needs triton.
-
-Invariants:
-- It gives the result of `digest_rows_torch`. Programs write partial sums, whose sum does not depend on their order.
-- Addresses are 64-bit and every load is masked.
-"""
+"""digest_rows_torch as one Triton kernel that reads each word once. Programs write partial sums."""
 
 from __future__ import annotations
 
@@ -14,12 +9,12 @@ import triton.language as tl
 from kvcheck.kernels.digest_triton import mix64
 
 BLOCK_WORDS = 4096
-"""Words that one program folds, whatever the length of a row: no lane idles because rows are short or odd."""
+"""Words that one program folds. Blocks ignore row borders, so short or odd rows leave no lane idle."""
 WARPS = 8
 
 
 def partial_digests_triton(source: torch.Tensor, rows: torch.Tensor, start: int) -> torch.Tensor:
-    """Partial digests [programs] of the rows of `source` [L, R, W]; start: what the first word's place adds, signed."""
+    """Partial digests [programs] of rows of `source` [L, R, W]; start: the signed term of the first place."""
     count = source.shape[0] * len(rows) * source.shape[2]
     programs = triton.cdiv(count, BLOCK_WORDS)
     parts = torch.empty(programs, dtype=torch.int64, device=source.device)
@@ -36,7 +31,7 @@ def partial_digests_triton(source: torch.Tensor, rows: torch.Tensor, start: int)
             WIDE=source.shape[2],
             BLOCK=BLOCK_WORDS,
             num_warps=WARPS,
-            enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
+            enable_fp_fusion=False,  # no floats here; left unset, a release that changes the default would warn
         )
     return parts
 
@@ -74,4 +69,4 @@ def _fold_rows(  # type: ignore[no-untyped-def]  # triton reads annotations as t
 
 _KERNEL = triton.jit(_fold_rows)
 IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
-"""Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""
+"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

@@ -1,9 +1,4 @@
-"""The digest as one Triton kernel that reads each word once; importing this module needs triton.
-
-Invariants:
-- It gives the result of `digest_torch`. Programs write partial sums, whose sum does not depend on their order.
-- Addresses are 64-bit and every load is masked.
-"""
+"""digest_torch as one Triton kernel that reads each word once. Programs write partial sums."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ BLOCK_WORDS = 1024
 
 
 def partial_digests_triton(words: torch.Tensor, start: int) -> torch.Tensor:
-    """Partial digests [programs] of `words` [n]; start: what place 0 of them adds, signed."""
+    """Partial digests [programs] of `words` [n]; start: the signed term of the first place."""
     assert words.dtype == torch.int64 and words.ndim == 1, f"words are int64 [n], got {words.dtype}{[*words.shape]}"
     programs = triton.cdiv(len(words), BLOCK_WORDS)
     parts = torch.empty(programs, dtype=torch.int64, device=words.device)
@@ -28,7 +23,7 @@ def partial_digests_triton(words: torch.Tensor, start: int) -> torch.Tensor:
             len(words),
             words.stride(0),
             BLOCK=BLOCK_WORDS,
-            enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
+            enable_fp_fusion=False,  # no floats here; left unset, a release that changes the default would warn
         )
     return parts
 
@@ -55,4 +50,4 @@ def _fold_block(words, parts, start, count, stride, BLOCK: tl.constexpr):  # typ
 
 _KERNEL = triton.jit(_fold_block)
 IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
-"""Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""
+"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

@@ -1,15 +1,9 @@
-"""Holds a lane until somebody raises a flag, or a watchdog has counted to its end.
+"""Hold of a stream until a flag is raised, or until a watchdog has counted to its end.
 
-flag: [1] int64, on the device or in pinned memory of the host; it is raised when it is at least `until`.
-outcome: [2] int64: 1 if the flag was raised, 0 if the watchdog ended the hold; and the number of looks at the flag.
+flag: [1] int64, on the device or in pinned host memory; raised when it is at least `until`. outcome: [2] int64: 1 if
+the flag was raised, 0 if the watchdog ended the hold; and the number of looks at the flag.
 
-A kernel that has never run may have to be loaded, and loading can wait for the device. So all kernels that run during a
-hold must have run before.
-
-Invariants:
-- A hold ends after a given number of looks, or earlier by the clock if a time is given. So no device hangs.
-- A hold does not make the process wait. The process, or another lane, raises the flag at any time.
-- The outcome always says how a hold ended. A hold that the watchdog ended has imposed no order.
+All kernels that run during a hold must have run before: loading a new kernel can wait for the device.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from kvcheck.kernels.compilers import asks_triton
 def hold_torch(
     flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, limit_ns: int | None = None
 ) -> None:
-    """Look at the flag at most `looks` times. For the CPU only, which reads no clock and counts looks alone.
+    """Look at the flag at most `looks` times. CPU only, and without a clock.
 
     limit_ns: the hold ends after so many nanoseconds of the device's clock.
     """
@@ -48,7 +42,7 @@ def hold(flag: torch.Tensor, outcome: torch.Tensor, *, until: int, looks: int, l
 
 
 def why_not(outcome: torch.Tensor) -> str | None:
-    """Why `hold` cannot hold a lane of the device that the tensor lies on, or None."""
+    """Reason why `hold` cannot hold a stream of the tensor's device, or None."""
     if not asks_triton(outcome):
         return "there is none"
     try:
@@ -60,8 +54,7 @@ def why_not(outcome: torch.Tensor) -> str | None:
 
 
 def release_torch(flag: torch.Tensor, value: int) -> None:
-    """Raise the flag: at once if it lies in host memory, in the order of the current stream if it lies on the
-    device."""
+    """Raise the flag: at once in host memory, in stream order on the device."""
     flag.fill_(value)
 
 

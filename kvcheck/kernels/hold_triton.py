@@ -1,8 +1,7 @@
-"""The hold as a Triton kernel of one warp; importing this module needs triton.
+"""hold_torch as a Triton kernel of one warp.
 
 Invariants:
-- It does what `hold_torch` does, and ends after `looks` looks in any case.
-- Every look reads the flag from memory, because loads are volatile. The kernel never writes it, so no release is lost.
+- Every look reads the flag from memory (volatile loads). The kernel never writes it, so no release is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from triton.language.extra import cuda
 
 
 def hold_triton(flag: torch.Tensor, outcome: torch.Tensor, until: int, looks: int, limit_ns: int | None) -> None:
-    """hold_torch. Interpreted kernels have no device clock, so only looks end their hold."""
+    """Interpreted kernels have no device clock, so only looks end their hold."""
     _KERNEL[(1,)](
         flag,
         outcome,
@@ -23,7 +22,7 @@ def hold_triton(flag: torch.Tensor, outcome: torch.Tensor, until: int, looks: in
         limit_ns or 0,
         HAS_CLOCK=limit_ns is not None and outcome.is_cuda,
         num_warps=1,
-        enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
+        enable_fp_fusion=False,  # no floats here; left unset, a release that changes the default would warn
     )
 
 
@@ -43,4 +42,4 @@ def _wait_for_flag(flag, outcome, until, looks, limit_ns, HAS_CLOCK: tl.constexp
 
 _KERNEL = triton.jit(_wait_for_flag)
 IS_INTERPRETED = not isinstance(_KERNEL, triton.JITFunction)
-"""Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""
+"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

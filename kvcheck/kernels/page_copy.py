@@ -1,12 +1,9 @@
 """Row copies between pool buffers, packed memory and host pages.
 
-A row is what one id names: a token, a page with all its tokens, or a slot. Callers that can choose use the widest rows.
-
 Invariants:
+- A row belongs to one id: a token, a page with all its tokens, or a slot.
 - Bytes are moved, never converted; both sides have the same trailing shape and dtype.
 - Index tensors are read when the copy runs.
-- A copy between host and device touches host memory in contiguous blocks or by a kernel. Torch packs a strided host
-  block at once on the calling thread, so it would read the block before the lane has reached the copy.
 """
 
 from __future__ import annotations
@@ -22,13 +19,14 @@ from kvcheck.kernels.page_copy_host import gather_blocks, scatter_blocks
 
 
 def gather_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """target[l, i] = source[l, rows[i]]. source: [L, R, W]; rows: [n]; target: [L, n, W], any place."""
+    """target[l, i] = source[l, rows[i]]. source: [L, R, W]; rows: [n]; target: [L, n, W], on any device."""
     picked = source.index_select(1, rows)
     copy_block_torch(target, picked)
 
 
 def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """target[l, rows[i]] = source[l, i]. target: [L, R, W]; rows: [n], no duplicates; source: [L, n, W], any place."""
+    """target[l, rows[i]] = source[l, i]. target: [L, R, W]; rows: [n], no duplicates; source: [L, n, W], on any
+    device."""
     if source.device != target.device:
         arrived = torch.empty(source.shape, dtype=source.dtype, device=target.device)
         copy_block_torch(arrived, source)
@@ -37,7 +35,7 @@ def scatter_rows_torch(target: torch.Tensor, source: torch.Tensor, rows: torch.T
 
 
 def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch with one kernel for all layers, or in host memory by blocks. There is no intermediate copy."""
+    """gather_rows_torch by one kernel for all layers, or by blocks in host memory."""
     if kernels := _kernels(target, source):
         kernels.gather_rows_triton(target, source, rows)
     elif not gather_blocks(target, source, rows):
@@ -45,7 +43,7 @@ def gather_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) 
 
 
 def scatter_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch with one kernel for all layers, or in host memory by blocks. There is no intermediate copy."""
+    """scatter_rows_torch by one kernel for all layers, or by blocks in host memory."""
     if kernels := _kernels(target, source):
         kernels.scatter_rows_triton(target, source, rows)
     elif not scatter_blocks(target, source, rows):
@@ -68,7 +66,7 @@ def copy_rows_torch(
 
 
 def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor) -> None:
-    """copy_rows_torch with one kernel, which reads or writes pinned host memory from the device. Nobody waits."""
+    """copy_rows_torch by one kernel, which reads or writes pinned host memory from the device without waiting."""
     if kernels := _kernels(target, source):
         kernels.copy_rows_triton(target, target_rows, source, source_rows)
         return
@@ -76,10 +74,12 @@ def copy_rows(target: torch.Tensor, target_rows: torch.Tensor, source: torch.Ten
 
 
 def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
-    """target = source, of one shape and any strides, in the order of the stream, for any devices."""
+    """target = source, of one shape and any strides, in stream order, for any devices."""
     if target.device == source.device:
         target.copy_(source)
         return
+    # Torch packs a strided host block at once on the calling thread, so it would read the block before the stream has
+    # reached the copy. So host memory is copied in contiguous blocks.
     host = target if target.device.type == "cpu" else source
     if not host.is_contiguous():
         for inner_target, inner_source in zip(target, source, strict=True):
@@ -89,15 +89,14 @@ def copy_block_torch(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def copy_bytes_torch(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a block of bytes of one shape."""
     target.copy_(source, non_blocking=True)
 
 
 def copies_to_host(source: torch.Tensor) -> Callable[[], torch.Tensor | bytearray]:
-    """A function that copies the bytes that `source` [n] uint8 holds when it runs to new host memory.
+    """Return a function that copies the current bytes of `source` [n] uint8 to new host memory when it runs.
 
-    From a device the copy is complete once the stream has reached it. On a CPU the result is no tensor yet, because for
-    a small row making a tensor takes as long as the copy.
+    From a device the copy is complete once the stream has reached it. On a CPU the result is a bytearray, because
+    making a tensor takes as long as copying a small row.
     """
     if source.is_cuda:
         return lambda: torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True)
@@ -105,15 +104,12 @@ def copies_to_host(source: torch.Tensor) -> Callable[[], torch.Tensor | bytearra
 
 
 def fill_torch(target: torch.Tensor, value: int) -> None:
-    """Set every element."""
     target.fill_(value)
 
 
 def _kernels(*sides: torch.Tensor) -> ModuleType | None:
-    """The module of the kernels if they can run: on a device, and on the CPU if triton is loaded and interprets.
-
-    A device reads host memory that is pinned. Where a side is pageable, the torch form copies.
-    """
+    """The module of the kernels if they can run: on a device if all host sides are pinned, on the CPU if triton
+    interprets."""
     if not asks_triton(*sides):
         return None
     from kvcheck.kernels import page_copy_triton

@@ -1,12 +1,9 @@
-"""Row copies within host memory, by the largest blocks of neighbouring rows.
-
-Torch gathers row by row into new memory and copies that. Here each block is copied directly to its target. If numba is
-installed, large copies bypass the caches.
+"""Row copies within host memory, by the largest blocks of neighbouring rows, without torch's intermediate copy.
 
 Invariants:
-- It gives the results of `gather_rows_torch` and `scatter_rows_torch`, and refuses rows out of range.
-- If that does not pay, or rows are not neighbours, it returns False and writes nothing. It does the same while a
-  dispatch mode is active, because a watcher of tensor calls, such as the audit of footprints, cannot see numpy.
+- Rows out of range raise IndexError.
+- A function returns False, with nothing written, if blocks do not pay, or while a torch dispatch mode is active,
+  because an observer of tensor calls, such as the audit of footprints, cannot see numpy.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import torch
 from kvcheck.kernels.compilers import asks_numba_of
 
 LEAST_BLOCK_BYTES = 1024
-"""Bytes of one layer below which a block of rows is not worth being told from single rows."""
+"""Least bytes of one layer for which copying rows by blocks pays."""
 
 FEW_BLOCKS = 4
 WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -30,7 +27,7 @@ LINE_BYTES = 64
 
 
 def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """gather_rows_torch by blocks. Returns False, with nothing written, if there are no blocks."""
+    """gather_rows_torch by blocks; False if it was not done."""
     if (ids := _ids(target, source, rows)) is None:
         return False
     if _is_much(target):
@@ -51,7 +48,7 @@ def gather_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
 
 
 def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> bool:
-    """scatter_rows_torch by blocks. Returns False, with nothing written, if there are no blocks."""
+    """scatter_rows_torch by blocks; False if it was not done."""
     if (ids := _ids(source, target, rows)) is None:
         return False
     if _is_much(source):
@@ -72,10 +69,9 @@ def scatter_blocks(target: torch.Tensor, source: torch.Tensor, rows: torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Rows as blocks of `size` neighbours, and a shorter tail. ids: of the blocks. tail: (first row, count) or None.
+    """Rows as blocks of `size` neighbours, with ids, and a shorter tail (first row, count)."""
 
-    rows   [ 128 .. 191 | 64 .. 127 | 320 .. 350 ]      blocks 2, 1 of 64 rows, a tail of 31 from row 320
-    """
+    # rows   [ 128 .. 191 | 64 .. 127 | 320 .. 350 ]      blocks 2, 1 of 64 rows, a tail of 31 from row 320
 
     ids: npt.NDArray[np.int64]
     size: int
@@ -83,17 +79,15 @@ class _Blocks:
 
     @property
     def whole(self) -> int:
-        """Rows before the tail."""
         return len(self.ids) * self.size
 
     @property
     def are_many(self) -> bool:
-        """True if it pays to copy layer by layer, which reads and writes in order, instead of block by block in fewer
-        calls."""
+        """True if copying layer by layer, in memory order, pays."""
         return len(self.ids) > FEW_BLOCKS
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """(place, first row, count) of each copy for all layers at once: the tail, and the blocks if they are few."""
+        """(place, first row, count) of each copy over all layers: the tail, and the blocks if they are few."""
         if not self.are_many:
             for number, block in enumerate(self.ids.tolist()):
                 yield number * self.size, block * self.size, self.size
@@ -105,7 +99,7 @@ def _ids(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> npt.ND
     """The rows of `pool`, checked to be in range; None if this module cannot move them."""
     if any(each.device.type != "cpu" for each in (packed, pool, rows)) or not len(rows):
         return None
-    if (packed.dtype, packed.shape[::2]) != (pool.dtype, pool.shape[::2]):  # torch says what is wrong with them
+    if (packed.dtype, packed.shape[::2]) != (pool.dtype, pool.shape[::2]):  # torch raises its own error
         return None
     if torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
         return None
@@ -120,7 +114,6 @@ def _ids(packed: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> npt.ND
 
 
 def _is_much(packed: torch.Tensor) -> bool:
-    """True if it pays to bypass the caches, in rows of a cache line or more."""
     row_bytes = packed.shape[2] * packed.element_size()
     return row_bytes >= LINE_BYTES and row_bytes % 8 == 0 and asks_numba_of(packed.numel() * packed.element_size())
 
@@ -139,10 +132,9 @@ def _blocks(pool: torch.Tensor, ids: npt.NDArray[np.int64]) -> _Blocks | None:
 
 
 def _memory(rows: torch.Tensor) -> npt.NDArray[np.signedinteger]:
-    """The same memory as integers: numpy does not know all types of torch, and bytes are moved, not converted."""
+    """View the memory as integers, since numpy lacks some of torch's types."""
     return rows.view(WHOLE_NUMBERS[rows.element_size()]).numpy()
 
 
 def _by(rows: npt.NDArray[np.signedinteger], size: int) -> npt.NDArray[np.signedinteger]:
-    """[R, W] as [R / size, size * W], the same memory."""
     return rows.reshape(len(rows) // size, size * rows.shape[1])

@@ -1,11 +1,9 @@
-"""Row copies within host memory that bypass the caches; importing this module needs numba.
+"""gather_rows_torch and scatter_rows_torch by non-temporal stores, which bypass the caches.
 
-A plain store first reads the cache line that it overwrites, so a copy moves three bytes for each byte. A store that
-bypasses the caches moves two. Bytes that are saved to the host or restored from it are not read again soon, so the
-caches keep other data. Small copies are faster in the caches.
+A plain store first reads the cache line that it overwrites: a copy moves three bytes for each byte, with these stores
+two. Saved or restored bytes are not read again soon. Small copies are faster in the caches.
 
 Invariants:
-- They give the results of `gather_rows_torch` and `scatter_rows_torch`, for layers with contiguous rows.
 - Other threads see the stores once the function has returned.
 """
 
@@ -33,8 +31,8 @@ def copy_runs_numba(
 ) -> None:
     """target[l, target_rows[i]] = source[l, source_rows[i]]; runs of neighbours on both sides are copied as one.
 
-    target: [L, U, W], source: [L, V, W], rows in one piece and of whole 8-byte words; target_rows, source_rows: [n].
-    The two sides do not overlap.
+    target: [L, U, W], source: [L, V, W], contiguous rows of whole 8-byte words, without overlap; target_rows,
+    source_rows: [n].
     """
     _COPY_RUNS(
         np.uint64(target.data_ptr()),
@@ -50,7 +48,7 @@ def copy_runs_numba(
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def _copy_line(typing: Any, target: Any, source: Any) -> Any:
-    """Copy 64 bytes between two addresses and bypass the caches. The target's address is a multiple of 64."""
+    """Copy 64 bytes between two addresses by non-temporal stores. The target's address is a multiple of 64."""
 
     def code(context: Any, builder: Any, signature: Any, addresses: Any) -> Any:
         line = ir.VectorType(ir.IntType(64), WORDS_OF_LINE).as_pointer()
@@ -67,8 +65,6 @@ def _copy_line(typing: Any, target: Any, source: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def _copy_word(typing: Any, target: Any, source: Any) -> Any:
-    """Copy 8 bytes between two addresses."""
-
     def code(context: Any, builder: Any, signature: Any, addresses: Any) -> Any:
         into, out_of = (builder.inttoptr(address, ir.IntType(64).as_pointer()) for address in addresses)
         builder.store(builder.load(out_of), into)
@@ -79,8 +75,6 @@ def _copy_word(typing: Any, target: Any, source: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def _fence(typing: Any) -> Any:
-    """Make earlier stores visible before later ones."""
-
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")
         return context.get_dummy_value()
@@ -89,7 +83,7 @@ def _fence(typing: Any) -> Any:
 
 
 def _copy_run(target, source, size):  # type: ignore[no-untyped-def]  # numba infers the types
-    """Copy `size` bytes, a multiple of 8: words until the target is at a line, lines, words."""
+    """Copy `size` bytes, a multiple of 8."""
     end = target + size
     step = source - target
     while target < end and target % np.uint64(LINE_BYTES) != 0:

@@ -1,9 +1,7 @@
-"""The row copies of page_copy as Triton kernels; importing this module needs triton.
+"""The row copies of page_copy as Triton kernels, for any strides.
 
 Invariants:
-- They give the results of the torch forms for every layout, since a layout is a set of strides.
 - One launch copies the rows of all layers, for any width. Short or odd rows leave no lane idle.
-- Addresses are 64-bit and every load and store is masked.
 """
 
 from __future__ import annotations
@@ -15,24 +13,23 @@ import triton.language as tl
 from kvcheck.kernels.compilers import grid_of
 
 BLOCK_WORDS = 1024
-"""Words that one program copies, of as many rows as it takes."""
+"""Words that one program copies, over row borders."""
 
 
 def copy_rows_triton(
     target: torch.Tensor, target_rows: torch.Tensor, source: torch.Tensor, source_rows: torch.Tensor
 ) -> None:
-    """copy_rows_torch for int64 words. Index tensors lie where the kernel runs; a side on the host is pinned."""
+    """copy_rows_torch for int64 words. Index tensors lie on the kernel's device; a host side is pinned."""
     assert source.shape[0] == target.shape[0] and source.shape[2:] == target.shape[2:], "both sides have one row shape"
     _copy(target, target_rows, source, source_rows, len(target_rows))
 
 
 def gather_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """gather_rows_torch for int64 words, where either side may be pinned memory of the host."""
+    """gather_rows_torch, like copy_rows_triton."""
     _copy(target.unsqueeze(2), None, source.unsqueeze(2), rows, len(rows))
 
 
 def scatter_rows_triton(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
-    """scatter_rows_torch for int64 words, where either side may be pinned memory of the host."""
     _copy(target.unsqueeze(2), rows, source.unsqueeze(2), None, len(rows))
 
 
@@ -43,7 +40,7 @@ def _copy(
     source_rows: torch.Tensor | None,
     count: int,
 ) -> None:
-    """Copy `count` rows of all layers, both sides [L, U, r, W]. A side without ids has its units in order."""
+    """Copy `count` rows of all layers, both sides [L, U, r, W]; without ids a side is in order."""
     layers, words = target.shape[0], target.shape[3]
     _check(target, target_rows)
     _check(source, source_rows)
@@ -60,7 +57,7 @@ def _copy(
             SOURCE_R=source.shape[2],
             W=words,
             BLOCK=BLOCK_WORDS,
-            enable_fp_fusion=False,  # no floats here; a release that changes the default warns whoever does not say
+            enable_fp_fusion=False,  # no floats here; left unset, a release that changes the default would warn
         )
 
 
@@ -110,4 +107,4 @@ def _copy_words(  # type: ignore[no-untyped-def]  # triton reads annotations as 
 
 _COPY = triton.jit(_copy_words)
 IS_INTERPRETED = not isinstance(_COPY, triton.JITFunction)
-"""Whether triton was told (TRITON_INTERPRET=1) to run kernels on the CPU."""
+"""True if triton runs kernels on the CPU (TRITON_INTERPRET=1)."""

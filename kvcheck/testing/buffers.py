@@ -1,12 +1,10 @@
-"""Buffers: the tensors of the user's object whose rows are numbered by slots or pages, read and written row by row.
+"""Buffers: tensors of the user's object with a dimension of slots or pages, read and written row by row.
 
 Invariants:
-- There is no list of buffers: it would omit what the code under test omits. A buffer that is added later is found.
-- A tensor with a dimension of slots or pages is judged, unless it is excluded by name or holds an id a slot. One of two
-  or more dimensions without any is NotJudged, unless its memory belongs to tensors that are judged.
-- Memory that several names lead to is one buffer. Where that hides one of them, `not_tried` names it.
-- A name that is printed as advice, such as "arena[1, 0]", is taken by `exclude` and `unused`.
-- Rows are read and written as integers of the element's size, wherever they lie and whatever their strides are.
+- Buffers are found, not listed: a list would have the same omissions as the code under test.
+- A tensor of two or more dimensions without slots or pages is NotJudged, unless its memory belongs to judged tensors.
+- Memory with several names is one buffer. If that hides a tensor, `not_tried` names it.
+- A name that a message recommends, such as "arena[1, 0]", is valid in `exclude` and `unused`.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_to
 from kvcheck.testing.reached import Held, Passed, is_named, reached
 
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
-"""Types of which one element a slot is an id, a length or a flag, and no content."""
+"""Types in which one element a slot is an id, a length or a flag, not content."""
 LISTED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """How rows are numbered. slots: ids that there are. page_size: ids of a page. name: what an id numbers."""
+    """Row numbering. slots: number of ids. page_size: ids per page. name: the unit that an id numbers."""
 
     slots: int
     page_size: int = 1
@@ -54,11 +52,11 @@ class Units:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """One layer of a buffer. unit: what a row holds. rows: bits of the tensor, [rows, ...] or [pages, tokens, ...].
+    """One layer of a buffer. rows: bits of the tensor, [rows, ...] or [pages, tokens, ...]. unit: the unit of a row.
 
-    paths: how it may be named. family: the name that its layers have in common. numbers: its indices, the last `own` of
-    which are the tensor's own. split: tokens of a page where rows has both dimensions, else 0. used: the
-    elements of a row that hold KV, or None for all. Others are written, but not read.
+    family: the name that its layers share. numbers: its indices, of which the last `own` index the tensor itself.
+    split: tokens per page if `rows` has both dimensions, else 0. used: numbers of the row's elements that hold KV, None
+    for all; the others are written but not compared.
     """
 
     name: str
@@ -75,46 +73,41 @@ class Buffer:
 
     @property
     def where(self) -> str:
-        """In words: "k, layer 3"."""
         return self.name if self.layer is None else f"{self.name}, layer {self.layer}"
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """Equal for the same buffer of the same object, whenever it is looked for."""
         return self.name, self.layer
 
     @property
     def path(self) -> str:
-        """Its name for exclude= and unused=."""
+        """Name for exclude= and unused=."""
         return self.paths[0]
 
     @property
     def width(self) -> int:
-        """Bytes of a row."""
         return math.prod(self.dims) * self.rows.element_size()
 
     @property
     def size(self) -> int:
-        """Bytes of a row that hold KV."""
         return self.width if self.used is None else len(self.used) * self.rows.element_size()
 
     @property
     def whole(self) -> Buffer:
-        """The same with rows that hold KV everywhere."""
         return replace(self, used=None)
 
     def kept(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of the bytes of whole rows those that hold KV."""
+        """Return the KV bytes of whole rows: [rows, width] -> [rows, size]."""
         if self.used is None:
             return rows
         return rows.view(len(rows), -1, self.rows.element_size())[:, self.used.cpu()].reshape(len(rows), self.size)
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
-        """Copies of these rows on the host: [ids, bytes] uint8."""
+        """Return host copies of rows: [ids, size] uint8."""
         return self.gathered(self.index(ids)).cpu()
 
     def gathered(self, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Copies of the rows of an index, where the buffer lies: [ids, bytes] uint8. Does not make the process wait."""
+        """Return copies of rows on the buffer's device, [ids, size] uint8, without a wait of the process."""
         count = len(at[0])
         if not count:
             return torch.zeros(0, self.size, dtype=torch.uint8)
@@ -123,33 +116,31 @@ class Buffer:
         return kept.contiguous().view(-1).view(torch.uint8).reshape(count, self.size)
 
     def write(self, ids: Sequence[int], rows: torch.Tensor) -> None:
-        """Put these bytes of whole rows there: [ids, bytes] uint8."""
+        """Write whole rows: [ids, width] uint8."""
         if len(ids):
             bits = rows.contiguous().view(-1).view(self.rows.dtype).to(self.rows.device)
             self.rows[self.index(ids)] = bits.reshape(len(ids), *self.dims)
 
     def rows_in(self, tensor: torch.Tensor) -> frozenset[int]:
-        """Its rows that a tensor has a byte of."""
         return rows_touched(tensor, self.rows, 2 if self.split else 1)
 
     def row(self, number: int) -> torch.Tensor:
-        """A view of one row."""
         return self.rows[divmod(number, self.split)] if self.split else self.rows[number]
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The shape of a row."""
         return tuple(self.rows.shape[2:] if self.split else self.rows.shape[1:])
 
     def index(self, ids: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Where these rows are, as `rows` is indexed. To copy it to a device makes the process wait."""
+        """Return the index of rows into `rows`. Its copy to a device makes the process wait."""
         at = torch.tensor(list(ids), dtype=torch.int64, device=self.rows.device)
         return (at // self.split, at % self.split) if self.split else (at,)
 
 
 @dataclass(frozen=True, slots=True)
 class RowTensor:
-    """A tensor with rows. at: their dimension. tokens: that of a page's tokens, if any. is_page: a row is a page."""
+    """A tensor with rows. at: their dimension. tokens: dimension of a page's tokens, if any. is_page: a row is a
+    page."""
 
     held: Held
     at: int
@@ -159,9 +150,8 @@ class RowTensor:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The buffers of an object. not_tried: tensors that are left out, each with the reason. threads: where it keeps
-    what runs code in other threads. reached: all tensors of it. within: tensors that lie apart in another, and
-    that one."""
+    """Buffers of an object. threads: paths of objects that run code in other threads. within: (part, whole) pairs of
+    tensors."""
 
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]
@@ -178,7 +168,7 @@ def find_buffers(
     include: Collection[str] = (),
     unused: Mapping[str, object] | None = None,
 ) -> Pool:
-    """The buffers of an object. unused: parts of rows without KV, by name. Raises NotJudged for what does not fit."""
+    """Return the buffers of an object. Raises NotJudged if a tensor or a name does not fit."""
     passed = Passed(() if isinstance(exclude, str) else exclude)
     every = reached(thing, passed=passed)
     unused = unused or {}
@@ -227,7 +217,6 @@ def find_buffers(
 
 
 def index_text(index: object) -> str:
-    """An index of a row as Python writes it: "slice(10, 16)", "(..., slice(10, 16))"."""
     if isinstance(index, tuple):
         return f"({', '.join(map(index_text, index))}{',' if len(index) == 1 else ''})"
     if isinstance(index, slice) and index.step is None:
@@ -248,14 +237,13 @@ def _check_names(
 
 
 def _indices(held: Held, units: Units) -> list[tuple[int, ...]]:
-    """The indices of a tensor's layers: of the dimensions before that of the rows, if it has any."""
     sizes = held.tensor.shape
     at = next((at for at, size in enumerate(sizes) if size in (units.slots, units.pages)), 0)
     return [*itertools.product(*(range(size) for size in sizes[:at]))] if at else []
 
 
 def _layer_paths(path: str, index: Sequence[int]) -> tuple[str, ...]:
-    """How a layer of a tensor may be named: "arena[1, 0]" or "arena[1][0]", so that "arena[1]" names both of it."""
+    """The second name, "arena[1][0]", is for patterns such as "arena[1]"."""
     if not index:
         return (path,)
     return f"{path}[{', '.join(map(str, index))}]", path + "".join(f"[{number}]" for number in index)
@@ -309,11 +297,10 @@ def _match(held: Held, units: Units) -> RowTensor | None:
 def _each_byte_once(
     matched: Sequence[RowTensor], odd: Sequence[Held], units: Units
 ) -> tuple[list[RowTensor], tuple[str, ...], tuple[tuple[RowTensor, RowTensor], ...]]:
-    """The tensors that cover all memory of buffers, in the order in which they were reached; which are hidden; and
-    which lie apart in another.
+    """Return tensors that cover all buffer memory once; texts on hidden ones; and (part, whole) pairs.
 
-    Tensors that lie apart in a larger one hide nothing: layers of an arena, keys and values, scales in rows of bytes.
-    Named are tensors that are all of another one, that cross several, or that are the only part of another.
+    Disjoint parts of a larger tensor hide nothing, such as layers of an arena or scales in rows of bytes. A tensor is
+    hidden if it equals another one, crosses several, or is the only part of another.
     """
     taken = ByteMap([each.held.tensor for each in matched] + [held.tensor for held in odd])
     kept: list[int] = []
@@ -359,13 +346,11 @@ def _each_byte_once(
 
 
 def _across(others: Sequence[Held], kept: Sequence[RowTensor]) -> tuple[str, ...]:
-    """Tensors without rows that have a part of the memory of a buffer. One that has all of several is their arena."""
     pairs = [(held, each.held) for held in others for each in kept if has_part(held.tensor, each.held.tensor)]
     return tuple(map(shared_text, pairs))
 
 
 def _reached_again(kept: Sequence[RowTensor], again: Sequence[Held]) -> tuple[str, ...]:
-    """Buffers that stand twice in one list, or under two names of one object: that is meant, or a list multiplied."""
     shared: dict[tuple[str, str], list[Held]] = {}
     for held in again:
         first = next((each.held for each in kept if each.held.tensor is held.tensor), None)
@@ -378,7 +363,6 @@ def _reached_again(kept: Sequence[RowTensor], again: Sequence[Held]) -> tuple[st
 
 
 def shared_text(pairs: Sequence[Held]) -> str:
-    """pairs: the hidden tensor and the one that is judged, in turns."""
     hidden, first = pairs[::2], pairs[1]
     other = hidden[0].tensor.dtype
     kind = (
@@ -396,7 +380,6 @@ def _paths(some: Sequence[Held]) -> str:
 
 
 def layers_of(match: RowTensor, units: Units) -> tuple[Buffer, ...]:
-    """The layers of a tensor with rows."""
     return tuple(_parts(match, units, {}))
 
 
@@ -405,7 +388,6 @@ def _is_any(paths: Iterable[str], names: Collection[str]) -> bool:
 
 
 def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping[str, object]) -> torch.Tensor | None:
-    """The numbers of the elements of a row that hold KV: none of those that `unused` names for this layer."""
     named = [index for name, index in unused.items() if held.is_named((name,)) or _is_any(paths, (name,))]
     if not named:
         return None
@@ -426,7 +408,6 @@ def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping
 
 
 def _parts(match: RowTensor, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
-    """The layers of a tensor: one for each index of the dimensions before that of the rows."""
     held, tensor = match.held, match.held.tensor.detach()
     dims = [size for at, size in enumerate(tensor.shape) if at > match.at and at != match.tokens]
     if tensor.is_complex():

@@ -1,10 +1,4 @@
-"""What a call of kvcheck.testing ends in: what was judged, the findings, or why nothing could be judged.
-
-Invariants:
-- The text of a failure is the findings as people read them: causes first, with the bytes that were seen beside those
-  that were wanted.
-- What could not be judged is neither a finding nor a pass.
-"""
+"""Outcomes of a call: its result, its findings with causes first, or the reason why it could not judge."""
 
 from __future__ import annotations
 
@@ -18,14 +12,14 @@ from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Finding
 
 MOST_SHOWN = 5
-"""Causes that are printed in full."""
+"""Causes printed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a call has judged. words: words of 8 bytes that were compared, by buffer. reads: rows or values compared.
+    """Result of a call. words: compared 8-byte words, by buffer. reads: rows or values compared.
 
-    orderings: reads that raced with a load. not_tried: what the call left out, each with the reason.
+    orderings: reads that raced with a load. not_tried: parts that the call left out, each with the reason.
     """
 
     words: Mapping[str, int]
@@ -41,7 +35,7 @@ class Judged:
 
 
 class IntegrityError(AssertionError):
-    """Something was found. findings: causes first, each with its symptoms. judged: what was compared on the way."""
+    """Raised with the findings of a call: causes first, each followed by its symptoms. judged: the call's result."""
 
     __module__ = "kvcheck.testing"
 
@@ -52,7 +46,7 @@ class IntegrityError(AssertionError):
 
 
 class NotJudged(UnknownVerdict):
-    """The call could not judge: the text says what is in the way and what to do about it. It is not a pass."""
+    """Raised if the call could not judge; its text has the reason and the remedy. It is not a pass."""
 
     __module__ = "kvcheck.testing"
 
@@ -60,7 +54,6 @@ class NotJudged(UnknownVerdict):
 def settled(
     findings: Sequence[Finding], words: Mapping[str, int], reads: int, *, orderings: int = 0, not_tried: tuple[str, ...]
 ) -> Judged:
-    """The result of a call, its findings in causal order."""
     return Judged(
         words=dict(words),
         reads=reads,
@@ -71,7 +64,6 @@ def settled(
 
 
 def findings_text(findings: Sequence[Finding]) -> str:
-    """One block for each cause."""
     found = bugs(findings)
     shown = [line for bug in found[:MOST_SHOWN] for line in _block(bug)]
     if len(found) > MOST_SHOWN:

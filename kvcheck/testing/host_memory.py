@@ -1,12 +1,10 @@
-"""Host memory: which tensors would be the host's on a machine with a device, by how they were made.
+"""Host memory: decides from how a tensor was made whether it would lie on the host of a machine with a GPU.
 
-With stand-in streams all tensors lie on the CPU. A blocking copy into memory of the host waits for its stream; one
-into memory of the device does not.
+With stand-in streams all tensors lie on the CPU. A blocking copy waits for its stream only if its destination is host
+memory. If this is undecided, the copy runs late and its destination is named.
 
-Invariants:
-- Memory is the host's if save made it without `device=`, or if it was made with `pin_memory=` and the KV was not; or
-  one of them with `device=` and the other without.
-- Where that decides nothing, a blocking copy is late, and its destination is named.
+Memory is the host's if save made it without `device=`; if it was made with `pin_memory=` and the KV was not; or if
+exactly one of it and the KV was made with `device=`.
 """
 
 from __future__ import annotations
@@ -32,11 +30,9 @@ IN_SAVE, PINNED, WITH_DEVICE, WITHOUT = "in save without device=", "with pin_mem
 
 @dataclass(slots=True, kw_only=True)
 class Saving:
-    """Copies of one call of save.
+    """Copies of one call of save. own: storages of the KV. made: how the KV was made; None if in several ways.
 
-    own: storages of the KV. made: how the KV was made; None if not all in one way. names: of storages, by address.
-    all_wait: each blocking copy waits. unsure: destinations of blocking copies of which it is not known whose memory
-    they are. behind: copies on the main stream that may run behind save.
+    unsure: destinations of blocking copies whose side is undecided. behind: non-blocking copies on the main stream.
     """
 
     own: frozenset[int] = frozenset()
@@ -48,8 +44,6 @@ class Saving:
 
 
 class MemoryOrigins(TorchFunctionMode):
-    """Records how tensors are made while it is entered."""
-
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self._machine = machine
@@ -58,7 +52,7 @@ class MemoryOrigins(TorchFunctionMode):
 
     @contextmanager
     def saving(self, kv: Sequence[torch.Tensor], names: Mapping[int, str], *, all_wait: bool) -> Iterator[Saving]:
-        """In here save runs, and its blocking copies into memory of the host wait."""
+        """Run save in this block: blocking copies into host memory wait."""
         own, how = frozenset(map(storage_of, kv)), {self._how(each) for each in kv}
         made = how.pop() if len(how) == 1 else None
         self._saving = Saving(own=own, made=made, names=names, all_wait=all_wait)
@@ -85,7 +79,6 @@ class MemoryOrigins(TorchFunctionMode):
         return made
 
     def _waits(self, into: torch.Tensor, saving: Saving) -> bool:
-        """Whether a blocking copy into this tensor waits for its stream."""
         at, how = storage_of(into), self._how(into)
         if at in saving.own:
             return False
@@ -114,5 +107,5 @@ class MemoryOrigins(TorchFunctionMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of the memory that it lies in; 0 for one that has none, such as a sparse tensor."""
+    """Address of a tensor's storage; 0 for a layout without one, such as sparse."""
     return int(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else 0

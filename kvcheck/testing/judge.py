@@ -1,8 +1,7 @@
-"""Judge: compares rows of the user's pool with their owners' content, and says what those that differ hold.
+"""RowJudge: compares rows of the user's pool with their owners' content and identifies wrong bytes.
 
 Invariants:
-- All bytes of a row are compared. A row is a finding only if it differs from its owner's content.
-- Of each buffer, layer and rule there is one finding, which counts the rows that are wrong.
+- Each buffer, layer and rule yields one finding, which counts the wrong rows.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from kvcheck.testing.buffers import Buffer
 from kvcheck.testing.ownership import PADDING, Owner, Ownership, dump
 
 TELLING = 8
-"""Bytes of a row that are enough to name the place that it was written for."""
+"""Bytes of a row that suffice to identify the place that it was written for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """The first row of several that differs. code: the kind of bytes. story: what the row holds, after "holds"."""
+    """First wrong row of several. code: kind of the bytes. story: their description, printed after "holds"."""
 
     code: str
     story: str
@@ -34,8 +33,6 @@ class Wrong:
 
 @dataclass(slots=True)
 class RowJudge:
-    """What one call has compared and found."""
-
     ownership: Ownership
     buffers: Sequence[Buffer]
     words: dict[str, int] = field(default_factory=dict)
@@ -43,12 +40,11 @@ class RowJudge:
     findings: list[Finding] = field(default_factory=list)
 
     def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
-        """Compare rows: [ids, bytes] each. Returns what is wrong with the first one that differs."""
+        """Count and compare rows, [ids, bytes] each. Return the first difference."""
         self.count(held.name, seen.numel(), len(ids))
         return self.differs(held, ids, seen, wanted)
 
     def differs(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
-        """What is wrong with the first row that differs, without a count."""
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
         if not len(wrong):
             return None
@@ -56,7 +52,6 @@ class RowJudge:
         return self._wrong(held, seen[at], wanted[at], self.ownership.owners[held.unit, ids[at]], at, len(wrong))
 
     def count(self, name: str, size: int, reads: int) -> None:
-        """Count bytes that were compared by other means."""
         self.reads += reads
         self.words[name] = self.words.get(name, 0) + -(-size // 8)
 
@@ -74,7 +69,7 @@ class RowJudge:
         lane: str | None = None,
         condition: str | None = None,
     ) -> None:
-        """Add a finding about rows of a buffer. lane: who read them. condition: as in Finding."""
+        """Add a finding. lane: the reader. condition: as in Finding."""
         found = Finding(
             code=code,
             oracle=oracle,
@@ -98,7 +93,6 @@ class RowJudge:
         return Wrong(code, story, at, rows, request, minimal)
 
     def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
-        """The code of the bytes, what they are, and the request that wrote them."""
         holders = self.ownership.owners_of(held, row)
         if holders and all(holder.request == owner.request for holder in holders):
             return "KV301", f"the row of its position {_some(holders)}", owner.request

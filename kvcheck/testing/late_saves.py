@@ -1,10 +1,6 @@
-"""Late saves: copies that save takes before its streams have made them, and what of them was not late.
+"""Late saves: find copies that save takes before its streams have made them.
 
-Invariants:
-- Each call of save is for another request, from SAVED_LATE on: nothing that an earlier call has copied passes for a
-  late copy.
-- First what is queued runs when somebody waits for it; then in orders that are drawn from the seed.
-- A finding that would be none if blocking copies into memory of an unknown side waited, has that as its condition.
+Each call of save is for a new request, from SAVED_LATE on, so leftovers of an earlier copy do not pass for a late one.
 """
 
 from __future__ import annotations
@@ -26,13 +22,12 @@ from kvcheck.testing.streams import Streams, replaced
 
 Saved = TypeVar("Saved")
 ORDERS = 9
-"""Orders that are tried with stand-in streams. On a device there is one."""
+"""Orders tried with stand-in streams. On a device it is one."""
 
 
 @dataclass(slots=True)
 class _Save:
-    """A save of a request under streams that are late. pending: operations that had not run when it returned. wrong:
-    the buffers that came back wrong."""
+    """One save under late streams. pending: operations that had not run when it returned."""
 
     request: int
     copies: Saving
@@ -54,10 +49,7 @@ def judge_late_save(
     *,
     keys: Collection[object] | None = None,
 ) -> tuple[str, ...]:
-    """Find copies that save takes before its streams have run them. Queued work runs when something waits for it.
-
-    keys: the buffers that are right where streams run at once; None for all. Returns what was not tried.
-    """
+    """Return notes for not_tried. keys: buffers that are restored correctly if streams run at once; None for all."""
 
     requests = count(SAVED_LATE)
 
@@ -118,7 +110,7 @@ def _wrong(
 
 
 def _find(judge: RowJudge, plan: Plan, units: Units, late: _Save, sure: Collection[object] | None) -> None:
-    """sure: buffers that are wrong although each blocking copy waits; None for all."""
+    """sure: buffers that stay wrong if every blocking copy waits; None for all."""
     names = ", ".join(late.copies.unsure)
     for held, wrong in late.wrong:
         rows = rows_named(plan.into, held.unit, units)
@@ -141,7 +133,7 @@ def _find(judge: RowJudge, plan: Plan, units: Units, late: _Save, sure: Collecti
 
 
 def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[Saved, tuple[str, ...]]:
-    """What save returns; and a note if it may copy in other threads, which were not late on purpose."""
+    """Return the result of save, and a note if it may copy in other threads."""
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -157,7 +149,7 @@ def saved_once(found: Pool, save: Callable[[Any], Saved], ids: object) -> tuple[
 
 
 def looked_again(found: Pool, look: Callable[[], Pool]) -> Pool:
-    """The buffers behind load, once copies to them have run. They are the same as before, or it raises NotJudged."""
+    """Search the buffers again after load. Raises NotJudged if they differ."""
     again = look()
     if [each.key for each in again.buffers] != [each.key for each in found.buffers]:
         raise NotJudged(

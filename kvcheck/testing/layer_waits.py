@@ -1,11 +1,7 @@
-"""waits: a reader of a layer waits for the load of that layer, also when the load is late.
+"""waits: checks that a reader of a layer waits for the load of that layer, also when the load is late.
 
-Each layer is read after a load of its own, so the wait of another reader does not count. A wait of the same reader at
-an earlier layer does, where it covers the whole load.
-
-Invariants:
-- A reader is judged only if it gives the right rows when the load has finished. Otherwise the call is NotJudged.
-- A load that puts nothing on a stream of its own is NotJudged: there was nothing to wait for.
+Each layer is read after a load of its own, so a wait of another reader does not count. A wait of the same reader at an
+earlier layer counts if it covers the whole load.
 """
 
 from __future__ import annotations
@@ -42,12 +38,12 @@ from kvcheck.testing.streams import Streams
 from kvcheck.testing.trial import conclude, seed_of
 
 STALE = ("KV101", "KV102", "KV103", "KV104")
-"""Rows that the load has not reached, or not whole."""
+"""Codes of rows that the load has not reached, or only in part."""
 LATE_AT_RANDOM = 3
-"""Every third seed lets the load get on between other calls; the others hold it until somebody waits."""
+"""Every third seed advances the load between other calls; the others hold it until a wait."""
 
 Reader = Callable[[int, Any], object]
-"""Gives what it reads of a layer and of slots."""
+"""(layer, slots) -> the rows that it reads."""
 LayerReader = Callable[[Any], object]
 """A reader of one layer."""
 
@@ -74,26 +70,26 @@ def waits(
     unit: str = "token",
     seed: int | None = None,
 ) -> Judged:
-    """Judge that `read(layer, ids)` waits for what `load(copy, ids)` does on a stream of its own.
+    """Judge that `read(layer, ids)` waits for the work that `load(copy, ids)` puts on a stream of its own.
 
     Call it inside `with streams() as held:` and make the pool there, so that its torch.cuda.Stream and Event are
-    kvcheck's. A copy is saved. Then, for each reader and layer, the slots hold another request's rows, `load` is
-    called, nothing of it has run yet, and what the reader returns is compared with what was saved. Last, save is called
-    again, its own streams late, and what it returned is loaded and compared.
+    kvcheck's. A copy is saved. Then, for each reader and layer, the slots get another request's rows, `load` is called
+    and held back, and the rows that the reader returns are compared with the saved ones. Last, save is called again
+    with its own streams late, and its result is loaded and compared.
 
     read: returns rows of these slots, or whole buffers of the layer, as a tensor or in lists, tuples, mappings or
-    objects. Several readers are a mapping from their names: what one waits for does not count for another. layers: how
-    many, or which. The other parameters are those of check_round_trip.
+    objects. Pass several readers as a mapping by name; a wait of one does not count for another. layers: their number,
+    or their ids. The other parameters are those of check_round_trip.
 
     Raises IntegrityError with KV201 for rows that were read before they were loaded, and with KV203 for a copy that
-    save took before its stream had made it. Raises NotJudged if nothing ran on a stream, or if what
-    `read` returns is no row of a buffer even after the load.
+    save took before its stream had made it. Raises NotJudged if nothing ran on a stream, or if `read` returns no row of
+    a buffer even after the load.
 
-    A pass says that this reader saw the rows of this load in the order that was tried. With stand-in streams a reader
-    without a wait is found each time, also one that waits for the event of an earlier layer; a wait that is longer than
-    needed is no finding, nor is one at the first layer for the whole load, if the layers are read in the order of
-    `layers`. It says nothing of work in other threads, of C++ extensions with streams of their own, of a
-    buffer that `read` does not return (the result names them), or of a load whose source is reused too early.
+    A pass covers this reader, this load and the order that was tried. With stand-in streams a reader without a wait is
+    always found, also one that waits for the event of an earlier layer. A longer wait than needed is no finding, nor is
+    a wait for the whole load at the first layer, if layers are read in the order of `layers`. Not covered: other
+    threads, C++ extensions with streams of their own, buffers that `read` does not return (the result names them), and
+    a load whose source is reused too early.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
     drawn = seed_of(seed)
@@ -126,24 +122,22 @@ def waits(
 
 @dataclass(slots=True)
 class _Scene:
-    """One pool under loads that are late."""
-
     found: Pool
     units: Units
     plan: Plan
     judge: RowJudge
     streams: Streams
     ids: Callable[[], object]
-    """Makes the slots that load and readers get. That may make the process wait for the current stream."""
+    """Makes the slots for load and readers. This may make the process wait for the current stream."""
     shown: set[tuple[str, int | None]] = field(default_factory=set)
-    """Keys of buffers of which a reader has returned rows."""
+    """Keys of buffers with a row that a reader returned."""
     in_order: dict[str, None] = field(default_factory=dict)
-    """What is right only where the layers before were read, in words."""
+    """Notes on reads that are right only after reads of earlier layers."""
     without_order: dict[str, None] = field(default_factory=dict)
-    """Reads on whose order nothing was imposed, in words."""
+    """Notes on reads on which no order was imposed."""
 
     def restored(self, begin: Callable[[], None]) -> tuple[set[object], tuple[str, ...]]:
-        """The keys of buffers that a load which runs at once restores; the others in words, with rows of padding."""
+        """Return the keys of buffers that a load without delay restores, and notes on the others and on padding."""
         begin()
         self.streams.release()
         give(self.judge.ownership, self.found, self.units, SAVED, self.plan.into)
@@ -158,10 +152,6 @@ class _Scene:
         return right, (*padded.values(), *([told] if odd else []))
 
     def judged(self, reads: int, left: tuple[str, ...]) -> Judged:
-        """The result of so many reads during loads. Raises NotJudged if no order was imposed on any of them.
-
-        left: what else was not tried.
-        """
         judge, raced = self.judge, reads - len(self.without_order)
         if self.without_order and not raced and not judge.findings:
             raise NotJudged(
@@ -178,12 +168,10 @@ class _Scene:
         return settled(judge.findings, judge.words, judge.reads, orderings=raced, not_tried=not_tried)
 
     def give_to_next(self) -> None:
-        """Another request's rows everywhere but at the bystander's."""
         mark(self.judge.ownership, self.found, self.units, BYSTANDER, self.plan.held)
         mark(self.judge.ownership, self.found, self.units, NEXT, (*self.plan.free, *self.plan.ids))
 
     def understood(self, begin: Callable[[], None], read: LayerReader, what: str) -> list[Buffer]:
-        """The buffers of which the reader returns rows once the load has finished, in the order of its tensors."""
         self.streams.release()
         begin()
         self.streams.release()
@@ -205,10 +193,10 @@ class _Scene:
         return known
 
     def race(self, begin: Callable[[], None], reads: Sequence[LayerReader], reader: str, layer: int, seed: int) -> None:
-        """Read the last of `reads` while the load is late, and judge what was read.
+        """Judge the last of `reads` during a late load.
 
-        reads: of the layers before too, in order. A reader may wait at the first layer for the whole load, so one that
-        is too early alone is judged by what it reads after the others.
+        A reader may wait for the whole load at the first layer, so a layer that is early when read alone is read again
+        after the earlier layers.
         """
         what = f"{reader} of layer {layer}"
         known = self.understood(begin, reads[-1], what)
@@ -231,12 +219,11 @@ class _Scene:
         what: str,
         seed: int,
     ) -> list[torch.Tensor]:
-        """The rows that the last of `reads` gives under a load that is late; after other reads, one that runs only as
-        far as somebody waits."""
         self.streams.release()
         index = [held.index(rows_named(self.plan.into, held.unit, self.units)) for held in known]
         ids = [self.ids() for _ in reads]
         fired = self.streams.fired
+        # After other reads the load runs only as far as a wait requires.
         self.streams.hold(seed, is_lazy=len(reads) > 1 or seed % LATE_AT_RANDOM != LATE_AT_RANDOM - 1)
         begin()
         self.streams.hold_no_more()  # a stream of the reader's own runs before the load, as far as it does not wait
@@ -264,7 +251,6 @@ class _Scene:
         return seen
 
     def _is_early(self, known: Sequence[Buffer], seen: Sequence[torch.Tensor]) -> bool:
-        """Whether rows are not those that were saved."""
         return any(
             not torch.equal(rows, self.judge.ownership.wanted(held, rows_named(self.plan.into, held.unit, self.units)))
             for held, rows in zip(known, seen, strict=True)
@@ -290,7 +276,6 @@ class _Scene:
         )
 
     def _is_of(self, tensor: torch.Tensor, held: Buffer) -> bool:
-        """Whether a tensor is this buffer, or a copy of its rows as they were saved."""
         ids = rows_named(self.plan.into, held.unit, self.units)
         if overlap(tensor, held.rows):
             return torch.equal(held.read(ids), self.judge.ownership.wanted(held, ids))
@@ -299,7 +284,6 @@ class _Scene:
         )
 
     def _rows_of(self, tensor: torch.Tensor, held: Buffer) -> torch.Tensor:
-        """The rows of the slots that the tensor shows at this moment."""
         ids = rows_named(self.plan.into, held.unit, self.units)
         return held.read(ids) if overlap(tensor, held.rows) else bytes_of(tensor).reshape(len(ids), held.size)
 

@@ -1,8 +1,4 @@
-"""Memory: which bytes tensors have, by address, so that memory which torch sees as several storages is one.
-
-Invariants:
-- Bytes in common count, not storages, shapes or types.
-"""
+"""Memory: byte ranges of tensors by address, so that overlap is found across storages, shapes and types."""
 
 from __future__ import annotations
 
@@ -14,20 +10,19 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie in memory as its shape and strides say."""
     is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
     return is_plain and (tensor.element_size() in BITS or tensor.is_complex())
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor's bytes on the host."""
+    """Return a host copy of a tensor's bytes, flat uint8."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     bits = torch.view_as_real(plain).reshape(-1) if plain.is_complex() else plain
     return bits.view(torch.uint8).cpu().clone()
 
 
 class ByteMap:
-    """A number for each byte that some tensors have, 0 at first."""
+    """A number for each byte of some tensors, initially 0."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._runs: list[tuple[torch.device, int, int]] = []
@@ -39,7 +34,7 @@ class ByteMap:
         self._maps = [torch.zeros(end - start, dtype=torch.int16) for _, start, end in self._runs]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The numbers of a tensor's bytes, as a view: [*shape, bytes of an element]."""
+        """Return the numbers of a tensor's bytes as a view: [*shape, bytes of an element]."""
         device, start, _ = _extent(tensor)
         at = next(at for at, run in enumerate(self._runs) if run[0] == device and run[1] <= start < run[2])
         size = tensor.element_size()
@@ -48,7 +43,6 @@ class ByteMap:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have a byte in common."""
     if not (is_readable(one) and is_readable(other) and one.numel() and other.numel()):
         return False
     (device, start, end), (where, first, last) = _extent(one), _extent(other)
@@ -60,7 +54,6 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def has_part(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a tensor has some bytes of another one, and not all."""
     if not overlap(one, other):
         return False
     taken = ByteMap((one, other))
@@ -69,7 +62,7 @@ def has_part(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def rows_touched(tensor: torch.Tensor, rows: torch.Tensor, dims: int) -> frozenset[int]:
-    """The rows that a tensor has a byte of. dims: the leading dimensions of `rows` that number them."""
+    """Return the rows that share a byte with a tensor. dims: leading dimensions of `rows` that number them."""
     if not overlap(tensor, rows):
         return frozenset()
     taken = ByteMap((tensor, rows))
@@ -78,7 +71,6 @@ def rows_touched(tensor: torch.Tensor, rows: torch.Tensor, dims: int) -> frozens
 
 
 def _extent(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """Its device, and the addresses from its first byte to behind its last."""
     start = tensor.data_ptr()
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.device, start, start + (steps + 1) * tensor.element_size()

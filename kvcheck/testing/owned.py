@@ -1,9 +1,4 @@
-"""watch: a value that was given out keeps its bytes, and shares none of them with memory that will be reused.
-
-Invariants:
-- Bytes in common count, not storages: two slices of one arena that lie apart share nothing.
-- A value without a tensor is NotJudged.
-"""
+"""watch: checks that a value that was handed out keeps its bytes and shares none with memory that will be reused."""
 
 from __future__ import annotations
 
@@ -20,20 +15,20 @@ from kvcheck.testing.trial import conclude
 
 
 class watch:
-    """Judge a value that its receiver owns: a tensor, or anything that holds some.
+    """Judge a value that its receiver owns: a tensor, or an object that holds tensors.
 
         with watch(buffers.get(slot), of=buffers, name="metadata of slot 3", owner="request 1"):
             buffers.put(slot, the_next_request)
 
-    At once: a tensor that has bytes in common with a tensor below `of` is KV305. At the end of the block, or when
-    `check` is called: a tensor whose bytes are no longer those that were given out is KV303. Both raise
-    IntegrityError; a value without tensors raises NotJudged.
+    At once, a tensor that shares bytes with a tensor below `of` is KV305. At the end of the block, or when `check` is
+    called, a tensor whose bytes have changed is KV303. Both raise IntegrityError; a value without tensors raises
+    NotJudged.
 
-    of: the object that keeps the memory. owner: who was given the value; name: what it is; both for the messages.
-    is_view: the value may share memory, and only has to stay as it is until the end of the block.
+    of: the object that owns the memory. owner, name: receiver and description of the value, for messages. is_view: the
+    value may share memory and only has to stay unchanged until the end of the block.
 
-    A pass says that the value was apart from `of` and that nothing in the block changed it. It says nothing of what
-    happens after the block, of copies that are still on their way, or of memory that `of` does not lead to.
+    A pass covers overlap with `of` and changes within the block. Not covered: changes after the block, copies still in
+    flight, and memory that `of` does not lead to.
     """
 
     def __init__(
@@ -69,7 +64,7 @@ class watch:
             self.check()
 
     def check(self) -> Judged:
-        """Judge that the value is still what was given out."""
+        """Raise IntegrityError if the value has changed since it was handed out."""
         if any(each.tensor.is_cuda for each, _ in self._given):
             torch.cuda.synchronize()
         changed = [found for each, before in self._given if (found := self._changed(each, before)) is not None]
@@ -111,7 +106,6 @@ class watch:
 
 
 def _place(given: Held, held: Held) -> str:
-    """Where in the memory of its keeper a tensor lies."""
     tensor = held.tensor
     if tensor.dim() > 1:
         for row in range(tensor.shape[0]):

@@ -1,12 +1,9 @@
-"""Ownership: what is written to a row of the user's pool, and whose row it is that is read.
-
-The bytes of a row are those that the content rule gives to (buffer, layer, request, position), cut to what it can hold.
+"""Ownership: the content that is written to each row of the user's pool, and the owner of a row that is read.
 
 Invariants:
-- Elements of a floating type are finite, normal and no NaN: a copy by way of a wider type keeps them. So are those of
-  integers of two bytes and more a row, whatever floating type their bytes are viewed as.
-- A row is attributed to a request only if all of it is that request's content. A row of few bytes can be that of
-  several, and is then attributed to all of them.
+- Floating-point elements are finite and normal, so a copy through a wider type keeps them, also if integer rows of two
+  bytes and more are viewed as floating point.
+- A row is attributed to a request only if all its bytes match; a short row can match several.
 """
 
 from __future__ import annotations
@@ -21,52 +18,46 @@ from kvcheck.core.probes.frame.content import content
 from kvcheck.testing.buffers import Buffer
 
 PADDING = 0
-"""The owner of rows of padding: nobody's request."""
+"""The owner of padding: no request."""
 DUMPED = 16
-"""Bytes of a row that a finding shows."""
+"""Bytes of a row in a finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose row it is, and which of its positions."""
-
     request: int
     position: int
 
 
 @dataclass(slots=True)
 class Ownership:
-    """Who owns which row, as it was given last: (unit, id) -> owner. everybody: all owners that there ever were."""
+    """Current owners of rows, (unit, id) -> owner. everybody: all owners so far."""
 
     owners: dict[tuple[str, int], Owner] = field(default_factory=dict)
     everybody: dict[tuple[str, Owner], None] = field(default_factory=dict)
 
     def give(self, unit: str, request: int, ids: Sequence[int]) -> None:
-        """Make the request the owner of these rows, position by position, and write nothing."""
+        """Make a request the owner of rows, position by position, without writing."""
         for at, number in enumerate(ids):
             self.owners[unit, number] = Owner(request, at)
             self.everybody[unit, Owner(request, at)] = None
 
     def write(self, buffers: Sequence[Buffer], unit: str, request: int, ids: Sequence[int]) -> None:
-        """Make the request the owner of these rows, and write its content to every buffer with this unit."""
         self.give(unit, request, ids)
         for held in buffers:
             if held.unit == unit and ids:
                 held.write(ids, rows_of(held, request, range(len(ids))))
 
     def wanted(self, held: Buffer, ids: Sequence[int]) -> torch.Tensor:
-        """The content of whoever owns these rows."""
         mine = [self.owners[held.unit, number] for number in ids]
         return _rows(held, mine)
 
     def owners_of(self, held: Buffer, row: torch.Tensor) -> tuple[Owner, ...]:
-        """The owners whose content the row is: one at most, unless a row has too few bytes to tell them apart."""
         known = [owner for unit, owner in self.everybody if unit == held.unit]
         hits = torch.nonzero((_rows(held, known) == row).all(1)).view(-1).tolist()
         return tuple(known[hit] for hit in hits)
 
     def owners_in(self, held: Buffer, row: torch.Tensor) -> tuple[int, ...]:
-        """The requests whose content has an aligned word of 8 bytes of the row at its place."""
         whole = len(row) // 8 * 8
         if not whole:
             return ()
@@ -76,7 +67,6 @@ class Ownership:
         return tuple(dict.fromkeys(owner.request for owner, hit in zip(known, hits.tolist(), strict=True) if hit))
 
     def buffer_of(self, held: Buffer, row: torch.Tensor, others: Sequence[Buffer]) -> tuple[Buffer, Owner] | None:
-        """The other buffer or layer whose content the row is, and whose."""
         for other in others:
             if other.key != held.key and other.size == held.size and len(found := self.owners_of(other, row)) == 1:
                 return other, found[0]
@@ -84,7 +74,7 @@ class Ownership:
 
 
 def rows_of(held: Buffer, request: int, positions: Sequence[int]) -> torch.Tensor:
-    """The content of a request in whole rows of a buffer: [positions, bytes] uint8."""
+    """Return a request's content in whole rows: [positions, bytes] uint8."""
     site = Site(held.unit, held.name, "", -1 if held.layer is None else held.layer)
     rows = content(site, request, positions, held.width)
     if held.dtype is torch.bool:
@@ -100,7 +90,6 @@ def rows_of(held: Buffer, request: int, positions: Sequence[int]) -> torch.Tenso
 
 
 def dump(row: torch.Tensor, first: int) -> str:
-    """Some bytes of a row in hexadecimal, from the word with byte `first` on."""
     start = first // 8 * 8
     shown = row[start : start + DUMPED].tolist()
     return f"{' '.join(f'{byte:02x}' for byte in shown)} (byte {start} of {len(row)} on)"

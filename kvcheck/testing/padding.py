@@ -1,10 +1,9 @@
-"""Padding: parts of rows that neither save nor load moves. They align rows, or somebody forgot them.
+"""Padding: parts of rows that neither save nor load moves, either alignment or forgotten KV.
 
 Invariants:
-- A part is left out only if load left it in every row of the request, and the saved value does not have it.
-- A part that the saved value has, and that load leaves out, stays a finding.
-- A part that came back in another layer of the same buffer is KV, if other layers agree or the saved value has it
-  twice. So is one whose like in the same row is saved twice. No advice that hides such a part is printed or taken.
+- A part that the saved value contains is no padding.
+- A part that was restored in another layer of the same buffer is KV if other layers agree or the saved value contains
+  it twice. So is a part if one of the same size in the same row is saved twice.
 """
 
 from __future__ import annotations
@@ -20,31 +19,30 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.judge import RowJudge, Wrong
 
 TELLING = 4
-"""Bytes that are enough to be known again among others: shorter runs are looked for as a part of the whole row."""
+"""Bytes that suffice for a match; shorter runs are matched as part of the whole row."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Whole rows of a request in one layer: before load, after it, and as they were saved. [rows, bytes] each."""
+    """Whole rows of a request in one layer, [rows, bytes] each: before load, after load, and as saved."""
 
     before: torch.Tensor
     seen: torch.Tensor
     wanted: torch.Tensor
 
     def came_back(self, columns: torch.Tensor) -> bool:
-        """Whether load has moved these bytes."""
         seen, wanted = self.seen[:, columns], self.wanted[:, columns]
         return torch.equal(seen, wanted) and not torch.equal(seen, self.before[:, columns])
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A part of the rows of a layer that load left as it was. columns: [elements of a row] bool."""
+    """A part of a layer's rows that load left unchanged. columns: [elements of a row] bool."""
 
     held: Buffer
     columns: torch.Tensor
     wrong: Wrong | None
-    """How the first row differs; None for a part that unused= names."""
+    """First wrong row; None for a part that unused= names."""
 
     @property
     def bytes(self) -> torch.Tensor:
@@ -54,10 +52,9 @@ class Left:
 def untouched(
     held: Buffer, before: torch.Tensor, seen: torch.Tensor, wanted: torch.Tensor, saved: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """The elements of a row that nobody moved, if all that is wrong lies in them; None if anything else is wrong.
+    """Return the elements of a row that neither save nor load moved, if they contain all wrong bytes; else None.
 
-    before, seen, wanted: [rows, bytes] before load, after it, and as saved. saved: the bytes of the saved tensors.
-    Returns [elements] bool, of whole rows.
+    before, seen, wanted: [rows, bytes]. Returns [elements of a whole row] bool.
     """
     wrong = seen != wanted
     columns = wrong.any(0)
@@ -76,7 +73,6 @@ def untouched(
 
 
 def named_and_left(held: Buffer, rows: LayerRows) -> Left | None:
-    """The part of a layer that unused= names, if load has left it as it was."""
     if held.used is None:
         return None
     columns = torch.ones(held.width // held.rows.element_size(), dtype=torch.bool)
@@ -92,10 +88,8 @@ def judge_left(
     saved: Sequence[torch.Tensor],
     request: int,
 ) -> list[str]:
-    """Find parts that came back in another layer of the same buffer. Returns what is to be said of the others.
-
-    Raises NotJudged where unused= names a part that came back in another layer.
-    """
+    """Add findings for parts that were restored in another layer. Returns notes on the others. Raises NotJudged if
+    unused= names a restored part."""
     told: list[str] = []
     families: dict[tuple[object, ...], list[Left]] = {}
     for left in found:
@@ -134,7 +128,7 @@ def judge_left(
 
 
 def _find(judge: RowJudge, parts: Sequence[Left], other: Buffer | None, request: int, is_read_twice: bool) -> None:
-    """other: a layer in which the same part came back; None where one of the same size came back in the same rows."""
+    """other: a layer in which the part was restored; None if one of the same size was restored in the same rows."""
     held, wrong = parts[0].held, parts[0].wrong
     same = f"the same part of {other.path} came back" if other else "a part of the same size came back beside it"
     why = f"; the saved value has that {'' if other is None else f'of {other.path} '}more than once"
@@ -151,7 +145,6 @@ def _find(judge: RowJudge, parts: Sequence[Left], other: Buffer | None, request:
 
 
 def _text(parts: Sequence[Left], other: Buffer | None, *, is_all: bool = False) -> str:
-    """is_all: the parts are those of all layers of the buffer."""
     held = parts[0].held
     index = index_of(held, parts[0].columns)
     if other is not None:
@@ -171,7 +164,6 @@ def _text(parts: Sequence[Left], other: Buffer | None, *, is_all: bool = False) 
 
 
 def _has_more(held: Buffer, index: tuple[slice, ...] | slice) -> bool:
-    """Whether the row has such a part at another index of an outer dimension, as of a layer or of keys and values."""
     outer = zip(index[:-1], held.dims, strict=False) if isinstance(index, tuple) else ()
     return any(side != slice(0, size) for side, size in outer)
 
@@ -186,7 +178,7 @@ def _index(left: Left) -> str:
 
 
 def _is_one_side(left: Sequence[Buffer], moved: Sequence[Buffer]) -> bool:
-    """Whether what was left out is one of two halves of a tensor, as keys and values may differ in width."""
+    """Whether the part is one of two halves of a tensor: keys and values may differ in width."""
     own = min(each.own for each in (*left, *moved))
     for axis in range(-own, 0):
         sides = [{each.numbers[axis] for each in some} for some in (left, moved)]
@@ -196,14 +188,13 @@ def _is_one_side(left: Sequence[Buffer], moved: Sequence[Buffer]) -> bool:
 
 
 def _is_read_twice(wanted: torch.Tensor, part: torch.Tensor, saved: Sequence[torch.Tensor]) -> bool:
-    """Whether the saved value has this part of a layer's rows more often than the rest of them."""
     kept = [bytes(each.tolist()) for each in saved]
     return _times(wanted, part, kept) > _times(wanted, ~part, kept) > 0
 
 
 def _is_shared_in_row(left: Left, rows: LayerRows, saved: Sequence[torch.Tensor]) -> bool:
-    """Whether the saved value has a part of the row that is as long as the longest run of `left` more often than the
-    rest, as where all layers in a row use the scales of one. It has no more of what lies beside that part."""
+    """Whether another part of the row, as long as the longest run of `left`, is saved more often than its
+    neighbours."""
     start, end = max(_runs(left.bytes.tolist()), key=lambda run: run[1] - run[0])
     size, step = end - start, left.held.rows.element_size()
     kept = [bytes(each.tolist()) for each in saved]
@@ -220,20 +211,19 @@ def _is_shared_in_row(left: Left, rows: LayerRows, saved: Sequence[torch.Tensor]
 
 
 def _times(wanted: torch.Tensor, part: torch.Tensor, kept: Sequence[bytes]) -> int:
-    """How often the saved value has this part: that of all rows, of one row, or the longest run of it."""
     start, end = max(_runs(part.tolist()), key=lambda run: run[1] - run[0])
     needles = [wanted[:, part], wanted[0, part], wanted[0, start:end]]
     return next((count for needle in needles if (count := times_saved(needle, kept))), 0)
 
 
 def times_saved(needle: torch.Tensor, kept: Sequence[bytes]) -> int:
-    """How often these bytes are saved. Few bytes count only as a tensor of their own."""
+    """Count these bytes in the saved value. Fewer than TELLING bytes count only as a whole tensor."""
     bits = bytes(needle.reshape(-1).tolist())
     return sum(each.count(bits) if len(bits) >= TELLING else each == bits for each in kept)
 
 
 def index_of(held: Buffer, columns: torch.Tensor) -> tuple[slice, ...] | slice | None:
-    """These elements as an index of a row; None if they are no box."""
+    """Return these elements as an index of a row; None if they form no box."""
     if held.dtype.is_complex or len(columns) != math.prod(held.dims):
         return None
     box = columns.reshape(held.dims)
@@ -255,6 +245,5 @@ def _of_whole_row(held: Buffer, columns: torch.Tensor) -> torch.Tensor:
 
 
 def _runs(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """[start, end) of each run of true flags."""
     edges = [at for at in range(len(flags) + 1) if (at < len(flags) and flags[at]) != (at > 0 and flags[at - 1])]
     return list(zip(edges[::2], edges[1::2], strict=True))

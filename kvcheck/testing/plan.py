@@ -1,8 +1,4 @@
-"""Plan: the requests of a trial, the slots that each of them owns, and what is written there.
-
-Invariants:
-- Slots are given away as whole pages. Each slot has one owner; those of padding are nobody's.
-"""
+"""Plan: the requests of a trial and the slots of each, as whole pages."""
 
 from __future__ import annotations
 
@@ -17,14 +13,15 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.ownership import PADDING, Ownership
 
 SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
-"""The requests. What an earlier copy has left in a staging buffer must not pass for the late one's: it is another."""
+"""Requests. A late save has its own, so that leftovers in a staging buffer do not pass for it."""
 MOST_PAGES = 4
-"""Pages of a request, if the caller names no ids: two to so many."""
+"""Most pages of a drawn request; the least is two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The slots of the requests. held: the bystander's. free: all others but padding. padding: nobody's."""
+    """Slots. ids, into: of the saved request, before and after. held: of the bystander. free: all others except
+    padding."""
 
     ids: tuple[int, ...]
     into: tuple[int, ...]
@@ -36,7 +33,8 @@ class Plan:
 def plan_of(
     units: Units, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
 ) -> Plan:
-    """Whole pages for everybody. Drawn pages of before and after have one in common every other time."""
+    """Draw whole pages for each request without given ones. Drawn `ids` and `into` share a page with a chance of 1 in
+    2."""
     mix = Rng(seed)
     padded = {(number + units.slots if number < 0 else number) // units.page_size for number in padding}
     order: list[int] = []
@@ -66,7 +64,6 @@ def plan_of(
 
 
 def _pages_of(name: str, ids: Sequence[int], units: Units, padded: Collection[int]) -> list[int]:
-    """The pages of slots that a caller names. Raises NotJudged unless they are whole pages, each once."""
     given = [int(number) for number in ids]
     pages = [number // units.page_size for number in given[:: units.page_size]]
     if not given or list(_tokens(pages, units)) != given or len(set(pages)) != len(pages):
@@ -82,36 +79,31 @@ def _tokens(pages: Sequence[int], units: Units) -> tuple[int, ...]:
 
 
 def rows_named(ids: Sequence[int], unit: str, units: Units) -> list[int]:
-    """The rows of a buffer that slots take: themselves, or their pages."""
     is_by_page = unit == "page" and units.page_size > 1
     return [number // units.page_size for number in ids[:: units.page_size]] if is_by_page else list(ids)
 
 
 def mark(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
-    """Make the request the owner of these slots and write its content to them, in every buffer."""
     for unit in dict.fromkeys(each.unit for each in found.buffers):
         ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
 
 
 def mark_all(ownership: Ownership, found: Pool, units: Units, plan: Plan, saved: int = SAVED) -> None:
-    """Write everybody's content, and that of padding, to every buffer. saved: the request that will be saved."""
     owners = ((PADDING, plan.padding), (saved, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free))
     for request, owned in owners:
         mark(ownership, found, units, request, owned)
 
 
 def give(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
-    """Make the request the owner of these slots, and write nothing."""
+    """Make a request the owner of slots, without writing."""
     for unit in dict.fromkeys(each.unit for each in found.buffers):
         ownership.give(unit, request, rows_named(ids, unit, units))
 
 
 def tensors_on(device: torch.device) -> Callable[[list[int]], object]:
-    """What save and load get unless the caller says otherwise."""
     return lambda ids: torch.tensor(ids, dtype=torch.int64, device=device)
 
 
 def wait_for_device(found: Pool) -> None:
-    """Wait until copies that were queued on a real device have run."""
     if any(each.rows.is_cuda for each in found.buffers):
         torch.cuda.synchronize()

@@ -1,9 +1,6 @@
-"""Reached: every tensor below an object, however it is kept, with the way to it.
+"""reached: every tensor below an object, with its path.
 
-Invariants:
-- Attributes, slots, lists, tuples, queues and mappings are followed, whatever their classes. What lies too deep is
-  NotJudged.
-- An object is visited once. Tensors come in the order in which a reader of the code would list them.
+Attributes, slots, lists, tuples, queues and mappings are followed, whatever their classes.
 """
 
 from __future__ import annotations
@@ -28,10 +25,7 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.Bui
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that was reached. path: the way to it, such as "layers[3].k". stem: the path without its indices.
-
-    keys: these indices, of lists and of mappings with numbers as keys.
-    """
+    """A reached tensor. path: such as "layers[3].k". stem: the path without indices. keys: the integer indices."""
 
     path: str
     tensor: torch.Tensor
@@ -39,12 +33,11 @@ class Held:
     keys: tuple[int, ...]
 
     def is_named(self, names: Collection[str]) -> bool:
-        """Whether one of the names, or patterns such as "scratch*", is its path, its stem or the start of its path."""
         return is_named(self.path, self.stem, names)
 
 
 def is_named(path: str, stem: str, names: Collection[str]) -> bool:
-    """Whether one of the names or patterns is this path, its stem or the start of it."""
+    """Whether a name or pattern, such as "scratch*", matches the path, its stem or the start of the path."""
     return any(
         fnmatchcase(path, _literal(name))
         or fnmatchcase(stem, _literal(name))
@@ -55,10 +48,8 @@ def is_named(path: str, stem: str, names: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Passed:
-    """What is not entered. names: of it. paths: those of objects without a tensor's bytes that have such a name.
-
-    again: tensors that were reached before. threads: paths of what runs code in other threads.
-    """
+    """Objects that are not entered. paths: of those that are no tensors. again: tensors reached a second time. threads:
+    paths of objects that run code in threads."""
 
     names: Collection[str]
     paths: list[str] = field(default_factory=list)
@@ -69,10 +60,8 @@ class Passed:
 def reached(
     thing: object, *, root: str = "", but: Collection[object] = (), passed: Passed | None = None
 ) -> tuple[Held, ...]:
-    """The tensors below an object, itself included. root: its name. but: objects that are not entered.
-
-    passed: names of what is not entered; tensors of such a name are given nevertheless.
-    """
+    """Return the tensors below an object. passed: names to skip, except tensors. Too deep a nesting raises
+    NotJudged."""
     return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}, passed or Passed(())))
 
 
@@ -109,7 +98,7 @@ def _walk(
 
 
 def _members(thing: object) -> Iterator[tuple[str, str, int | None, object]]:
-    """(step of the path, the same without an index, index, member) of what an object holds."""
+    """Yield (path step, the step without its index, index, member)."""
     if isinstance(thing, Mapping):
         for key, member in thing.items():
             if isinstance(key, int):
@@ -142,5 +131,4 @@ def _is_named_tuple(thing: object) -> bool:
 
 
 def _literal(name: str) -> str:
-    """A pattern in which brackets stand for themselves, as in paths."""
     return name.replace("[", "[[]")

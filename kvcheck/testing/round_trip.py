@@ -1,15 +1,13 @@
 """check_round_trip: saves a request, gives its slots to another one, restores it elsewhere, and judges every buffer.
 
     request 1    is saved, and restored into other slots
-    request 2    stays where it is all the time
+    request 2    keeps its slots
     request 3    gets every slot that is not request 2's, as soon as request 1 is saved
 
 Invariants:
-- The saved value is not looked into for the verdict on buffers: only what `load` puts back counts.
-- Rows of padding are nobody's. What changes them is named. It is a finding only if it puts NaN where save reads.
-- Rows of request 1 are free once it is saved.
-- In save, `.to(device)` and `.cpu()` make copies, as they do for a pool on a device. On a CPU they would not.
-- save and load are called once. Inside streams(), again with a save whose streams run late, in several orders.
+- The verdict on buffers uses only the rows that `load` restores, not the saved value.
+- A change of padding is named, and is a finding only if it puts NaN where save reads.
+- In save, `.to(device)` and `.cpu()` make copies, as for a pool on a device. On a CPU they would not.
 """
 
 from __future__ import annotations
@@ -63,26 +61,25 @@ def check_round_trip(
     unit: str = "token",
     seed: int | None = None,
 ) -> Judged:
-    """Judge that a saved request comes back whole, alone, and from memory of its own.
+    """Judge that a saved request is restored completely, and that its copy has memory of its own.
 
-    Every tensor below `pool` is found and overwritten with words that name request, position, buffer and layer. Then
-    `copy = save(ids)`; another request gets the slots; `load(copy, into)`; and every row of every buffer is compared.
+    Every tensor below `pool` is overwritten with words that identify request, position, buffer and layer. Then `copy =
+    save(ids)` runs, another request gets the slots, `load(copy, into)` runs, and every row of every buffer is compared.
 
-    slots: the size of the tensors' dimension that ids number. page_size: ids a page; a tensor with a row a page is
-    judged by whole pages. ids, into: slots of the request before and after, drawn from the seed unless they are given;
-    they may share slots. padding: slots that nobody owns. exclude: names of tensors that hold no KV, such as scratch
-    memory, exact or with *. include: names of lists of ids to judge after all. unused: parts of rows that hold no KV,
-    such as what aligns them, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes what save and
-    load get, else a tensor of int64 on the pool's device. unit: what an id numbers, for messages. seed: of the draw.
+    slots: size of the tensors' dimension that ids number. page_size: ids per page; a tensor with one row per page is
+    judged by whole pages. ids, into: slots of the request before and after, drawn from the seed by default; they may
+    share slots. padding: slots that belong to no request. exclude: names of tensors without KV, such as scratch memory,
+    exact or with *. include: names of lists of ids to be judged all the same. unused: parts of rows without KV, such as
+    alignment, by name, each as an index of a row: {"raw": slice(10, 16)}. as_ids: makes the argument of save and load,
+    by default an int64 tensor on the pool's device. unit: the unit that an id numbers, for messages. seed: of the draw.
 
-    Raises IntegrityError with the findings: a buffer that load left as it was is KV304, bytes of another request are
-    KV102, another position KV301, a saved value that shares memory with the pool KV305, and a row of somebody else that
-    load changed is KV403. Inside `streams()` save and load are called again, with streams of save that run late: a copy
-    that was taken too early is KV203. Raises NotJudged if a tensor cannot be judged.
+    Raises IntegrityError with the findings: KV304 for a buffer that load left unchanged, KV102 for bytes of another
+    request, KV301 for another position, KV305 for a saved value that shares memory with the pool, KV403 for another
+    request's row that load changed. Inside `streams()` save and load are called again with save's streams late: KV203
+    for a copy that was taken too early. Raises NotJudged if a tensor cannot be judged.
 
-    A pass says that this save and this load moved these rows bit for bit on this device. It says nothing of lossy
-    copies, of copies that a device runs later than save returns, of other sizes, or of memory that no attribute of the
-    pool leads to.
+    A pass means that this save and this load moved these rows bit for bit on this device. Not covered: lossy copies,
+    copies that a device runs after save returns, other sizes, and memory that no attribute of the pool leads to.
     """
     units = Units(slots=slots, page_size=page_size, name=unit)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
@@ -129,7 +126,6 @@ def _late_copies(
     make: Callable[[list[int]], object],
     seed: int,
 ) -> tuple[str, ...]:
-    """Judge late copies of save, where there are streams and nothing was found without. Returns what was not tried."""
     if streams is None:
         is_on_device = any(each.rows.is_cuda for each in judge.buffers)
         return ("save: no copy of it was late; call it inside streams() for that",) if is_on_device else ()
@@ -140,7 +136,6 @@ def _late_copies(
 
 
 def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
-    """Raise NotJudged if a buffer does not hold what was written to it: other rows or buffers share its memory."""
     for held in found.buffers:
         rows = rows_named([*plan.ids, *plan.held, *plan.free], held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -155,7 +150,6 @@ def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
 
 
 def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
-    """Raise NotJudged if save changed rows of others: they are where it keeps values, or it is wrong."""
     for held in found.buffers:
         rows = rows_named([*plan.held, *plan.free], held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -170,10 +164,7 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
 
 
 def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
-    """Raise NotJudged if save wrote values to rows of the request that it saved: the next owner's would replace them.
-
-    One value all over is no copy: it is what freed rows are cleared or poisoned with.
-    """
+    """A single value is no copy: freed rows are cleared or poisoned with one."""
     for held in found.buffers:
         rows = rows_named(plan.ids, held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -189,7 +180,7 @@ def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Pla
 
 
 def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[Held, ...]:
-    """The tensors of a saved value. A tensor of the pool itself, whole, is a way back to the pool and no copy."""
+    """Whole tensors of the pool are references to the pool, not copies."""
     own = {_place(each.tensor) for each in reached(pool, passed=Passed(exclude)) if is_readable(each.tensor)}
     found = reached(copy, root="copy", but=(pool,))
     return tuple(each for each in found if is_readable(each.tensor) and _place(each.tensor) not in own)
@@ -202,10 +193,8 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 def _judge_saved(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
 ) -> tuple[str, ...]:
-    """Find saved tensors that are no copies: they share memory with the pool, or changed with their former slots.
-
-    A view that has rows of others too is a way back to the pool. Returns these; load shows whether they are read.
-    """
+    """Find saved tensors that are no copies. Returns notes on references to the pool: views with rows of other
+    requests."""
     ways_back: list[str] = []
     for each, before in saved:
         judge.count("saved", len(before), 1)
@@ -240,7 +229,6 @@ def _judge_saved(
 
 
 def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]) -> tuple[str, ...]:
-    """Name tensors that are saved beside the whole rows in which they lie: both may hold KV."""
     kept = [bytes(bits.tolist()) for _, bits in saved]
 
     def times(match: RowTensor) -> list[int]:
@@ -258,10 +246,7 @@ def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[H
 def _judge_loaded(
     judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
 ) -> tuple[str, ...]:
-    """Judge the restored rows, and those of everybody else. Returns what could not be judged beside the findings.
-
-    Raises NotJudged if there are no findings, and all rows of a buffer are nobody's, or parts of rows were not touched.
-    """
+    """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings."""
     parts: list[Left] = []
     unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
     lossy: list[str] = []
@@ -324,7 +309,7 @@ def _wanted_whole(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> torch.T
 def _find_unmoved(
     judge: RowJudge, parts: Sequence[tuple[Buffer, Wrong]], rows: Sequence[int], others: Sequence[Buffer]
 ) -> None:
-    """others: layers of the same buffer that load has written. They show that it holds KV."""
+    """others: layers of the same buffer that load has written, which show that it holds KV."""
     held, wrong = parts[0]
     names = ", ".join(repr(each.path) for each, _ in parts) if others else repr(held.name)
     way = f"load wrote {others[0].path}; " if others else ""
@@ -343,7 +328,6 @@ def _find_unmoved(
 
 
 def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
-    """Find rows of other requests that load changed."""
     wrong = judge.compare(held, rows, held.read(rows), judge.ownership.wanted(held, rows))
     if wrong is not None:
         owner = judge.ownership.owners[held.unit, rows[wrong.at]].request
@@ -372,10 +356,8 @@ def judge_padding(
     saved: Sequence[tuple[Held, torch.Tensor]],
     known: Mapping[str, str],
 ) -> dict[str, str]:
-    """Name rows of padding that changed, by buffer, beside those that are known.
-
-    It is a finding if they hold NaN or infinity now and save reads them: that is what padded reads get.
-    """
+    """Add notes on changed padding rows to `known`. A row with NaN or infinity that save reads is a finding: padded
+    reads get it."""
     changed: dict[str, list[Buffer]] = {}
     story: dict[str, str] = {}
     kept = [bytes(bits.tolist()) for _, bits in saved]
@@ -406,7 +388,6 @@ def judge_padding(
 
 
 def _not_finite(held: Buffer, rows: torch.Tensor) -> list[int]:
-    """Which of these rows hold NaN or infinity."""
     if not (held.dtype.is_floating_point or held.dtype.is_complex):
         return []
     values = rows.view(held.dtype)

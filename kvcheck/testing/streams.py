@@ -1,15 +1,13 @@
-"""streams: stand-ins for torch.cuda's streams and events, so that a missing wait is seen on a machine without a GPU.
+"""streams: stand-ins for torch.cuda's streams and events, which show a missing wait on a machine without a GPU.
 
-What a side stream is given runs when somebody waits for it, or earlier if the seed says so. Code on the main stream
-runs at once. Who reads without the wait therefore reads what was there before the load.
+Work of a side stream runs at a wait for it, or earlier if the seed decides so; work of the main stream runs at once. A
+read without the wait therefore returns the rows from before the load.
 
 Invariants:
-- On a side stream every operation runs when the stream gets to it, with what its arguments hold then. The shape of a
-  result is known at once, and its values only then: until then, numbers of a floating type are NaN, and bytes 0x55.
-- What makes the process wait on a device (item, tolist, nonzero, a blocking copy by cpu or to) waits for the stream.
-- `copy_` in save waits only into memory of the host, as far as that is known: see `host_memory`.
-- What was replaced in torch.cuda is put back at the end. Equal seeds and equal calls give equal orders.
-- Streams belong to one thread: other threads run everything at once.
+- Work of a side stream uses the values that its arguments hold when it runs. Until then, floating-point results are NaN
+  and bytes 0x55.
+- Operations that make the process wait on a device (item, tolist, nonzero, a blocking copy) wait for the stream;
+  `copy_` in save only if its destination is host memory.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import MemoryOrigins, Saving
 
 BYTES = (torch.uint8, torch.int8, torch.int16)
-"""Integers that are stored content, and no numbers of rows."""
+"""Integer types of stored content, not of row numbers."""
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
 _MISSING = object()
 
 
 class Streams:
-    """The streams of one block of `streams()`: what `waits` holds back. Code under test needs torch.cuda's names only.
+    """Streams of one `streams()` block, an argument of `waits`. Code under test needs torch.cuda's names only.
 
-    is_real: they are a device's, and held work is work behind a kernel that waits.
+    is_real: they are a device's; held work queues behind a kernel that waits.
     """
 
     is_real = False
@@ -51,48 +49,46 @@ class Streams:
 
     @property
     def queued(self) -> int:
-        """Operations that side streams were given since the last `hold` or `release`."""
+        """Operations put on side streams since the last `hold` or `release`."""
         return self._machine.queued
 
     @property
     def pending(self) -> int:
-        """Those of them that have not run. On a device that is not known: 0."""
+        """Operations of `queued` that have not run. On a device the number is unknown: 0."""
         return self._machine.queued - self._machine.ran
 
     def hold(self, seed: int, *, is_lazy: bool) -> None:
-        """From now on side streams run when they are waited for; or, unless is_lazy, also whenever the seed says so."""
+        """Run side streams only at waits for them; unless is_lazy, also at moments drawn from the seed."""
         self._machine.follow(LAZY if is_lazy else RANDOM, seed)
 
     def saving(
         self, kv: Sequence[torch.Tensor], names: Mapping[int, str], *, all_wait: bool = False
     ) -> AbstractContextManager[Saving]:
-        """In here save runs. kv: what it saves. names: of storages, by address. all_wait: each blocking copy waits."""
+        """Run save in this block. names: of storages, by address. all_wait: each blocking copy waits."""
         return self.memory.saving(kv, names, all_wait=all_wait)
 
     def hold_no_more(self) -> None:
-        """What is late stays late. On a device, what side streams are given from now on is not held."""
+        """Keep held work held. On a device, work that side streams get from now on is not held."""
 
     def release(self) -> None:
-        """Run everything, and from now on run work at once."""
         self._machine.follow(EAGER, 0)
 
     def progress(self) -> Mapping[Any, int]:
-        """How much each side stream has been given so far."""
         return self._machine.given()
 
     def finish_since(self, before: Mapping[Any, int]) -> None:
-        """Wait for the streams that were given something since then, and for no other one but those they wait for."""
+        """Wait for the streams that got work since `before`, and for the streams that those wait for."""
         for stream, count in self._machine.given().items():
             if count > before.get(stream, 0):
                 stream.reach(stream.put_count)
 
     def taken(self, read: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """What the current stream has just read, as it was read: whatever runs from now on."""
+        """Return the values that the current stream has just read, unaffected by later work."""
         return read
 
     @property
     def fired(self) -> int:
-        """Holds that the watchdog of a device ended, up to the last `release`. They imposed no order."""
+        """Holds that a device's watchdog ended, up to the last `release`. They imposed no order."""
         return 0
 
     def report(self) -> HoldReport:
@@ -101,8 +97,6 @@ class Streams:
 
 
 class _RealStreams(Streams):
-    """Streams of a CUDA device, with holds where a side stream is entered."""
-
     is_real = True
 
     def __init__(self, device: str) -> None:
@@ -138,7 +132,6 @@ class _RealStreams(Streams):
         return dict(self._given)
 
     def finish_since(self, before: Mapping[Any, int]) -> None:
-        """The current stream waits for them. What is read next waits for it."""
         for stream, count in self._given.items():
             if count > before.get(stream, 0):
                 torch.cuda.current_stream().wait_stream(stream)
@@ -155,7 +148,6 @@ class _RealStreams(Streams):
 
     @contextmanager
     def entered(self, enter: Callable[[Any], Any], stream: Any) -> Iterator[Any]:
-        """torch.cuda.stream, with a hold behind the entry into a side stream."""
         with enter(stream) as made:
             if stream is not None and stream != torch.cuda.default_stream():
                 self._given[stream] = self._given.get(stream, 0) + 1
@@ -167,7 +159,6 @@ _ACTIVE: ContextVar[Streams | None] = ContextVar("kvcheck streams", default=None
 
 
 def active_streams() -> Streams | None:
-    """Those of the block of `streams()` that this call stands in, or None."""
     return _ACTIVE.get()
 
 
@@ -183,17 +174,17 @@ def _active(made: Streams) -> Iterator[Streams]:
 
 @contextmanager
 def streams(*, device: str | None = None) -> Iterator[Streams]:
-    """In here torch.cuda's Stream, Event, stream(), current_stream() and synchronize() belong to kvcheck.
+    """Replace torch.cuda's Stream, Event, stream(), current_stream() and synchronize() by kvcheck's in this block.
 
-    Make the pool and its streams inside the block: streams of before are not held back. device: "cpu" for stand-ins,
-    "cuda" or "cuda:N" for a real device's streams; without it, cuda where torch sees one.
+    Make the pool and its streams inside the block: earlier streams are not held back. device: "cpu" for stand-ins,
+    "cuda" or "cuda:N" for a real device's streams; by default cuda if torch has it.
 
-    With stand-ins, tensors lie on the CPU, and in the thread of the block what a side stream is given runs late. So a
-    missing wait is found each time. On a device, `torch.cuda.stream(...)` is entered behind a kernel that holds what
-    follows until a read has run without it, or has to wait for it. That needs triton; without it the kernel spins for
-    about 20 ms, time decides what runs meanwhile, and the result says so in `not_tried`. Events, streams and
-    torch.cuda.synchronize() let held work go when the process waits for it; a read that copies to the host does not,
-    and a watchdog ends its holds, which then imposed no order. This has not run on a GPU yet.
+    With stand-ins, tensors lie on the CPU, and side-stream work of the block's thread runs late, so a missing wait is
+    always found. On a device, `torch.cuda.stream(...)` is entered behind a kernel that holds the following work until a
+    read has run without it or has to wait for it. This needs triton; without it the kernel spins for about 20 ms,
+    timing decides which work overlaps, and `not_tried` has a note. Waits of the process by events, streams and
+    torch.cuda.synchronize() release held work; a read that copies to the host does not, so a watchdog ends the hold,
+    which then imposed no order. This has not run on a GPU yet.
 
     Not replaced: streams of C++ extensions, CUDA graphs, `with stream:` on a device, other threads.
     """
@@ -242,13 +233,11 @@ def _on_device(kind: str) -> Iterator[Streams]:
 
 
 def _let_all_go(machine: CudaMachine, synchronize: Callable[..., Any], *device: Any) -> None:
-    """torch.cuda.synchronize, for which nothing is held."""
     machine.let_go()
     synchronize(*device)
 
 
 def _giving_way(machine: CudaMachine, kind: Any) -> dict[str, Any]:
-    """Methods of events or streams that make the process wait: what they wait for is let go, piece by piece."""
     has_run, wait = kind.query, kind.synchronize
 
     def query(waited: Any) -> bool:
@@ -276,7 +265,6 @@ class _LateMachine(Machine):
 
     @property
     def current(self) -> SideStream:
-        """The thread's stream: other threads have the main one."""
         is_ours = self._here is not None and threading.get_ident() == self._thread
         return self._here if is_ours and self._here is not None else self.main
 
@@ -286,16 +274,14 @@ class _LateMachine(Machine):
             self._here = stream
 
     def follow(self, order: str, seed: int) -> None:
-        """Run everything that is queued, and follow this order from now on."""
         self.settle()
         self._order, self._mix, self.queued, self.ran = order, Rng(seed), 0, 0
 
     def given(self) -> dict[SideStream, int]:
-        """How much each side stream has been given so far."""
         return {stream: stream.put_count for stream in self._side}
 
     def late(self, work: Callable[[], object]) -> None:
-        """Put work on the current stream. It runs as work of no stream, so that nothing of it is put off again."""
+        """The work runs as main-stream work, so that it is not deferred again."""
 
         def run() -> None:
             self.ran += 1
@@ -306,8 +292,6 @@ class _LateMachine(Machine):
 
 
 class _LateStream(SideStream):
-    """A stream that makes events of its own machine."""
-
     event: type[SideEvent]
 
     def record_event(self, event: SideEvent | None = None) -> SideEvent:
@@ -316,7 +300,7 @@ class _LateStream(SideStream):
         return made
 
     def query(self) -> bool:
-        """Whether all has run. Who asks again and again gets there."""
+        """A query that returns False advances the stream, so polling ends."""
         is_done = super().query()
         if not is_done:
             self.advance()
@@ -324,8 +308,6 @@ class _LateStream(SideStream):
 
 
 class _LateEvent(SideEvent):
-    """An event that comes nearer each time that somebody asks for it."""
-
     def query(self) -> bool:
         is_done = super().query()
         if not is_done and self._record is not None:
@@ -334,8 +316,6 @@ class _LateEvent(SideEvent):
 
 
 class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts off what runs on a side stream."""
-
     def __init__(self, machine: _LateMachine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._machine = machine
@@ -367,20 +347,18 @@ class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _takes_rows(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether it takes rows by their numbers: that looks at no value on the host, as a mask would."""
+    """Row numbers need no value on the host, unlike a mask."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(each is None or each.dtype not in (torch.bool, torch.uint8) for each in args[1])
 
 
 def _is_view(func: Any) -> bool:
-    """Whether what it returns is a part of what it was given, and nothing is written."""
     returned = [each.alias_info for each in func._schema.returns]
     return not func._schema.is_mutable and any(each is not None for each in returned)
 
 
 def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """What an operation that writes returns: the arguments that it writes."""
     rows = zip(func._schema.arguments, range(len(func._schema.arguments)), strict=True)
     value = {each.name: args[at] if at < len(args) else named.get(each.name) for each, at in rows}
     found = [
@@ -391,7 +369,7 @@ def _written(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def _spoil(made: Any, given: Sequence[torch.Tensor]) -> None:
-    """Take away values that an operation has not computed yet. Wide integers stay: they may be numbers of rows."""
+    """Overwrite values that are not computed yet, except wide integers: they may be row numbers."""
     own = {each.untyped_storage().data_ptr() for each in given}
     for each in tree_leaves(made):
         if not isinstance(each, torch.Tensor) or each.untyped_storage().data_ptr() in own:
@@ -403,15 +381,13 @@ def _spoil(made: Any, given: Sequence[torch.Tensor]) -> None:
 
 
 def _refill(made: Any, now: Any) -> None:
-    """Put the values that an operation gives now into the tensors that it returned earlier."""
     for before, after in zip(tree_leaves(made), tree_leaves(now), strict=True):
         if isinstance(before, torch.Tensor) and before.data_ptr() != after.data_ptr():
             before.copy_(after)
 
 
 def _methods(machine: _LateMachine) -> dict[str, Any]:
-    """Methods of tensors that make the process wait on a side stream, as on a device: a list of values, and copies to
-    the host that block. `numpy` is none: there it takes memory of the host alone, and waits for nothing."""
+    """Tensor methods that make the process wait on a device. `numpy` takes host memory only, without a wait."""
 
     def waiting(method: Callable[..., Any], does_wait: Callable[..., bool]) -> Callable[..., Any]:
         def wait_and_call(tensor: torch.Tensor, *args: Any, **named: Any) -> Any:
@@ -429,7 +405,6 @@ def _methods(machine: _LateMachine) -> dict[str, Any]:
 
 
 def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> bool:
-    """Whether these arguments of Tensor.to name the host, and no copy in the background."""
     places = [each for each in (*args, device) if isinstance(each, (str, torch.device))]
     return any(torch.device(each).type == "cpu" for each in places) and not (
         non_blocking or any(each is True for each in args)
@@ -438,7 +413,6 @@ def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_
 
 @contextmanager
 def replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
-    """In here the holder has these attributes."""
     before = {name: vars(holder).get(name, _MISSING) for name in names}
     for name, value in names.items():
         setattr(holder, name, value)

@@ -1,8 +1,4 @@
-"""Causes and symptoms on literal findings: what follows from what, what stays apart, and what is one bug of a run.
-
-Invariants:
-- Each case is the findings of one schedule, in the order in which their oracles gave them.
-"""
+"""Causes and symptoms on literal findings: what follows from what, what stays apart, and what is one bug of a run."""
 
 from __future__ import annotations
 

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvcheck.core.base.cells import cell_of, keys_of, lines_of
+from kvcheck.core.base.cells import ENGINE_NAMES, PROCESS_TRANSPORTS, SCENARIO_NAMES, cell_of, keys_of, lines_of
+from kvcheck.core.cache.transfer import SHARING_TRANSPORTS, TRANSPORTS
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.probes.installed import ENGINES
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.scenarios import SCENARIOS
 
 PLAN = Plan(scenario="pd-transfer", shape="llama-3-tiny")
 PLANS = {
@@ -34,6 +37,12 @@ def test_record_that_named_no_transport_reads_as_before() -> None:
 def test_line_of_a_running_server_leads_to_the_cell_of_its_engine(engine: str | None) -> None:
     plan = LivePlan(scenario="hicache", target="http://127.0.0.1:8000", known_answers="tiny", engine=engine)
     assert cell_of(plan.line(), []) == plan.cell == f"hicache/{engine or 'server'}"
+
+
+def test_names_that_base_states_are_those_of_the_tables() -> None:
+    assert SCENARIOS.names() == SCENARIO_NAMES
+    assert TRANSPORTS.names() == ("loopback", *PROCESS_TRANSPORTS) and {*SHARING_TRANSPORTS} <= {*PROCESS_TRANSPORTS}
+    assert ENGINES.names() == ENGINE_NAMES
 
 
 def test_what_is_no_list_of_lines_names_no_cell() -> None:

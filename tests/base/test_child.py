@@ -1,8 +1,4 @@
-"""Children of kvcheck: what they import, what they inherit, and which kvcheck they are.
-
-Invariants:
-- The foreign kvcheck of these tests judges nothing and says so; the foreign module writes a file where it is imported.
-"""
+"""Children of kvcheck: what they import, what they inherit, and which kvcheck they are."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base import child
 from kvcheck.core.base.child import OWN, SECRET, Streams, import_paths, inherited, start
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -94,8 +90,8 @@ def test_ranks_and_their_engines_are_the_kvcheck_that_was_started(transport: str
 @pytest.mark.processes
 def test_an_installed_engine_is_driven_by_the_kvcheck_that_was_started(hostile: Path, tmp_path: Path) -> None:
     env = environment(tmp_path / "env", "")
-    options = ["--shape", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
-    done = kvcheck(hostile, "stress", "--target", f"sglang:{env}", *options)
+    options = ["--probe", "pool-copy.mha", "--schedules", "12", "--seed", "1", "--no-reports", "--out", "../runs"]
+    done = kvcheck(hostile, "probe", f"sglang:{env}", *options)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
     assert not (hostile / "foreign-code-ran").exists()
 
@@ -113,13 +109,6 @@ def test_a_page_is_drawn_without_the_settings_of_the_current_folder(tmp_path: Pa
         assert done.returncode == 0 and not done.stderr, done.stderr
         pages.append((folder / "page.html").read_bytes())
     assert pages[0] == pages[1]
-
-
-@pytest.mark.processes
-def test_a_child_says_which_kvcheck_it_is() -> None:
-    program = "kvcheck"
-    process = start(program, "--version", streams=Streams())
-    assert process.communicate()[0] == f"kvcheck {OWN.version}\n"
 
 
 @pytest.mark.processes
@@ -156,7 +145,7 @@ def test_an_engine_that_greets_as_another_kvcheck_is_refused(
 ) -> None:
     other = GREET.replace('"$4"', '\'{"package": "/other", "version": "9", "python": "3"}\'')
     env = interpreter(tmp_path / "env", "sleep 60", greeting=other)
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 70
+    assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 70
     assert "got /other version 9 on Python 3" in capsys.readouterr().err
 
 
@@ -172,7 +161,7 @@ def test_an_engine_does_not_see_the_callers_secrets(tmp_path: Path, monkeypatch:
     env = interpreter(tmp_path / "env", f"env > {tmp_path}/seen; exit 3")
     for name, value in (SECRETS | SEEN_BY_ENGINES).items():
         monkeypatch.setenv(name, value)
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
     assert seen & {*SECRETS} == set() and seen >= {*SEEN_BY_ENGINES, "PATH"}
 

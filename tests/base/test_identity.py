@@ -1,8 +1,4 @@
-"""Digests of code, trace and engine: equal for equal files, wherever they lie; and what git says of a folder.
-
-Invariants:
-- Every file and repository is made by the test.
-"""
+"""Digests of code, trace and engine: equal for equal files, wherever they lie; and what git says of a folder."""
 
 from __future__ import annotations
 
@@ -111,7 +107,7 @@ def test_a_record_says_its_code_and_trace(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.processes
 def test_a_record_says_which_files_of_an_engine_it_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake = environment(tmp_path / "env", "good")
-    command = ["stress", "--target", f"sglang:{fake}", "--shape", "retract.nsa", "--seed", "1", "--schedules", "1"]
+    command = ["probe", f"sglang:{fake}", "--probe", "retract.nsa", "--seed", "1", "--schedules", "1"]
     run([*command, "--no-reports", "--format", "json", "--out", str(tmp_path / "runs")])
     record = json.loads(capsys.readouterr().out)
     package = Path(__file__).parents[1] / "fakes" / "sglang" / "sglang"

@@ -1,8 +1,4 @@
-"""The statistics of rounds on hand-written series, on noise whose truth is known, and under drift.
-
-Invariants:
-- Orders and bounds are those of the binomial distribution, worked out by hand; noise is seeded.
-"""
+"""The statistics of rounds on hand-written series, on noise whose truth is known, and under drift."""
 
 from __future__ import annotations
 
@@ -17,17 +13,10 @@ from kvcheck.core.base.rounds import floor_of, half_width, interval, order_of, r
 from kvcheck.core.bench.measure import run_blocks
 
 
-@pytest.mark.parametrize(
-    ("rounds", "order"), [(0, None), (5, None), (6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (15, 4), (20, 6), (25, 8)]
-)
-def test_order_of_the_interval(rounds: int, order: int | None) -> None:
-    assert order_of(rounds) == order
-
-
 @pytest.mark.parametrize("rounds", [6, 9, 15, 40])
 def test_the_order_is_the_largest_that_keeps_95_percent(rounds: int) -> None:
     order = order_of(rounds)
-    assert order is not None
+    assert order is not None and order_of(5) is None
 
     def outside(k: int) -> float:
         return 2 * sum(math.comb(rounds, below) for below in range(k)) / 2**rounds

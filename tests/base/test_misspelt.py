@@ -1,4 +1,4 @@
-"""What is said of an unknown name: the known ones or their command, and the nearest."""
+"""Hints for an unknown name: the known ones or their command, and the nearest."""
 
 from __future__ import annotations
 
@@ -18,18 +18,8 @@ def test_the_nearest_name_is_told_case_aside(name: str, near: str) -> None:
     assert hint == (f"; did you mean {near}?" if near else "")
 
 
-def test_few_names_are_listed() -> None:
-    assert (
-        unknown_name("case", "tre", ["tree", "seal"]) == "unknown case 'tre'; known: tree, seal; did you mean 'tree'?"
-    )
-
-
-def test_of_many_names_the_command_that_lists_them_is_told() -> None:
+def test_names_are_listed_or_their_command_is() -> None:
+    assert "known: tree, seal" in unknown_name("case", "tre", ["tree", "seal"])
     text = unknown_name("mutant", "nome-3", MANY, listed_by="kvcheck list mutants")
-    assert text == (
-        f"unknown mutant 'nome-3': expected one of {len(MANY)} names; did you mean 'name-3'?; see kvcheck list mutants"
-    )
-
-
-def test_names_that_no_command_lists_are_told_however_many() -> None:
-    assert all(name in unknown_name("key", "x", MANY) for name in MANY)
+    assert "name-4" not in text and "'name-3'" in text and "kvcheck list mutants" in text
+    assert all(name in unknown_name("key", "x", MANY) for name in MANY), "no command lists them"

@@ -1,8 +1,4 @@
-"""A record survives its file, says the worst verdict, and fits the published schema; anything else is refused.
-
-Invariants:
-- The schema and the dataclasses have the same keys and the same nullable keys; neither can drift alone.
-"""
+"""A record survives its file, says the worst verdict, and fits the published schema; anything else is refused."""
 
 from __future__ import annotations
 
@@ -75,22 +71,11 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_is_read_back_as_it_was_written(name: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(RECORDS[name].to_json(), encoding="utf-8")
-    assert read_record(tmp_path) == RECORDS[name]
-    assert read_record(tmp_path / "run.json") == RECORDS[name]
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_record_fits_the_schema(name: str) -> None:
-    raw = json.loads(RECORDS[name].to_json())
-    check_fits(raw)
-    assert raw["verdict"] == RECORDS[name].verdict.value
-
-
-def test_the_schema_itself_is_valid() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert SCHEMA["additionalProperties"] is False
+def test_a_record_fits_the_schema_and_is_read_back_as_it_was_written(name: str, tmp_path: Path) -> None:
+    text = RECORDS[name].to_json()
+    check_fits(json.loads(text))
+    (tmp_path / "run.json").write_text(text, encoding="utf-8")
+    assert read_record(tmp_path) == read_record(tmp_path / "run.json") == RECORDS[name]
 
 
 @pytest.mark.parametrize(
@@ -169,11 +154,8 @@ def test_a_file_that_is_no_record_is_refused(text: str, complaint: str, tmp_path
     (tmp_path / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=complaint):
         read_record(tmp_path)
-
-
-def test_a_missing_record_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected a run\.json or its folder"):
-        read_record(tmp_path / "nothing")
+    with pytest.raises(UsageError):
+        read_record(tmp_path / "missing")
 
 
 Place = tuple[str | int, ...]
@@ -227,20 +209,11 @@ def test_whatever_one_place_holds_the_file_is_a_record_or_refused(tmp_path: Path
     ("place", "damage", "complaint"),
     [
         (("findings", 0, "code"), 5, r"record\.findings\[0\]\.code: expected str, got int"),
-        (("findings", 0, "code"), None, r"record\.findings\[0\]\.code: expected str, got NoneType"),
-        (("findings", 0, "layer"), "2", r"record\.findings\[0\]\.layer: expected int, got str"),
-        (("findings", 0, "schedule"), 7, r"schedule: expected str, got int"),
-        (("evidence", "words_verified"), 5, "words_verified: expected dict, got int"),
         (("evidence", "words_verified"), {"x": "x"}, r"words_verified\.x: expected int, got str"),
         (("evidence", "events"), True, "events: expected int, got bool"),
-        (("argv",), [1, None], r"argv\[0\]: expected str, got int"),
-        (("duration_s",), "x", "duration_s: expected float, got str"),
-        (("plan",), [], "plan: expected dict, got list"),
         (("plan",), {"a": nested(40)}, "at most 32 levels"),
-        (("environment",), None, "environment: expected dict, got NoneType"),
         (("environment",), {"x": 10**21}, r"environment\.x: expected a number of at most 20 digits"),
         (("findings", 0), {}, r"findings\[0\]: the key 'buffer' is missing"),
-        (("tool",), {"name": 1}, r"tool\.name: expected str, got int"),
     ],
 )
 def test_a_key_of_another_type_is_refused_by_name(place: Place, damage: object, complaint: str, tmp_path: Path) -> None:

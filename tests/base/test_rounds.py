@@ -1,8 +1,4 @@
-"""Tests and limits over rounds, against published values and exact counts; intervals are in test_intervals.py.
-
-Invariants:
-- Expected values come from tables or from counting, not from the code under test.
-"""
+"""Tests and limits over rounds, against published values and exact counts; intervals are in test_intervals.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from rigs.literal_record import FOREIGN, PASSED
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.gate.baseline_file import read_baseline
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 WHOSE = ("--owner", "me", "--reason", "issue 7", "--expires", "2999-01-01")

@@ -23,10 +23,10 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.base.server_facts import SERVE_CASES
 from kvcheck.core.live import health
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.folder import write_model
 from kvcheck.core.live.prices import side
 from kvcheck.core.live.prices.bench import ServeBench
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.folder import write_model
 
 PARAMETERS = small(nodes=1024, digits=6)
 ALPHABET = Alphabet(PARAMETERS)
@@ -58,7 +58,7 @@ class Asked:
         self.model, self.out, self.capsys = model, out, capsys
 
     def __call__(self, url: str, *arguments: str) -> tuple[int, str]:
-        words = ["bench", "serve", "--target", url, "--known-answers", str(self.model), "--out", str(self.out)]
+        words = ["bench", "serve", url, "--known-answers", str(self.model), "--out", str(self.out)]
         code = run([*words, *SIZES, "--seed", "1", *arguments])
         said = self.capsys.readouterr()
         return code, said.out + said.err
@@ -161,45 +161,31 @@ def test_prompts_that_come_back_after_a_flood_are_for_two_servers_that_say_their
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve"], "expected --target http://HOST:PORT, the server to measure"),
-        (["serve", "--target", "sglang"], "--target: expected http://HOST:PORT, got 'sglang'"),
-        (["serve", "--target", "http://127.0.0.1:1"], "expected --known-answers DIR"),
-        (["serve", "--target", "http://127.0.0.1:1", "--known-answers", "/nowhere"], "is no known-answer model"),
-        (["serve", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
-        (["serve", "--target", "http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
-        (["serve", "--target", "http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
-        (["serve", "seal", "--target", "http://127.0.0.1:1"], "expected no other case beside it"),
-        (["serve", "--target", "http://127.0.0.1:1", "--shape", "llama-3-tiny"], "--shape: not for running servers"),
-        (["serve", "--target", "http://127.0.0.1:1", "--load", "fresh"], "--load fresh: it is for two servers"),
+        (["sglang"], "URL: expected http://HOST:PORT, got 'sglang'"),
+        (["http://127.0.0.1:1"], "Missing option '--known-answers': The model that the server serves"),
+        (["http://127.0.0.1:1", "--known-answers", "/nowhere"], "is no known-answer model"),
+        (["http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
+        (["http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
+        (["http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
+        (["http://127.0.0.1:1", "--load", "fresh"], "--load fresh: it is for two servers"),
         (
-            ["serve", "--target", "http://h", "--versus", "http://h", "--load", "mixed", "--known-answers", "MODEL"],
+            ["http://h", "--versus", "http://h", "--load", "mixed", "--known-answers", "MODEL"],
             "expected one of shared, fresh, returning",
         ),
-        (["serve", "--target", "http://127.0.0.1:1", "--versus", "x"], "--versus: expected http://HOST:PORT, got 'x'"),
-        (["serve", "--target", "http://127.0.0.1:1", "--precision", "nan"], "--precision: expected a number above 0"),
-        (["serve", "--target", "http://127.0.0.1:1", "--timeout", "nan"], "--timeout: expected"),
-        (["serve", "--target", "http://127.0.0.1:1", "--rounds", "0"], "--rounds: expected at least 1"),
-        (
-            ["serve", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--requests", "0"],
-            "--requests: expected 1",
-        ),
-        (
-            ["serve", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--concurrency", "0"],
-            "--concurrency: expected 1",
-        ),
-        (
-            ["serve", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--prompt", "4"],
-            "--prompt: expected at least",
-        ),
-        (["--target", "http://127.0.0.1:1"], "--target is for running servers: expected kvcheck bench serve"),
-        (["seal", "--admin"], "--admin is for running servers"),
+        (["http://127.0.0.1:1", "--versus", "x"], "--versus: expected http://HOST:PORT, got 'x'"),
+        (["http://127.0.0.1:1", "--precision", "nan"], "--precision: expected a number above 0"),
+        (["http://127.0.0.1:1", "--timeout", "nan"], "--timeout: expected"),
+        (["http://127.0.0.1:1", "--rounds", "0"], "--rounds: expected at least 1"),
+        (["http://127.0.0.1:1", "--known-answers", "MODEL", "--requests", "0"], "--requests: expected 1"),
+        (["http://127.0.0.1:1", "--known-answers", "MODEL", "--concurrency", "0"], "--concurrency: expected 1"),
+        (["http://127.0.0.1:1", "--known-answers", "MODEL", "--prompt", "4"], "--prompt: expected at least"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line_and_exit_2(
     arguments: list[str], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(model) if word == "MODEL" else word for word in arguments]
-    assert run(["bench", *words, "--out", str(tmp_path / "runs")]) == 2
+    assert run(["bench", "serve", *words, "--out", str(tmp_path / "runs")]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and said in shown.err and len(shown.err.splitlines()) == 1
     assert "secret" not in shown.err and not (tmp_path / "runs").exists()

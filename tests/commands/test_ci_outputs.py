@@ -14,7 +14,7 @@ from rigs import ci_readers
 from rigs.literal_record import FAILED, PASSED
 
 from kvcheck.commands.main import run
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 GIVEN = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--seed", "1", "--schedules", "3", "--no-reports"]
 

@@ -21,7 +21,7 @@ from kvcheck.commands.main import command_named
 yaml = pytest.importorskip("yaml", reason="PyYAML is a tool of development: pip install -e '.[dev]'")
 
 WORKFLOWS = ("github-pull-request.yml", "github-nightly.yml", "github-gpu.yml")
-CELL = "retract-resume --shape glm-5.1-tiny --seed 1 --schedules 3 --jobs 1"
+CELL = "stress retract-resume --shape glm-5.1-tiny --seed 1 --schedules 3 --jobs 1"
 ENGINE = ("Install the engine",)
 BUG = "offload-skips-index-buffer"
 
@@ -30,7 +30,7 @@ def is_accepted(line: str) -> bool:
     """Whether kvcheck has such a command with such options. It is parsed and not run."""
     name, *words = line.split()
     given = command_named(name).make_context(name, words, obj=[name, *words]).params
-    return given["folder"] == Path("envs/engine")
+    return given["words"][-1] == "envs/engine"
 
 
 def read(name: str) -> tuple[str, dict[Any, Any]]:
@@ -52,7 +52,7 @@ def test_a_workflow_is_well_formed(name: str) -> None:
         ((b"-o github=-\n", b"-o github=- || true\n"), "a verdict is hidden"),
         ((b"          kvcheck gate ", b"          kvcheck report "), "a verdict is kept and not judged"),
         ((b"  pull_request:", b"  pull_request_target:"), "trigger"),
-        ((b"stress $ARGUMENTS", b"stress ${{ github.head_ref }}"), "an expression in a script"),
+        ((b"kvcheck $ARGUMENTS", b"kvcheck ${{ github.head_ref }}"), "an expression in a script"),
         ((b"    timeout-minutes: 45\n", b""), "no timeout-minutes"),
         ((b"    runs-on:", b"    run-on:"), "unknown key 'run-on'"),
         ((b"      - name: kvcheck\n        run", b"      - name: kvcheck\n        ran"), "unknown key 'ran'"),
@@ -104,7 +104,7 @@ def test_a_pull_request_that_brings_a_bug_back_is_red_and_named(brings: str | No
     arguments = CELL if brings is None else f"{CELL} --mutant {brings}"
     done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env={**workflow["env"], "ARGUMENTS": arguments})
     installed = done.installed.splitlines()
-    assert installed[1:] == ["install kvcheck", "engine-env sglang envs/engine --source ."]
+    assert installed[1:] == ["install kvcheck", "env --source . envs/engine"]
     assert is_accepted(installed[-1])
     suite = ci_readers.junit((tmp_path / "build/kvcheck/junit.xml").read_text(encoding="utf-8"))
     found = ci_readers.github(done.output)
@@ -157,7 +157,7 @@ def test_what_a_baseline_knows_is_green_and_all_else_is_not(says: str, code: int
 @pytest.mark.processes(starts=True)
 def test_a_run_without_a_verdict_is_not_gated(tmp_path: Path) -> None:
     _, workflow = read("github-pull-request.yml")
-    env = {**workflow["env"], "ARGUMENTS": "no-such-scenario"}
+    env = {**workflow["env"], "ARGUMENTS": "stress no-such-scenario"}
     done = run_steps(workflow["jobs"]["kvcheck"]["steps"], tmp_path, env=env)
     assert (done.exit_code, done.failed) == (2, "kvcheck"), done.output
     assert "kvcheck gate" not in done.output and not (tmp_path / "build/kvcheck/gate.xml").exists()
@@ -191,8 +191,8 @@ def test_the_nightly_finds_the_version_that_it_installs(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
         assert done.variables == "VERSION=9.9.9\n"
         asked = "index versions --pre vllm" if release == "pre" else "index versions vllm"
-        assert done.installed.splitlines()[-2:] == [asked, "engine-env vllm==9.9.9 envs/engine"]
-        assert is_accepted("engine-env vllm==9.9.9 envs/engine")
+        assert done.installed.splitlines()[-2:] == [asked, "env vllm==9.9.9 envs/engine"]
+        assert is_accepted("env vllm==9.9.9 envs/engine")
 
 
 @pytest.mark.processes(starts=True)

@@ -26,10 +26,11 @@ from rigs.schemas import check_fits
 from kvcheck.commands import main as module
 from kvcheck.commands.doctor import KINDS
 from kvcheck.commands.main import run
-from kvcheck.commands.session import STOPPED
 from kvcheck.core.base.record import to_plain
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.cell import STOPPED
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
@@ -111,14 +112,26 @@ UNUSABLE = {
     "beginning of a mutant": (["stress", "--mutant", "offload"], "did you mean 'offload-skips-index-buffer'"),
     "release as a target": (
         ["stress", "--target", "sglang==0.5.23"],
-        "next: kvcheck engine-env sglang==0.5.23 DIR, then --target sglang:DIR",
+        "next: kvcheck env sglang==0.5.23 DIR, then kvcheck probe sglang:DIR",
     ),
+    "engine as a scenario": (["stress", "sglang"], "an installed engine is judged by kvcheck probe sglang"),
+    "server as a target": (
+        ["stress", "--target", "http://h:1"],
+        "a running server is judged by kvcheck live http://h:1",
+    ),
+    "server without scheme": (["stress", "--target", "h:1"], "a running server is judged by kvcheck live http://h:1"),
+    "all of an old line": (
+        ["stress", "--target", "http://h:1", "--known-answers", "tiny"],
+        "No such option: --known-answers; http://h:1: a running server is judged by kvcheck live http://h:1",
+    ),
+    "code as an engine": (["probe", "my.own:make"], "code of your own is run by kvcheck stress --target my.own:make"),
+    "serve as a case": (["bench", "seal", "serve"], "expected kvcheck bench serve URL"),
     "explain alone": (["explain"], "kinds: oracles, mutants, scenarios, codes"),
     "help of no command": (["help", "stres"], "did you mean 'stress'?"),
     "case": (["stress", "HiCache"], "did you mean 'hicache'?"),
     "option": (["stress", "--nope"], "No such option: --nope"),
-    "word for a server": (["live"], "kvcheck stress --target http://HOST:PORT"),
-    "word for a run": (["run"], "kvcheck stress"),
+    "no server": (["live"], "Missing argument 'URL'"),
+    "no engine": (["probe"], "Missing argument 'ENGINE[:ENV]': sglang, vllm, lmcache, mooncake"),
     "command": (["nope"], "no command 'nope'; known: stress"),
     "trace": (["stress", "--trace", "no-such.jsonl"], "trace no-such.jsonl: expected a JSONL file"),
     "selftest mutant": (["selftest", "nope"], "unknown mutant 'nope'"),

@@ -25,8 +25,8 @@ from kvcheck.commands.main import run
 from kvcheck.commands.terminal import bug_lines
 from kvcheck.core.base.causes import bugs
 from kvcheck.core.report import WRITERS, destinations
-from kvcheck.core.report.store import RunStore
 from kvcheck.core.report.to_html import render
+from kvcheck.core.run.store import RunStore
 from kvcheck.core.stress.workload import traces
 
 ROOT = Path(__file__).parents[2]

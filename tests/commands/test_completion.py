@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.commands import main
+from kvcheck.commands.elsewhere import COMMANDS_THAT_MOVED
 
 
 def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -24,10 +25,11 @@ def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     ("words", "offered"),
     [
         ("kvcheck st", ["stress"]),
-        ("kvcheck ", list(main.COMMANDS)),
+        ("kvcheck ", [name for name in main.COMMANDS if name != main.SERVE]),
         ("kvcheck stress --sh", ["--shape"]),
         ("kvcheck stress --max-time 3 --min-s", ["--min-schedules"]),
-        ("kvcheck engine-env --so", ["--source"]),
+        ("kvcheck env --so", ["--source"]),
+        ("kvcheck bench serve --ver", ["--versus"]),
         ("kvcheck model ma", ["make"]),
         ("kvcheck nosuch --sh", ["--show-completion"]),
     ],
@@ -48,8 +50,13 @@ def test_the_script_for_a_shell_is_printed(capsys: pytest.CaptureFixture[str]) -
     ("name", "told"),
     [
         ("stres", "no command 'stres'; did you mean 'stress'?; see kvcheck --help"),
-        ("engine_env", "no command 'engine_env'; did you mean 'engine-env'?; see kvcheck --help"),
-        ("7", "no command '7'; known: stress, replay, "),
+        ("prob", "no command 'prob'; did you mean 'probe'?; see kvcheck --help"),
+        ("7", "no command '7'; known: stress, "),
+        *(
+            (name, f"no command {name!r}; {to}")
+            for name, to in COMMANDS_THAT_MOVED.items()
+            if name not in main.COMMANDS
+        ),
     ],
 )
 def test_a_misspelt_command_gets_a_hint(name: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,9 @@ from kvcheck.core.base.errors import InternalError, StorageError, UnknownVerdict
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.cache.hicache.cache import HiCache
 from kvcheck.core.cache.pools.allocator import PageAllocator
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import serving
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.own import load_own
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands.main import run
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.plan import parse_line
 
 
 @pytest.mark.schedules
@@ -64,7 +64,6 @@ def test_a_mutant_is_shown_by_the_decoder_of_its_card_and_its_line_replays(
             "expected --transport loopback, got tcp; next: the same ",
         ),
         (["--decoder", "known-answer", "--device", "threads"], "expected --device cpu, got threads; next: the same "),
-        (["--decoder", "known-answer", "--target", "sglang"], "expected --target builtin, got sglang; next: the same "),
         (["--mutant", "window-one-short", "--shape", "gpt-oss-tiny"], "expected a shape of llama-answers"),
     ],
 )

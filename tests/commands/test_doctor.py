@@ -26,7 +26,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.cache.backend import cuda
 from kvcheck.core.cache.backend.threads import ThreadDevice
-from kvcheck.core.report.store import write_run
+from kvcheck.core.run.store import write_run
 
 APP = typer.Typer()
 APP.command("doctor")(module.doctor)
@@ -191,6 +191,7 @@ ACCEPTED = {
     "shapes": [("stress", "--shape", "nosuch")],
     "strategies": [("stress", "--strategy", "nosuch")],
     "targets": [("stress", "--target", "nosuch")],
+    "engines": [("probe", "nosuch")],
     "transports": [("stress", "--transport", "nosuch")],
     "cases": [("bench", "nosuch")],
     "formats": [("stress", "-o", "nosuch=x"), ("gate", "run.json", "-o", "nosuch=x"), ("show", "-o", "nosuch=x")],

@@ -23,7 +23,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report import store
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 LARGEST = 512
 SMALL = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--schedules", "3", "--seed", "1"]
@@ -157,7 +157,7 @@ def test_two_runs_of_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("kvcheck.commands.options.datetime", _Second)
     monkeypatch.setattr(secrets, "token_hex", lambda size: next(drawn) if size == 4 else "0" * size)
     runs = RunStore(tmp_path)
-    from kvcheck.commands.options import new_run_id
+    from kvcheck.core.run.identity import new_run_id
 
     first, second = runs.claim(new_run_id), runs.claim(new_run_id)
     assert (first, second) == ("20260102-030405-0000000a", "20260102-030405-0000000b")

@@ -21,7 +21,7 @@ from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.bench.arms import Arm, Comparison, Point
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.bench.selection import key, only
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 BUDGET = '[[budget]]\ncase = "metadata-read"\narm = "packed"\nbaseline = "views"\nmax_ratio = 1.0\n'
 ROW = bench_row(1.2, case="metadata-read")

@@ -25,8 +25,8 @@ from rigs.live_processes import children_of, is_alive, poll
 from kvcheck.commands.main import run
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.base.scratch import ScratchFolder, sweep
-from kvcheck.core.stress.cell_task import Limit
-from kvcheck.core.stress.cell_workers import tasks_text
+from kvcheck.core.run.cell_task import Limit
+from kvcheck.core.run.workers import tasks_text
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 2.0

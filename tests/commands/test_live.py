@@ -1,4 +1,4 @@
-"""`kvcheck stress --target http://...` against a server that has one fault: exit code, finding and what is said.
+"""`kvcheck live URL` against a server that has one fault: exit code, finding and what is said.
 
 Invariants:
 - Each fault of the fake server has a row here, and the code that it has to end in.
@@ -25,8 +25,8 @@ from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.live import doubts, health, runner
 from kvcheck.core.live.clients import asking
 from kvcheck.core.live.clients.sglang import SglangClient
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.folder import write_model
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.folder import write_model
 
 PARAMETERS = small(nodes=1024, digits=6)
 ALPHABET = Alphabet(PARAMETERS)
@@ -89,7 +89,7 @@ class Asked:
         self.model, self.out, self.capsys = model, out, capsys
 
     def __call__(self, url: str, *arguments: str, scenarios: tuple[str, ...] = SCENARIOS) -> tuple[int, str]:
-        words = ["stress", *scenarios, "--target", url, "--known-answers", str(self.model)]
+        words = ["live", url, *scenarios, "--known-answers", str(self.model)]
         sizes = ["--schedules", "1", "--requests", "12", "--out", str(self.out), "--no-reports"]
         code = run([*words, *sizes, "--admin", "--seed", "1", *arguments])
         said = self.capsys.readouterr()
@@ -269,7 +269,7 @@ def test_without_leave_nothing_is_retracted_or_reset(engine: str, model: Path, t
         "8",
     ]
     with fake(engine) as server:
-        run(["stress", "retract-resume", "prefix-cache", "aborts", "--target", server.url, *words])
+        run(["live", server.url, "retract-resume", "prefix-cache", "aborts", *words])
         called = [path for path, _ in server.calls]
     forbidden = ("pause", "continue", "flush", "reset")
     assert called
@@ -279,45 +279,37 @@ def test_without_leave_nothing_is_retracted_or_reset(engine: str, model: Path, t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--target", "http://127.0.0.1:1"], "expected --known-answers DIR"),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
-        (["--target", "http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
-        (["--target", "http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
-        (["--target", "https://", "--known-answers", "MODEL"], "lacks a host"),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "/nowhere"], "is no known-answer model"),
-        (
-            ["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--shape", "llama-3-tiny"],
-            "--shape: not for a",
-        ),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--resume"], "--resume: not for a running"),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--require", "hits=1"], "expected KIND=NUMBER"),
-        (
-            ["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--concurrency", "0"],
-            "--concurrency: expected",
-        ),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--timeout", "nan"], "--timeout: expected"),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--timeout", "1e300"], "at most 86,400"),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--key-env", "NO_SUCH"], "found none"),
-        (["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--engine", "tgi"], "unknown engine 'tgi'"),
-        (["nonsense", "--target", "http://127.0.0.1:1", "--known-answers", "MODEL"], "unknown scenario"),
-        (["--target", "127.0.0.1:8000"], "http:// is missing; expected --target http://127.0.0.1:8000"),
-        (["--target", "localhost:8000", "--known-answers", "MODEL"], "expected --target http://localhost:8000"),
-        (["--target", "[::1]:8000", "--own-model"], "expected --target http://[::1]:8000"),
-        (["--target", "gpu-7.lab:8000/v1", "--own-model"], "expected --target http://gpu-7.lab:8000/v1"),
-        (["--known-answers", "MODEL"], "--known-answers is for a running server"),
-        (["--admin"], "--admin is for a running server"),
-        (
-            ["--target", "http://127.0.0.1:1", "--known-answers", "MODEL", "--out", "/proc/no"],
-            "expected a running server",
-        ),
+        ([], "expected --known-answers DIR"),
+        (["--known-answers", "MODEL"], "expected a running server"),
+        (["http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
+        (["http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
+        (["https://", "--known-answers", "MODEL"], "lacks a host"),
+        (["--known-answers", "/nowhere"], "is no known-answer model"),
+        (["--known-answers", "MODEL", "--require", "hits=1"], "expected KIND=NUMBER"),
+        (["--known-answers", "MODEL", "--requests", "0"], "--requests: expected at least 1, got 0"),
+        (["--known-answers", "MODEL", "--concurrency", "0"], "--concurrency: expected"),
+        (["--known-answers", "MODEL", "--timeout", "nan"], "--timeout: expected"),
+        (["--known-answers", "MODEL", "--timeout", "1e300"], "at most 86,400"),
+        (["--known-answers", "MODEL", "--key-env", "NO_SUCH"], "found none"),
+        (["--known-answers", "MODEL", "--api", "tgi"], "unknown engine 'tgi'"),
+        (["--known-answers", "MODEL", "--out", "/proc/no"], "expected a running server"),
+        (["http://127.0.0.1:1", "nonsense", "--known-answers", "MODEL"], "unknown scenario"),
+        (["127.0.0.1:8000"], "http:// is missing; expected http://127.0.0.1:8000"),
+        (["localhost:8000", "--known-answers", "MODEL"], "expected http://localhost:8000"),
+        (["[::1]:8000", "--own-model"], "expected http://[::1]:8000"),
+        (["gpu-7.lab:8000/v1", "--own-model"], "expected http://gpu-7.lab:8000/v1"),
+        (["sglang:envs/fork"], "an installed engine is judged by kvcheck probe sglang:envs/fork"),
+        (["tiny"], "URL: expected http://HOST:PORT, got 'tiny'"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line_and_exit_2(
     arguments: list[str], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Without an address of its own a line asks one where nothing listens."""
     words = [str(model) if word == "MODEL" else word for word in arguments]
+    url = [] if words and not words[0].startswith("-") else ["http://127.0.0.1:1"]
     out = [] if "--out" in words else ["--out", str(tmp_path / "runs")]
-    assert run(["stress", *words, *out]) == 2
+    assert run(["live", *url, *words, *out]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert said in shown.err

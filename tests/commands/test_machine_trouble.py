@@ -19,11 +19,11 @@ import pytest
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, TransferError, UnknownVerdict, machine_trouble
-from kvcheck.core.stress import cell_workers
+from kvcheck.core.run import workers
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.ranks.child import Ending
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 
 ROOT = Path(__file__).parents[2]
 LOADED = "import resource, sys; import kvcheck.core.stress.runner"
@@ -132,7 +132,7 @@ BROKEN_WORKERS = {
     "dies while it loads": ("os._exit(127)", "", 4, "while kvcheck was loaded, before its first schedule"),
     "cannot load": (
         "",
-        "import kvcheck.core.stress.cell_workers as w\nw.work = lambda *_: __import__('short_of_memory')",
+        "import kvcheck.core.run.workers as w\nw.work = lambda *_: __import__('short_of_memory')",
         4,
         SHORT,
     ),
@@ -152,8 +152,8 @@ def test_what_breaks_a_worker_decides_the_exit_code(
     (tmp_path / "broken_worker.py").write_text(WORKER.format(first=first, then=then))
     (tmp_path / "short_of_memory.py").write_text("raise ImportError('x.so: cannot allocate memory')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    begin = cell_workers.start
-    monkeypatch.setattr(cell_workers, "start", lambda program, **keys: begin("broken_worker", **keys))
+    begin = workers.start
+    monkeypatch.setattr(workers, "start", lambda program, **keys: begin("broken_worker", **keys))
     assert run([*RUN_2, "2", "--out", str(tmp_path / "runs")]) == code
     told = capfd.readouterr()
     assert why in told.out + told.err

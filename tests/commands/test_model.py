@@ -9,16 +9,16 @@ import pytest
 from rigs.known_answers import walk
 
 from kvcheck.commands.main import run
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.folder import read_model
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.folder import read_model
 
 TINY = ["--layers", "2", "--kv-heads", "2", "--nodes", "64", "--length", "256", "--distance", "20"]
 
 
 def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, prompt = tmp_path / "model", tmp_path / "ids.json"
-    assert run(["model", "make", "--out", str(folder), *TINY]) == 0
+    assert run(["model", "make", str(folder), *TINY]) == 0
     parameters = read_model(folder).parameters
     assert parameters.distance == 20
     assert read_model(folder).digest in capsys.readouterr().out
@@ -29,10 +29,7 @@ def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytes
 
 
 def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> None:
-    assert (
-        run(["model", "make", "--out", str(tmp_path / "m"), "--layers", "2", "--length", "6000", "--head-dim", "128"])
-        == 0
-    )
+    assert run(["model", "make", str(tmp_path / "m"), "--layers", "2", "--length", "6000", "--head-dim", "128"]) == 0
     parameters = read_model(tmp_path / "m").parameters
     assert (parameters.nodes, parameters.distance) == (6000, 256)
 
@@ -41,7 +38,7 @@ def test_defaults_leave_room_for_prompts_of_the_whole_length(tmp_path: Path) -> 
 def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
     options: list[str], window: int, tmp_path: Path
 ) -> None:
-    assert run(["model", "make", "--out", str(tmp_path / "m"), *TINY, "--arch", "gpt-oss", *options]) == 0
+    assert run(["model", "make", str(tmp_path / "m"), *TINY, "--arch", "gpt-oss", *options]) == 0
     assert read_model(tmp_path / "m").parameters.window == window
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert (config["sliding_window"], config["layer_types"]) == (window, ["sliding_attention", "full_attention"])
@@ -75,7 +72,7 @@ def test_an_architecture_with_windows_has_one_of_a_quarter_of_the_length(
 def test_sizes_that_cannot_be_are_one_line(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["model", "make", "--out", str(tmp_path / "m"), *options]) == 2
+    assert run(["model", "make", str(tmp_path / "m"), *options]) == 2
     printed = capsys.readouterr()
     assert said in printed.err
     assert printed.err.count("\n") == 1
@@ -95,7 +92,7 @@ def test_sizes_that_cannot_be_are_one_line(
 def test_a_prompt_that_is_none_is_one_line(
     text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["model", "make", "--out", str(tmp_path / "m"), *TINY]) == 0
+    assert run(["model", "make", str(tmp_path / "m"), *TINY]) == 0
     if text is not None:
         (tmp_path / "ids.json").write_text(text)
     assert run(["model", "answer", str(tmp_path / "m"), "--prompt", str(tmp_path / "ids.json")]) == 2

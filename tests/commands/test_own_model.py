@@ -1,4 +1,4 @@
-"""`kvcheck stress --own-model` and `kvcheck reference record` against a server whose answers nobody knows beforehand.
+"""`kvcheck live --own-model` and `kvcheck model reference` against a server whose answers nobody knows beforehand.
 
 Invariants:
 - Each fault of the engine has the code that it ends in here, and each legal noise is green.
@@ -61,7 +61,7 @@ class Asked:
         self.out, self.capsys = out, capsys
 
     def __call__(self, url: str, *arguments: str, scenarios: tuple[str, ...] = ("prefix-cache",)) -> tuple[int, str]:
-        words = ["stress", *scenarios, "--target", url, "--own-model", "--out", str(self.out), *SMALL, *arguments]
+        words = ["live", url, *scenarios, "--own-model", "--out", str(self.out), *SMALL, *arguments]
         return self.said(*words)
 
     def said(self, *words: str) -> tuple[int, str]:
@@ -213,19 +213,17 @@ def test_broken_answers_are_no_pass(fault: str, ask: Asked) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("stress", "--own-model"), "--own-model is for a running server"),
-        (("stress", "--target", "URL", "--own-model", "--known-answers", "x"), "expected one of both"),
-        (("stress", "--target", "URL", "--vocabulary", "512"), "expected --own-model beside it"),
-        (("stress", "--target", "URL", "--own-model", "--vocabulary", "100"), "expected 256 to"),
-        (("stress", "--target", "URL", "--own-model", "--engine", "openai"), "no way to ask openai"),
-        (("stress", "--target", "URL", "--own-model", "--reference", "nothing"), "nothing is no reference"),
-        (("stress", "--target", "URL", "--own-model", "--shape", "x"), "not for a running server"),
-        (("stress", "--target", "http://127.0.0.1:9", "--own-model"), "expected a running server"),
-        (("reference",), "record"),
-        (("reference", "record"), "Missing argument 'DIR'"),
-        (("reference", "record", "DIR"), "Missing option '--target'"),
-        (("reference", "record", "DIR", "--target", "http://127.0.0.1:9"), "expected a running server"),
-        (("reference", "record", "DIR", "--target", "URL", "--requests", "0"), "--requests"),
+        (("live", "URL", "--own-model", "--known-answers", "x"), "expected one of both"),
+        (("live", "URL", "--vocabulary", "512"), "expected --own-model beside it"),
+        (("live", "URL", "--own-model", "--vocabulary", "100"), "expected 256 to"),
+        (("live", "URL", "--own-model", "--api", "openai"), "no way to ask openai"),
+        (("live", "URL", "--own-model", "--reference", "nothing"), "nothing is no reference"),
+        (("live", "http://127.0.0.1:9", "--own-model"), "expected a running server"),
+        (("model", "reference"), "Missing argument 'URL'"),
+        (("model", "reference", "URL"), "Missing argument 'DIR'"),
+        (("model", "reference", "DIR", "URL"), "expected http://HOST:PORT"),
+        (("model", "reference", "http://127.0.0.1:9", "DIR"), "expected a running server"),
+        (("model", "reference", "URL", "DIR", "--requests", "0"), "--requests"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -340,7 +338,7 @@ def test_the_report_shows_arms_evidence_and_noise(ask: Asked, tmp_path: Path) ->
 def test_a_reference_is_kept_and_compared(engine: str, ask: Asked, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with served(engine) as server:
-        words = ("reference", "record", str(kept), "--target", server.url, "--requests", "20", "--seed", "1")
+        words = ("model", "reference", server.url, str(kept), "--requests", "20", "--seed", "1")
         code, said = ask.said(*words)
         assert code == 0 and "kept 20 requests" in said and "equal bit for bit" in said, said
         assert len(read_reference(kept).kept) == 20
@@ -360,7 +358,7 @@ def test_a_reference_that_cannot_be_written_is_refused_before_its_requests_are_s
     (tmp_path / "file").write_text("mine")
     with served("vllm") as server:
         for folder in (tmp_path / "file", tmp_path / "file" / "kept"):
-            code, said = ask.said("reference", "record", str(folder), "--target", server.url)
+            code, said = ask.said("model", "reference", server.url, str(folder))
             assert code == 2 and f"cannot write {folder}" in said and "name another DIR" in said, said
         assert len(server.bodies) == 2, "one cold request each"
 
@@ -377,14 +375,14 @@ def test_a_reference_that_another_run_wrote_meanwhile_stays(
 
     monkeypatch.setattr(reference, "_record", slow)
     with served("vllm") as server:
-        code, said = ask.said("reference", "record", str(tmp_path), "--target", server.url, "--requests", "4")
+        code, said = ask.said("model", "reference", server.url, str(tmp_path), "--requests", "4")
     assert code == 2 and "exists" in said, said
     assert (tmp_path / FILE).read_text() == "theirs"
 
 
 def test_a_reference_with_holes_leaves_no_folder(ask: Asked, tmp_path: Path) -> None:
     with Fake(None, "vllm", model=OwnEngine(pool=8192), fault="some-500") as server:
-        code, said = ask.said("reference", "record", str(tmp_path / "kept"), "--target", server.url)
+        code, said = ask.said("model", "reference", server.url, str(tmp_path / "kept"))
     assert code == 4 and "was not answered" in said, said
     assert not (tmp_path / "kept").exists()
 
@@ -392,7 +390,7 @@ def test_a_reference_with_holes_leaves_no_folder(ask: Asked, tmp_path: Path) -> 
 def test_another_build_with_other_numbers_is_a_finding(ask: Asked, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with served("vllm") as server:
-        assert ask.said("reference", "record", str(kept), "--target", server.url, "--requests", "20")[0] == 0
+        assert ask.said("model", "reference", server.url, str(kept), "--requests", "20")[0] == 0
     with served("vllm", recites=False) as other:
         code, said = ask(other.url, "--reference", str(kept))
     assert code == 1 and "KV811" in said, said
@@ -402,7 +400,7 @@ def test_another_build_with_other_numbers_is_a_finding(ask: Asked, tmp_path: Pat
 def test_a_reference_of_another_model_is_refused(ask: Asked, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with served("vllm") as server:
-        assert ask.said("reference", "record", str(kept), "--target", server.url, "--requests", "5")[0] == 0
+        assert ask.said("model", "reference", server.url, str(kept), "--requests", "5")[0] == 0
     with served("sglang") as other:
         code, said = ask(other.url, "--reference", str(kept))
     assert code == 2 and "its server had engine vllm, and this one has sglang" in said, said

@@ -22,7 +22,7 @@ from kvcheck.commands.options import check_plan
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import file_digest, folder_digest
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.own import ENGINE_HAS, is_own, load_own, own_identity
 from kvcheck.core.stress.targets.target import Engine

@@ -97,7 +97,7 @@ def test_it_is_short_names_the_bugs_first_and_its_links_and_pictures_exist() -> 
 
 def test_every_command_has_its_row() -> None:
     listed = {re.match(r"`kvcheck ([\w-]+)", row[0])[1] for row in tables(README)["command"][1:]}  # type: ignore[index]
-    assert listed == set(COMMANDS)
+    assert listed == {name.split()[0] for name in COMMANDS}
 
 
 @pytest.mark.schedules

@@ -17,9 +17,9 @@ from rigs.literal_record import FAILED, FOREIGN
 from kvcheck.commands.main import run
 from kvcheck.commands.replay import lines_of
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.store import RunStore
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant, mutant_target

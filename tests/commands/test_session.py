@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands.session import MAX_CAUSES_KEPT, MAX_SYMPTOMS_KEPT, Session
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.causes import bugs, in_causal_order
 from kvcheck.core.base.record import Finding
+from kvcheck.core.run.session import MAX_CAUSES_KEPT, MAX_SYMPTOMS_KEPT, Session
 
 CAUSE = Finding(code="KV304", oracle="contract", buffer="index", request=3, message="saved without index")
 SYMPTOM = Finding(code="KV102", oracle="content", buffer="index", request=3, message="read index")
@@ -21,7 +22,9 @@ SYMPTOM = Finding(code="KV102", oracle="content", buffer="index", request=3, mes
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return Session(argv=["stress"], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, quiet=True)
+    return Session(
+        argv=["stress"], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True)
+    )
 
 
 def test_a_symptom_names_its_cause_by_the_run(session: Session) -> None:
@@ -39,7 +42,9 @@ def test_a_symptom_names_its_cause_by_the_run(session: Session) -> None:
 
 def test_findings_of_an_interrupted_run_keep_their_causes(session: Session, tmp_path: Path) -> None:
     session.keep(in_causal_order((SYMPTOM, CAUSE)))
-    later = Session(argv=["stress"], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, quiet=True)
+    later = Session(
+        argv=["stress"], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True)
+    )
     later.keep(tuple(session.findings))
     assert [each.cause for each in later.findings] == [None, f"{later.run_id}.1"]
 

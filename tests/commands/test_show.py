@@ -15,7 +15,7 @@ from rigs.literal_record import FAILED, FOREIGN, PASSED, STORY, UNTOLD
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.store import RunStore
+from kvcheck.core.run.store import RunStore
 
 OLDER, NEWER, GREEN = "20260101-000000-aaaaaaaa", "20260102-000000-bbbbbbbb", "20260103-000000-cccccccc"
 

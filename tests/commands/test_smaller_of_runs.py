@@ -14,11 +14,12 @@ import pytest
 from rigs.literal_record import FOREIGN
 
 from kvcheck.commands.main import run
-from kvcheck.commands.session import Session
 from kvcheck.commands.smaller import SHRINKING_S, look_for_smaller
+from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.record import read_record
+from kvcheck.core.run.plan import parse_line
+from kvcheck.core.run.session import Session
 from kvcheck.core.stress import smaller as made
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.smaller import MOST_CAUSES, smaller
 from kvcheck.core.stress.targets.mutants import mutant_target
 
@@ -26,7 +27,7 @@ LINE = "retract-resume:shape=glm-5.1-tiny,mutant=offload-skips-index-buffer,seed
 
 
 def session_with(tmp_path: Path, *, found: bool = True) -> Session:
-    session = Session(argv=[], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, quiet=True)
+    session = Session(argv=[], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True))
     session.keep((FOREIGN,) if found else ())
     return session
 

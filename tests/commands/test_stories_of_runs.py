@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from rigs.literal_record import FOREIGN, UNTOLD
 
-from kvcheck.commands.session import Session
 from kvcheck.commands.stories import LEAST_S, STORIES_S, tell_stories
+from kvcheck.commands.terminal import Terminal
+from kvcheck.core.run.session import Session
 from kvcheck.core.stress import stories as made
 
 
 def session_with(tmp_path: Path, *, found: bool) -> Session:
-    session = Session(argv=[], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, quiet=True)
+    session = Session(argv=[], repro="kvcheck stress", seed=1, plan={}, out=tmp_path, teller=Terminal(is_quiet=True))
     session.keep((FOREIGN,) if found else ())
     return session
 

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from kvcheck.commands import session as module
 from kvcheck.commands import terminal as lines
-from kvcheck.commands.session import Cell, Session
-from kvcheck.commands.terminal import complain, has_colours, passing, say, warn
+from kvcheck.commands.terminal import Terminal, complain, has_colours, passing, say, warn
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run import session as module
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.session import Session
 
 
-class Terminal(io.TextIOWrapper):
+class Screen(io.TextIOWrapper):
     """A stream that says it is a terminal."""
 
     def __init__(self) -> None:
@@ -39,14 +40,14 @@ class Terminal(io.TextIOWrapper):
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
     """What `written` writes to, which takes colours."""
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm")
-    return Terminal()
+    return Screen()
 
 
-def written(terminal: Terminal, *acts: Callable[[], None]) -> str:
+def written(terminal: Screen, *acts: Callable[[], None]) -> str:
     """What these write while the terminal stands for stdout and stderr."""
     with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
         for act in acts:
@@ -65,7 +66,7 @@ def written(terminal: Terminal, *acts: Callable[[], None]) -> str:
         (" OK       a row", 32),
     ],
 )
-def test_a_verdict_has_its_colour_on_a_terminal(line: str, colour: int, terminal: Terminal) -> None:
+def test_a_verdict_has_its_colour_on_a_terminal(line: str, colour: int, terminal: Screen) -> None:
     word = next(each for each in ("PASS", "STILL FAILS", "FAIL", "????", "UNKNOWN", "OK") if each in line)
     assert (
         written(terminal, lambda: say(line)) == f"\x1b[{colour}m\x1b[1m {word}\x1b[0m{line.removeprefix(f' {word}')}\n"
@@ -73,11 +74,11 @@ def test_a_verdict_has_its_colour_on_a_terminal(line: str, colour: int, terminal
 
 
 @pytest.mark.parametrize("line", ["PASS", " PASSES", "  PASS", " it is a PASS", " exit 0", ""])
-def test_other_lines_have_none(line: str, terminal: Terminal) -> None:
+def test_other_lines_have_none(line: str, terminal: Screen) -> None:
     assert written(terminal, lambda: say(line)) == f"{line}\n"
 
 
-def test_text_of_a_record_brings_no_colours(terminal: Terminal) -> None:
+def test_text_of_a_record_brings_no_colours(terminal: Screen) -> None:
     assert "\\x1b[31mred" in written(terminal, lambda: say(" PASS  \x1b[31mred"))
 
 
@@ -99,24 +100,24 @@ def test_who_gets_colours(
     monkeypatch.delenv("NO_COLOR")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert has_colours(Terminal() if is_terminal else io.StringIO()) is expected
+    assert has_colours(Screen() if is_terminal else io.StringIO()) is expected
 
 
-def test_a_line_that_passes_is_overwritten_and_an_error_begins_a_line_of_its_own(terminal: Terminal) -> None:
+def test_a_line_that_passes_is_overwritten_and_an_error_begins_a_line_of_its_own(terminal: Screen) -> None:
     told = written(terminal, lambda: passing("loading \x1b"), lambda: complain("no such thing"))
     assert told == "\r\x1b[Kloading \\x1b\r\x1b[K" + "kvcheck: no such thing\n"
 
 
 @pytest.mark.parametrize(("columns", "shown"), [(40, 39), (0, 79), (200, 150)])
 def test_a_line_that_passes_fits_the_terminal(
-    columns: int, shown: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    columns: int, shown: int, terminal: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "fileno", lambda: 2)
     monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((columns, 24)))
     assert written(terminal, lambda: passing("x" * 150)) == "\r\x1b[K" + "x" * shown
 
 
-def test_a_dumb_terminal_gets_lines_alone(tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_gets_lines_alone(tmp_path: Path, terminal: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     session = made(tmp_path)
     told = written(
@@ -126,7 +127,7 @@ def test_a_dumb_terminal_gets_lines_alone(tmp_path: Path, terminal: Terminal, mo
 
 
 def test_the_clock_goes_on_while_nothing_is_reported(
-    tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, terminal: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.001)
     session, painted = made(tmp_path), threading.Semaphore(0)
@@ -144,7 +145,9 @@ def test_nothing_passes_where_no_terminal_is(capsys: pytest.CaptureFixture[str])
 
 
 def made(tmp_path: Path, *, quiet: bool = False, plan: dict[str, object] | None = None) -> Session:
-    return Session(argv=["stress"], repro="kvcheck stress", seed=1, plan=plan or {}, out=tmp_path, quiet=quiet)
+    return Session(
+        argv=["stress"], repro="kvcheck stress", seed=1, plan=plan or {}, out=tmp_path, teller=Terminal(is_quiet=quiet)
+    )
 
 
 def test_a_log_gets_a_line_each_half_minute(
@@ -164,7 +167,7 @@ def test_progress_names_a_total_only_where_one_is_known(
 ) -> None:
     session, told = made(tmp_path), []
     monkeypatch.setattr(session, "progress", told.append)
-    cell = Cell(plan=Plan(scenario="hicache", shape="llama-3-micro"), wanted=8, floor=1, within=within)
+    cell = ScheduleCell(plan=Plan(scenario="hicache", shape="llama-3-micro"), wanted=8, floor=1, within=within)
     session.cells[cell.id] = cell
     session.add(cell, (), Evidence(schedules=2), 0.1)
     assert told == [f"{said}, now hicache/llama-3-micro"], "8 are workloads where schedules are explored"

@@ -16,8 +16,9 @@ from typing import Any
 from fakes.cuda import installed
 
 from kvcheck.commands import worker
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 
 CHUNK = 20
 """The chunk of such a schedule that the device does not survive."""

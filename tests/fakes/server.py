@@ -27,8 +27,8 @@ from rigs.model_engine import COUNTS, STORES, Job, ModelEngine
 from rigs.wrong_answers import WRONG
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.folder import read_model
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.folder import read_model
 
 BROKEN = ("hang", "hang-once", "dies", "some-500", "garbage", "half", "slow", "needs-key")
 FAULTS = (*WRONG, *STORES, *BROKEN, *COUNTS, "front-cache", "frozen-counters", "after-abort")

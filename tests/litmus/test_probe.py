@@ -15,9 +15,9 @@ from kvcheck.core.cache.backend import probe as probed
 from kvcheck.core.cache.backend.device import WATCHDOG_NS
 from kvcheck.core.cache.backend.probe import HoldProbe, probe
 from kvcheck.core.cache.backend.threads import ThreadDevice
-from kvcheck.core.stress import runner_rows
-from kvcheck.core.stress.runner_rows import row_of
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.runners import row_of
+from kvcheck.core.stress import rows
 
 
 def test_threads_run_beside_each_other(monkeypatch: Any) -> None:
@@ -46,8 +46,8 @@ def test_streams_that_share_a_queue_are_told(monkeypatch: Any) -> None:
 def test_a_run_with_delays_says_which_lanes_it_could_not_hold(
     behind: tuple[tuple[int, int], ...], told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_rows, "CudaDevice", lambda index: index)
-    monkeypatch.setattr(runner_rows, "probe", lambda machine: HoldProbe(1e-5, 0.25, 34, behind))
+    monkeypatch.setattr(rows, "CudaDevice", lambda index: index)
+    monkeypatch.setattr(rows, "probe", lambda machine: HoldProbe(1e-5, 0.25, 34, behind))
     base = Plan(scenario="hicache", shape="llama-3-tiny", backend="cuda", device="cuda:1", strategy="delay", seed=1)
     lines = row_of(base).untried(base, [base])
     assert [line for line in lines if "share a queue of the device; a hold is let go in 10 us" in line] == lines[:told]

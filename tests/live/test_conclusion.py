@@ -11,7 +11,7 @@ from rigs.live_client import ALPHABET, ScriptedClient, right
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Verdict
-from kvcheck.core.live.conclusion import Progress, common_place
+from kvcheck.core.live.conclusion import RoundCell, common_place
 from kvcheck.core.live.exchange import Answer, End, Sending
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.runner import LiveRunner, RoundResult
@@ -22,9 +22,9 @@ PLAN = LivePlan(
 )
 
 
-def progress(wanted: int = 1, scenario: str = "prefix-cache") -> Progress:
+def progress(wanted: int = 1, scenario: str = "prefix-cache") -> RoundCell:
     flags = {"hit": "start it with a cache", "retract": "use a smaller pool"}
-    return Progress(plan=PLAN, scenario=LIVE_SCENARIOS.load(scenario), flags=flags, wanted=wanted)
+    return RoundCell(plan=PLAN, scenario=LIVE_SCENARIOS.load(scenario), flags=flags, wanted=wanted)
 
 
 def result(observed: dict[str, int], **fields: object) -> RoundResult:

@@ -9,10 +9,10 @@ from rigs.live_client import ALPHABET, PARAMETERS
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.model.answers import answers, reads
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
+from kvcheck.core.model.answers import answers, reads
 
 SIZES = Sizes(requests=18, concurrency=4, longest=1024, pool=1600)
 

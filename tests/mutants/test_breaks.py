@@ -24,8 +24,8 @@ from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.transfer.blocks import pair_pages
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.seal import Sealer
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 from kvcheck.core.stress.targets.mutants.mutant import overridden

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from mutants.decoder_table import SEED, SHAPES, cells, found_by
 
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads, schedules
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 from kvcheck.core.stress.targets.mutants.attention import ATTENTION
+from tools.tables.decoder_table import SEED, SHAPES, cells, found_by
 
 SHOWN_BY_WORDS = {
     ("resume-shifts-positions", "llama-answers"): "content KV301",

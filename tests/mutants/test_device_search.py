@@ -11,11 +11,11 @@ import dataclasses
 import pytest
 
 from kvcheck.core.cache.backend.delays import Delay, DelayCount, DelayReport, Site
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress import delayed
 from kvcheck.core.stress.delayed import UNREAD, Rates, Try, may_show, whole_names
 from kvcheck.core.stress.mutant_trials import HELD_MOST, _likely_first, judge
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant
 

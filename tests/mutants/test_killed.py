@@ -22,8 +22,9 @@ from kvcheck.commands.main import run
 from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads, schedules
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner, Workloads, schedules
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 

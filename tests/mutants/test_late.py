@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 from mutants.bounds import WORKLOADS, exploration_of
-from mutants.search_table import explored
 
 from kvcheck.commands.main import run
 from kvcheck.commands.targets import unfound_mutant
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.stress.mutant_trials import timed_mutants
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner, Workloads
+from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 from kvcheck.core.stress.targets.mutants.late import LATE
 from kvcheck.core.stress.targets.target import Target
+from tools.tables.search_table import explored
 
 NAMES = [each.name for each in LATE]
 PAIRS = [name for name in NAMES if len(mutant(name).faults) > 1]

@@ -91,7 +91,7 @@ def test_a_copy_that_overtakes_the_model_behind_its_fence_is_found_where_all_is_
 def test_an_environment_without_compiled_copies_is_no_pass_and_says_what_to_do(fake: Path) -> None:
     (reply,) = replies(fake, NO_KERNELS, "host-copy.nsa-direct", 1, (GOOD,))[GOOD]
     assert reply.unknown and not reply.findings
-    assert "sgl_kernel.kvcacheio is not in this environment; next: kvcheck engine-env sglang==" in reply.unknown
+    assert "sgl_kernel.kvcacheio is not in this environment; next: kvcheck env sglang==" in reply.unknown
 
 
 @pytest.mark.processes
@@ -199,7 +199,7 @@ def test_copies_that_do_not_run_here_are_no_pass(
         delattr(found, TRIAL)
     with pytest.raises(CannotDrive, match=r"compute capability 7\.0: ") as raised:
         require_compiled("cpu")
-    assert why in str(raised.value) and "next: kvcheck engine-env sglang==" in str(raised.value)
+    assert why in str(raised.value) and "next: kvcheck env sglang==" in str(raised.value)
 
 
 class Runtime:
@@ -240,7 +240,7 @@ def test_pinned_memory_is_given_back_but_for_what_the_engine_gave_back(monkeypat
 @pytest.mark.gpu
 @pytest.mark.sglang
 @pytest.mark.processes
-@pytest.mark.skipif(not ENGINE, reason="KVCHECK_SGLANG_CUDA names no environment; see kvcheck engine-env --device cuda")
+@pytest.mark.skipif(not ENGINE, reason="KVCHECK_SGLANG_CUDA names no environment; see kvcheck env --device cuda")
 @pytest.mark.parametrize(
     "shape", ["host-copy.mha-kernel", "host-copy.nsa-kernel", "host-copy.nsa-direct", "retract.nsa", "retract.mamba"]
 )

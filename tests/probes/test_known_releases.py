@@ -93,10 +93,10 @@ def test_a_row_is_about_its_releases_and_its_one_capability(
 def test_what_a_release_has_dropped_is_a_line_and_no_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ["stress", "--schedules", "12", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
-    base += ["--shape", "prefixes.mamba", "--target"]
+    base = ["probe", "--schedules", "12", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
+    base += ["--probe", "prefixes.mamba"]
     known = f"sglang:{release(tmp_path / 'known', '0.5.23')}"
-    assert run([*base, known, "--shape", "metadata", "--format", "json"]) == 0
+    assert run([*base, known, "--probe", "metadata", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert [row["id"] for row in record["scenarios"]] == ["retract-resume/metadata.get-buf"]
     assert sum(line.startswith("prefix-cache/prefixes.mamba: not in this release") for line in record["warnings"]) == 1
@@ -104,7 +104,7 @@ def test_what_a_release_has_dropped_is_a_line_and_no_unknown(
     told = [line for line in capsys.readouterr().out.splitlines() if "prefixes.mamba" in line]
     assert len(told) == 1 and "not in this release" in told[0]
     unknown = f"sglang:{release(tmp_path / 'unknown', '0.5.24')}"
-    assert run([*base, unknown, "--shape", "metadata"]) == 4
+    assert run([*base, unknown, "--probe", "metadata"]) == 4
     assert "has no tree.mamba" in capsys.readouterr().out
 
 

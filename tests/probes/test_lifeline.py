@@ -31,7 +31,7 @@ def test_killed_kvcheck_leaves_no_child_that_imports(is_stopped: bool, tmp_path:
     env, told = environment(tmp_path / "env", None), tmp_path / "ids"
     (site,) = env.glob("lib/python*/site-packages")
     (site / "sglang.py").write_text(SLOW.format(file=str(told)), encoding="utf-8")
-    command = [sys.executable, "-m", "kvcheck", "stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "kvcheck", "probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as parent:
         try:
             assert poll(told.exists, IMPORTS_S), "the child never began to import"

@@ -26,7 +26,7 @@ from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.bounds import longest_call_s
 from kvcheck.core.probes.mooncake.words import Places, held
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.run.plan import Plan, parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"
 BY_LIBRARY = "landing.batch"
@@ -113,7 +113,7 @@ def test_bytes_that_land_after_a_failure_are_conditional(engines: Engines, place
 
 def stress(place: Path, out: Path, shape: str, *more: str) -> tuple[int, dict[str, object]]:
     """The exit code of a run, and its record."""
-    asked = ["stress", "--target", f"mooncake:{place}", "--shape", shape, "--schedules", "1", "--no-reports"]
+    asked = ["probe", f"mooncake:{place}", "--probe", shape, "--schedules", "1", "--no-reports"]
     code = run([*asked, *more, "--out", str(out)])
     (stored,) = out.glob("*/run.json")
     record: dict[str, object] = json.loads(stored.read_text())
@@ -125,7 +125,7 @@ def stress(place: Path, out: Path, shape: str, *more: str) -> tuple[int, dict[st
 def test_a_fault_makes_the_command_red(
     place: Path, tmp_path: Path, fault: str, shape: str, code: str, lane: str
 ) -> None:
-    ended, record = stress(place, tmp_path, shape, "--engine-env", f"MC_STAND_IN={fault}")
+    ended, record = stress(place, tmp_path, shape, "--env", f"MC_STAND_IN={fault}")
     assert ended == 1
     assert (code, lane) in {(finding["code"], finding["lane"]) for finding in record["findings"]}  # type: ignore[attr-defined]
 
@@ -152,7 +152,7 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
 ) -> None:
     monkeypatch.setenv("MC_STAND_IN", "early")  # of the shell: the plan does not name it
     assert stress(place, tmp_path / "a", "landing.frozen")[0] == 4  # one schedule is too few for a pass
-    given = ("--engine-env", "MC_STAND_IN=early", "--engine-env", "MC_X=1")
+    given = ("--env", "MC_STAND_IN=early", "--env", "MC_X=1")
     code, record = stress(place, tmp_path / "b", "landing.frozen", *given)
     assert code == 1
     assert record["plan"]["engine_env"] == {"MC_STAND_IN": "early", "MC_X": "1"}  # type: ignore[index]
@@ -180,19 +180,14 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
 def test_variables_that_are_not_the_engines_are_refused(
     given: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["stress", "--target", "mooncake", "--engine-env", given]) == 2
+    assert run(["probe", "mooncake", "--env", given]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
 
 
 def test_a_variable_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["stress", "--target", "mooncake", "--engine-env", "MC_X=1", "--engine-env", "MC_X=2"]) == 2
+    assert run(["probe", "mooncake", "--env", "MC_X=1", "--env", "MC_X=2"]) == 2
     assert "MC_X: expected each name once, got it 2 times" in capsys.readouterr().err
-
-
-def test_variables_need_an_installed_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["stress", "--engine-env", "MC_X=1"]) == 2
-    assert "name one with --target" in capsys.readouterr().err
 
 
 PLACES = Places(1 << 16)

@@ -29,7 +29,7 @@ ENVIRONMENTS = [Path(text) for text in os.environ.get("KVCHECK_SGLANG", "").spli
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.processes,
-    pytest.mark.skipif(not ENVIRONMENTS, reason="KVCHECK_SGLANG names no environment; see kvcheck engine-env"),
+    pytest.mark.skipif(not ENVIRONMENTS, reason="KVCHECK_SGLANG names no environment; see kvcheck env"),
 ]
 SCHEDULES = 6
 HOST_POOLS = "mem_cache/memory_pool_host.py"

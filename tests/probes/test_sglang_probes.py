@@ -21,8 +21,8 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
-from kvcheck.core.stress.probe_runner import ProbeRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.probes.runner import ProbeRunner
+from kvcheck.core.run.plan import Plan
 
 SCHEDULES = 4
 GOOD = ""
@@ -265,7 +265,7 @@ def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Pa
         started = parse_target(target).start(patience)
         started.ask(ask_of("retract.nsa"))
     is_ready = name in ("death later", "hang later", "greets again")  # then another environment is of no help
-    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: kvcheck engine-env'}" in str(
+    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: kvcheck env'}" in str(
         told.value
     )
     assert is_ready == str(told.value).endswith(last)
@@ -280,7 +280,7 @@ def test_child_ends_where_getting_ready_is_interrupted(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("kvcheck.core.probes.frame.engine_process.decode", interrupt)  # the child has said a line then
     out = tmp_path / "runs"
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(out)]) == 130
+    assert run(["probe", f"sglang:{env}", "--out", str(out)]) == 130
     assert not [*out.iterdir()], "nothing was judged, so there is no run"
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
@@ -299,8 +299,8 @@ def test_lost_child_makes_one_schedule_unknown(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_stress_passes_fails_and_replays(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_fault(fake, "index-lost")
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
-    code = run([*base, "--no-reports", "--shape", "pool-copy.mha", "--shape", "retract.nsa", "--format", "json"])
+    base = ["probe", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
+    code = run([*base, "--no-reports", "--probe", "pool-copy.mha", "--probe", "retract.nsa", "--format", "json"])
     record = json.loads(capsys.readouterr().out)
     check_fits(record)
     assert code == record["exit_code"] == 1
@@ -323,8 +323,8 @@ def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_fault(fake, GOOD)
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
-    base += ["--no-reports", "--shape", "retract.nsa", "--format", "json"]
+    base = ["probe", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
+    base += ["--no-reports", "--probe", "retract.nsa", "--format", "json"]
     assert run(base) == 0
     record = json.loads(capsys.readouterr().out)
     file = tmp_path / record["run_id"] / "run.json"
@@ -347,8 +347,8 @@ def test_stress_of_good_engine_passes_where_it_has_all(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_fault(fake, GOOD)
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
-    assert run([*base, "hicache", "--shape", "layer-wait.mha", "--shape", "layer-wait.nsa"]) == 0
+    base = ["probe", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
+    assert run([*base, "--probe", "layer-wait.mha", "--probe", "layer-wait.nsa"]) == 0
     assert "2 passed" in capsys.readouterr().out
 
 
@@ -357,16 +357,16 @@ def test_cell_of_an_engine_below_its_floor_is_unknown(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_fault(fake, GOOD)
-    what = ["--shape", "metadata.get-buf", "--schedules", "2", "--out", str(tmp_path), "--no-reports"]
-    assert run(["stress", "--target", f"sglang:{fake}", *what]) == 4
+    what = ["--probe", "metadata.get-buf", "--schedules", "2", "--out", str(tmp_path), "--no-reports"]
+    assert run(["probe", f"sglang:{fake}", *what]) == 4
     assert "KV990: 2 of 2 schedules ran, and a pass takes 12" in capsys.readouterr().out
 
 
 @pytest.mark.processes(starts=True)
 def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = environment(tmp_path / "env", "renamed")
-    base = ["stress", "--target", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]
-    assert run([*base, "--shape", "retract.nsa"]) == 4
+    base = ["probe", f"sglang:{env}", "--schedules", "1", "--out", str(tmp_path), "--no-reports"]
+    assert run([*base, "--probe", "retract.nsa"]) == 4
     out = capsys.readouterr().out
     assert "KV990: cannot drive: this release has no pool.nsa (tried sglang.srt.mem_cache.memory_pool:NSATokenT" in out
 
@@ -374,17 +374,17 @@ def test_release_with_other_names_is_unknown(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.processes
 def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = environment(tmp_path / "env", None)
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     told = capsys.readouterr()
     assert "sglang cannot be imported by" in told.err and "No module named 'sglang'" in told.err
-    assert told.err.endswith("next: kvcheck engine-env sglang==VERSION VENV, then --target sglang:VENV\n")
+    assert told.err.endswith("next: kvcheck env sglang==VERSION VENV, then kvcheck probe sglang:VENV\n")
     assert not told.out and not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.processes
 def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = interpreter(tmp_path / "env", "echo Segmentation fault >&2; exit 139")
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
+    assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
     assert "ended with status 139: getting ready; its last line: Segmentation fault" in capsys.readouterr().err
 
 
@@ -393,11 +393,11 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "runs")]
-    assert run(["stress", "--target", f"sglang:{fake}", "--device", "cuda:1", "--shape", "retract", *out]) == 4
+    assert run(["probe", f"sglang:{fake}", "--device", "cuda:1", "--probe", "retract", *out]) == 4
     told = capsys.readouterr().err
-    assert "sees no CUDA device, asked for cuda:1; next: on a machine with a GPU, kvcheck engine-env sglang==" in told
-    assert run(["stress", "--target", f"vllm:{fake}", "--device", "cuda", *out]) == 2
-    assert f"runs on cuda; expected cpu; next: kvcheck stress --target vllm:{fake}, without" in capsys.readouterr().err
+    assert "sees no CUDA device, asked for cuda:1; next: on a machine with a GPU, kvcheck env sglang==" in told
+    assert run(["probe", f"vllm:{fake}", "--device", "cuda", *out]) == 2
+    assert f"runs on cuda; expected cpu; next: kvcheck probe vllm:{fake}, without" in capsys.readouterr().err
     line = f"retract-resume:shape=metadata.get-buf,target=sglang%3A{fake},backend=cuda,device=cuda"
     assert run(["replay", line]) == 2
     assert "probe metadata of sglang runs on cpu, not on cuda" in capsys.readouterr().err
@@ -406,23 +406,31 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--target", "sglang:/nowhere"], "with an interpreter at DIR/bin/python; found none at /nowhere"),
-        (["--target", "sglang", "--shape", "retract.nope"], "no probe of sglang is left"),
-        (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
-        (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
+        (["probe", "sglang:/nowhere"], "with an interpreter at DIR/bin/python; found none at /nowhere"),
+        (["probe", "sglang", "--probe", "retract.nope"], "sglang has no probe 'retract.nope'; did you mean 'retract."),
+        (["probe", "sglang", "--probe", "nope"], "sglang has no probe 'nope'; known: "),
+        (["probe", "sglang", "pd-transfer"], "unexpected extra argument"),
+        (["replay", "pd-transfer:shape=state-lengths.swa-longer,target=sglang,requests=5"], "takes no requests, got 5"),
         (
-            ["--target", "sglang", "--device", "threads"],
-            "--device threads: no probe of sglang runs on threads; expected cpu or cuda; next: kvcheck stress "
-            "--target sglang, without --device",
+            ["probe", "sglang", "--device", "threads"],
+            "--device threads: no probe of sglang runs on threads; expected cpu or cuda; next: kvcheck probe sglang, "
+            "without --device",
         ),
-        (["--target", "sglang", "--jobs", "4"], "one child holds sglang and runs all its cells; leave it out"),
-        (["--target", "nope"], "unknown target 'nope'; a target of your own is MODULE:NAME; known: builtin, sglang"),
+        (
+            ["probe", "sglnag"],
+            "unknown engine 'sglnag'; known: sglang, vllm, lmcache, mooncake; did you mean 'sglang'?",
+        ),
+        (["probe", "http://127.0.0.1:8000"], "a running server is judged by kvcheck live http://127.0.0.1:8000"),
+        (["probe", "127.0.0.1:8000"], "a running server is judged by kvcheck live http://127.0.0.1:8000"),
+        (["probe", "sglang==0.5.23"], "next: kvcheck env sglang==0.5.23 DIR, then kvcheck probe sglang:DIR"),
+        (["stress", "--target", "sglang:DIR"], "an installed engine is judged by kvcheck probe sglang:DIR"),
+        (["stress", "--target", "nope"], "unknown target 'nope'; a target of your own is MODULE:NAME; known: builtin"),
     ],
 )
 def test_unusable_arguments_are_refused(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["stress", *arguments, "--out", str(tmp_path)]) == 2
+    assert run([*arguments, "--out", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
 
 

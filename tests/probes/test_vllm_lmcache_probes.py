@@ -122,14 +122,14 @@ def test_scenarios_of_an_engine_are_run_and_replayed(
 ) -> None:
     out = ["--out", str(tmp_path)]
     put_fault(fake, "leak")
-    target = ["--target", f"vllm:{fake}"]
-    assert run(["stress", "prefix-cache", *target, "--schedules", "2", *out]) == 1
+    asked = ["probe", f"vllm:{fake}", "--probe"]
+    assert run([*asked, "prefix-cache", "--schedules", "2", *out]) == 1
     (path,) = tmp_path.glob("*/run.json")
     line = read_record(path).findings[0].schedule
     assert line.startswith("prefix-cache:") and "repro   kvcheck replay " in capsys.readouterr().out
     assert run(["replay", line, "--times", "3"]) == 1
     assert "STILL FAILS 3/3" in capsys.readouterr().out
-    assert run(["stress", "nvlink-aux", *target, *out]) == 2
+    assert run([*asked, "nvlink-aux", *out]) == 2
 
 
 OFFLOAD = "vllm.v1.simple_kv_offload.manager:SimpleCPUOffloadScheduler"

@@ -1,14 +1,8 @@
-"""Baselines: what a row covers, what becomes of each row, and files that people edit.
-
-Invariants:
-- Records are literal. Nothing here reads a clock: the day is an argument.
-"""
+"""Baselines: what a row covers, what becomes of each row, and files that people edit."""
 
 from __future__ import annotations
 
 import datetime
-import html
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +12,6 @@ import pytest
 from report.test_gate_result import gate
 from rigs import ci_readers
 from rigs.literal_record import FOREIGN, LINES, PASSED, RETRACT, SCENARIOS
-from rigs.schemas import check_fits
 
 from kvcheck.commands.gate_lines import result_lines
 from kvcheck.core.base.causes import place_of
@@ -27,14 +20,7 @@ from kvcheck.core.base.record import Coverage, Finding, RunRecord, ScenarioResul
 from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
 from kvcheck.core.report.ci.outcome import of_gate
 from kvcheck.core.report.gate.baseline import BaselineResult, Entry, Kind, judge_rows, known_by
-from kvcheck.core.report.gate.baseline_file import (
-    add_rows,
-    block,
-    parse_baseline,
-    read_baseline,
-    remove_rows,
-    rows_of,
-)
+from kvcheck.core.report.gate.baseline_file import add_rows, block, parse_baseline, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import (
     GateResult,
     conditional_findings,
@@ -49,7 +35,6 @@ from kvcheck.core.report.markdown import escaped
 DAY = datetime.date(2027, 3, 1)
 CODE = "3f2c1ab0" * 8
 CELL = "retract-resume/glm-5.1-tiny"
-ENGINE_LINE = "preemption:shape=scheduler.priority,target=vllm%3Aenvs/a,seed=1,schedule=0"
 ROW = Entry(
     number=1,
     kind=Kind.FINDING,
@@ -120,12 +105,8 @@ def test_a_known_finding_and_an_expected_unknown_are_told_and_fail_nothing() -> 
     result = judged(ROW, EXPECTED, record=run(FOREIGN, unknown=True))
     assert (result.exit_code, statuses(result)) == (0, ["known", "known"])
     assert (result.integrity, result.evidence) == ((), ())
-    told = "\n".join(result_lines(result))
-    assert "row 1 known: retract-resume/glm-5.1-tiny: KV102, content: device index_k_with_scale" in told
-    assert "kv team, until 2027-03-01: issue 7" in told
-    assert "PASS  nothing new, 2 known rows" in told
-    assert "baseline" in markdown(result) and "known.toml" in page(result)
-    check_fits(json.loads(result.to_json()), "gate")
+    for text in ("\n".join(result_lines(result)), markdown(result), page(result)):
+        assert "issue 7" in text and "kv team" in text
 
 
 def junit_of(result: GateResult) -> dict[str, ElementTree.Element]:
@@ -153,6 +134,7 @@ def test_what_a_row_lets_pass_is_skipped_in_junit_with_its_owner_and_fails_nowhe
 
 def test_a_row_to_mend_is_a_failure_in_every_format() -> None:
     result = judged(ROW, record=run(), strict=True)
+    assert (result.exit_code, result.verdict) == (1, "FAIL")
     failure = junit_of(result)[ROW.what].find("failure")
     assert failure is not None and failure.get("type") == "gone row of the baseline"
     assert [entry["severity"] for entry in ci_readers.gitlab(to_gitlab.render(of_gate(result)))] == ["critical"]
@@ -163,22 +145,6 @@ def test_a_row_to_mend_is_a_failure_in_every_format() -> None:
     assert undecided is not None and "undecided: " in str(undecided.get("message"))
     row = junit_of(judged(ROW, record=run()))[ROW.what]
     assert [child.tag for child in row] == ["system-out"], "one that is gone is no failure unless it is asked for"
-
-
-def test_a_new_finding_says_in_every_format_what_a_row_would_name() -> None:
-    new = replace(FOREIGN, buffer="latent")
-    result = judged(ROW, record=run(FOREIGN, new))
-    outcome = of_gate(result)
-    named = f"finding {PASSED.run_id}.2, place 'content: device latent'"
-    for text in (
-        "\n".join(text for _, _, text in ci_readers.github(to_github._lines(outcome))),
-        str(ci_readers.gitlab(to_gitlab.render(outcome))[0]["description"]),
-        ci_readers.sarif(to_sarif.render(outcome))["results"][0]["message"]["text"],
-        str(ci_readers.junit(to_junit.render(outcome)).findtext("testcase/failure")),
-        html.unescape(markdown(result)),
-    ):
-        assert named in text and FOREIGN.replay in text
-    assert "In a baseline" not in markdown(gate(run(new)))
 
 
 @pytest.mark.parametrize(
@@ -194,12 +160,9 @@ def test_a_new_finding_says_in_every_format_what_a_row_would_name() -> None:
 def test_a_new_finding_beside_a_known_one_fails(change: dict[str, str], why: str) -> None:
     result = judged(ROW, record=run(FOREIGN, replace(FOREIGN, **change)))  # type: ignore[arg-type]
     assert result.exit_code == 1, why
-    assert len(result.integrity) == 1
     (problem,) = result.integrity
-    assert problem.trouble is not None and problem.trouble.named in problem.message
+    assert problem.trouble is not None and problem.trouble.replay == FOREIGN.replay
     assert problem.trouble.named.startswith(f"finding {PASSED.run_id}.2, place ")
-    assert problem.trouble.replay == FOREIGN.replay
-    assert "kvcheck baseline accept RUN#N known.toml" in "\n".join(result_lines(result))
 
 
 def test_a_place_is_the_same_for_other_pages_requests_lines_and_runs() -> None:
@@ -212,12 +175,6 @@ def test_a_place_is_the_same_for_other_pages_requests_lines_and_runs() -> None:
         FOREIGN, oracle="ordering", minimal={"earlier": {"operation": "load"}, "later": {"operation": "read"}}
     )
     assert place_of(race) == "ordering: load before read"
-
-
-def test_the_reader_names_a_place_for_an_engine_alone() -> None:
-    of_engine = replace(FOREIGN, lane="get_index_k", schedule=ENGINE_LINE)
-    assert place_of(of_engine) == "content: device index_k_with_scale, get_index_k"
-    assert place_of(replace(FOREIGN, lane="h2d.1")) == place_of(FOREIGN)
 
 
 def test_a_target_of_the_users_own_has_rows_of_its_own() -> None:
@@ -287,24 +244,12 @@ def test_what_becomes_of_a_row(entry: Entry, record: RunRecord, status: str, cod
     assert (statuses(result), result.exit_code) == ([status], code)
 
 
-def test_rows_that_are_gone_fail_only_a_strict_gate() -> None:
-    assert judged(ROW, record=run()).exit_code == 0
-    result = judged(ROW, record=run(), strict=True)
-    assert (result.exit_code, result.verdict) == (1, "FAIL")
-    assert "1 row of the baseline to mend" in "\n".join(result_lines(result))
-
-
 def test_an_expired_row_covers_nothing_and_says_whose_it_is() -> None:
     late = DAY + datetime.timedelta(days=1)
     result = judged(ROW, record=run(FOREIGN), day=late)
     assert (result.exit_code, statuses(result), len(result.integrity)) == (1, ["expired"], 1)
-    assert "expired on 2027-03-01; kv team has to renew it or remove it" in "\n".join(result_lines(result))
+    assert "expired on 2027-03-01; kv team" in "\n".join(result_lines(result))
     assert judged(ROW, record=run(), day=late).exit_code == 1, "also where nothing is found"
-
-
-def test_a_cell_that_ended_at_a_known_finding_says_what_it_did_not_run() -> None:
-    told = "\n".join(result_lines(judged(ROW, record=run(FOREIGN, schedules=1))))
-    assert f"{CELL} ended after 1 of 400 schedules: later schedules were not judged" in told
 
 
 HAND_EDITED = """# ours

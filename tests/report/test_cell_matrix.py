@@ -1,8 +1,4 @@
-"""The matrix of cells on a run's page: each cell once, its verdict as a sign, and its row behind it.
-
-Invariants:
-- What a run did not count is not shown as 0, and a section without contents has neither heading nor link.
-"""
+"""The matrix of cells on a run's page: each cell once, its verdict as a sign, and its row behind it."""
 
 from __future__ import annotations
 
@@ -114,20 +110,6 @@ def test_a_failing_cell_whose_finding_says_why_is_folded() -> None:
     section = cells_section(replace(record, findings=(replace(FOREIGN, scenario="b", shape="x"),)))
     assert section is not None and isinstance(section["open"], list)
     assert [row["id"] for row in section["open"]] == ["c/x"]
-
-
-def test_many_variants_are_listed_in_their_rows() -> None:
-    names = [f"pool/probe-{row}.{variant}" for row, variants in enumerate(("abcdef", "ghijkl")) for variant in variants]
-    record = replace(run(*map(cell, names)), environment={"engine": {"engine": "sglang"}})
-    assert [len(row) for row in grid(record)] == [1, 2, 2] and grid(record)[1][0] == "pool · probe-0"
-    assert render(record).count("&nbsp;3/24</a>") == 12 and "a ✔&nbsp;3/24" in render(record)
-
-
-def test_one_cell_needs_no_matrix() -> None:
-    text = render(run(cell("a/x")))
-    assert (
-        'class="cells"' not in text and "what was tried, and" not in text and "<td>a/x</td>" in text.replace("\n", "")
-    )
 
 
 def test_a_price_list_has_no_cells_that_pass_and_no_counts_of_nothing() -> None:

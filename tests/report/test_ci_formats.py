@@ -1,15 +1,11 @@
-"""Files for CI systems: each kind of record in each format, read as its system reads it.
-
-Invariants:
-- Records are literal. Text that is markup, a command, a control character or no character at all is in them on purpose.
-- A record that is no pass is none in any format.
-"""
+"""Files for CI systems: each kind of record in each format, read as its system reads it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -22,7 +18,7 @@ from rigs.live_record import LIVE
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict
 from kvcheck.core.report import GATE_WRITERS, WRITERS
 from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
-from kvcheck.core.report.ci.outcome import Outcome, of_gate, of_record
+from kvcheck.core.report.ci.outcome import of_record
 from kvcheck.core.report.ci.trouble import Kind
 from kvcheck.core.report.gate.to_md import render as gate_markdown
 from kvcheck.core.report.markdown import code_block, code_span, escaped
@@ -39,42 +35,25 @@ def finding(number: int, **changed: object) -> Finding:
 
 CONDITION = finding(1, condition="states are sent late", shape="<b>tiny</b>", scenario="handover")
 SYMPTOMS = tuple(finding(at, code="KV501", oracle="output", cause=f"{FAILED.run_id}.1") for at in range(2, 22))
+FAILS = (replace(PASSED.scenarios[0], verdict=Verdict.FAIL),)
+NOT_BEGUN = replace(MUTANTS[0], verdict=Verdict.UNKNOWN, outcome="not-begun")
+ENDED_1: dict[str, Any] = {"verdict": Verdict.FAIL, "exit_code": 1}
+ENDED_4: dict[str, Any] = {"verdict": Verdict.UNKNOWN, "exit_code": 4}
 RECORDS: dict[str, tuple[RunRecord, Verdict]] = {
     "passed": (PASSED, Verdict.PASS),
     "failed": (FAILED, Verdict.FAIL),
     "unjudged": (UNJUDGED, Verdict.UNKNOWN),
     "interrupted": (replace(PASSED, complete=False, exit_code=130), Verdict.UNKNOWN),
     "not saved": (replace(PASSED, exit_code=2), Verdict.UNKNOWN),
-    "failed for no cell": (replace(PASSED, verdict=Verdict.FAIL, exit_code=1), Verdict.FAIL),
+    "failed for no cell": (replace(PASSED, **ENDED_1), Verdict.FAIL),
     "conditional": (replace(PASSED, findings=(CONDITION,)), Verdict.PASS),
-    "conditional fails": (
-        replace(
-            PASSED,
-            findings=(CONDITION,),
-            scenarios=(replace(PASSED.scenarios[0], verdict=Verdict.FAIL),),
-            verdict=Verdict.FAIL,
-            exit_code=1,
-        ),
-        Verdict.FAIL,
-    ),
+    "conditional fails": (replace(PASSED, findings=(CONDITION,), scenarios=FAILS, **ENDED_1), Verdict.FAIL),
     "bench": (bench_run(bench_row()), Verdict.PASS),
     "server": (LIVE, Verdict.FAIL),
     "symptoms": (replace(FAILED, findings=(finding(1), *SYMPTOMS), mutants=()), Verdict.FAIL),
-    "mutants": (replace(PASSED, scenarios=(), mutants=MUTANTS, verdict=Verdict.FAIL, exit_code=1), Verdict.FAIL),
-    "mutant not run": (
-        replace(
-            PASSED,
-            scenarios=(),
-            mutants=(replace(MUTANTS[0], verdict=Verdict.UNKNOWN, outcome="not-begun"),),
-            verdict=Verdict.UNKNOWN,
-            exit_code=4,
-        ),
-        Verdict.UNKNOWN,
-    ),
-    "empty": (
-        replace(PASSED, scenarios=(), evidence=Evidence(), verdict=Verdict.UNKNOWN, exit_code=4),
-        Verdict.UNKNOWN,
-    ),
+    "mutants": (replace(PASSED, scenarios=(), mutants=MUTANTS, **ENDED_1), Verdict.FAIL),
+    "mutant not run": (replace(PASSED, scenarios=(), mutants=(NOT_BEGUN,), **ENDED_4), Verdict.UNKNOWN),
+    "empty": (replace(PASSED, scenarios=(), evidence=Evidence(), **ENDED_4), Verdict.UNKNOWN),
     "hostile": (
         replace(
             FAILED,
@@ -128,41 +107,15 @@ def test_every_record_is_read_and_only_a_pass_is_green(name: str, format_name: s
 def test_junit_tells_findings_from_what_is_unknown() -> None:
     suite = ci_readers.junit(to_junit.render(of_record(FAILED)))
     cases = {case.get("name"): case for case in suite.findall("testcase")}
-    assert list(cases) == [
-        CELL,
-        "handover/<b>tiny</b>",
-        "retract-resume/gpt-oss-tiny",
-        "mutant/index-buffer-not-saved",
-        "mutant/metadata-read-returns-view",
-    ]
-    failure = cases[CELL].find("failure")
-    assert failure is not None and failure.text is not None
-    assert failure.get("type") == "KV102" and "KV102 foreign bytes: request 7 resumed" in str(failure.get("message"))
-    assert FOREIGN.message in failure.text and f"next: {FOREIGN.replay}" in failure.text
-    assert "KV901 hang" in failure.text and "more: kvcheck explain KV901" in failure.text, "each cause of the cell"
+    text = str(cases[CELL].findtext("failure"))
+    assert FOREIGN.message in text and f"next: {FOREIGN.replay}" in text and "KV901" in text, "each cause of the cell"
     error = cases["retract-resume/gpt-oss-tiny"].find("error")
     assert error is not None and "no retraction in 200 schedules" in str(error.get("message"))
-    green = cases["handover/<b>tiny</b>"]
-    assert [child.tag for child in green] == ["system-out"]
-    assert "5,920 words verified" in str(green.findtext("system-out"))
-    assert cases["mutant/index-buffer-not-saved"].find("failure") is None
-    assert cases["mutant/metadata-read-returns-view"].find("failure") is not None
+    assert [child.tag for child in cases["handover/<b>tiny</b>"]] == ["system-out"]
+    failed = {name: case.find("failure") is not None for name, case in cases.items()}
+    assert (failed["mutant/index-buffer-not-saved"], failed["mutant/metadata-read-returns-view"]) == (False, True)
     facts = {each.get("name"): each.get("value") for each in suite.iter("property")}
     assert (facts["run"], facts["exit_code"], facts["words_verified.latent"]) == (FAILED.run_id, "1", "1204224")
-    assert "400 schedules" in str(facts[f"{CELL}: evidence"])
-
-
-def test_prices_are_in_the_case_of_their_benchmark() -> None:
-    record = bench_run(bench_row())
-    suite = ci_readers.junit(to_junit.render(of_record(record)))
-    output = "\n".join(str(case.findtext("system-out")) for case in suite.findall("testcase"))
-    assert "over views: ratio 1, 1 to 1; noise floor 0.4%; ok" in output
-
-
-def test_what_was_cut_short_is_a_case_of_its_own() -> None:
-    suite = ci_readers.junit(to_junit.render(of_record(RECORDS["interrupted"][0])))
-    run = suite.findall("testcase")[-1]
-    assert run.get("name") == "run" and "not complete" in str(run.find("error").get("message"))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -186,10 +139,7 @@ def test_github_says_how_many_it_left_out_and_the_worst_come_first() -> None:
     record = replace(FAILED, findings=(replace(many[0], id=f"{FAILED.run_id}.99", condition="late"), *many))
     errors = [each for each in ci_readers.github(to_github._lines(of_record(record))) if each[0] == "error"]
     causes = sum(each.kind is not Kind.CONDITIONAL for each in of_record(record).troubles)
-    assert len(errors) == 10 and errors[-1][1:] == (
-        "more errors",
-        f"{causes - 9} more errors: see the record, or the step summary",
-    )
+    assert len(errors) == 10 and errors[-1][2].startswith(f"{causes - 9} more errors")
     assert [title for _, title, _ in errors[:9]] == ["KV102 foreign bytes"] * 9
     found = ci_readers.github(to_github._lines(of_record(record)))
     assert [title for level, title, _ in found if level == "warning"][:1] == ["conditional KV102 foreign bytes"]
@@ -239,10 +189,9 @@ def test_a_path_leads_out_of_nothing(cell: str, path: str) -> None:
 def test_sarif_has_rules_with_help_and_says_open_for_unknown() -> None:
     run = ci_readers.sarif(to_sarif.render(of_record(FAILED)))
     rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
-    assert "Usual cause: A page or slot was reused" in rules["KV102"]["help"]["text"]
+    assert rules["KV102"]["help"]["text"]
     kinds = {result["ruleId"]: (result["kind"], result["level"]) for result in run["results"]}
     assert kinds["KV102"] == ("fail", "error") and kinds["KV990"] == ("open", "none")
-    assert "no retraction" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
     assert "physicalLocation" not in json.dumps(run), "no finding lies in a file"
 
 
@@ -253,10 +202,7 @@ GATES = {
     "slower": (gate(bench_run(SLOW), PASSED, budgets=(BUDGET,), again=SLOW), 3),
     "ok": (gate(bench_run(FAST), PASSED, budgets=(BUDGET,), again=FAST), 0),
     "inconclusive": (gate(bench_run(UNSURE), PASSED, budgets=(BUDGET,), again=UNSURE), 4),
-    "inconclusive passes": (
-        gate(bench_run(UNSURE), PASSED, budgets=(BUDGET,), again=UNSURE, on_inconclusive="warn"),
-        0,
-    ),
+    "let pass": (gate(bench_run(UNSURE), PASSED, budgets=(BUDGET,), again=UNSURE, on_inconclusive="warn"), 0),
     "not measured": (gate(PASSED, budgets=(BUDGET,)), 4),
     "conditional": (gate(RECORDS["conditional"][0]), 0),
     "conditional fails": (gate(RECORDS["conditional"][0], fail_on_conditional=True), 1),
@@ -274,24 +220,12 @@ def test_the_gate_is_red_in_each_format_where_it_does_not_exit_0(name: str, form
     assert is_red(format_name, text) == (code != 0)
 
 
-def test_the_gate_names_runs_rows_and_causes_in_junit() -> None:
-    suite = ci_readers.junit(to_junit.render(of_gate(GATES["fail"][0])))
-    names = [case.get("name") for case in suite.findall("testcase")]
-    assert names == [FAILED.run_id, PASSED.run_id]
-    text = str(suite.findall("testcase")[0].findtext("failure"))
-    assert "KV102 foreign bytes: retract-resume/glm-5.1-tiny" in text and f"next: {FOREIGN.replay}" in text
-    suite = ci_readers.junit(to_junit.render(of_gate(GATES["slower"][0])))
-    (failed,) = [case for case in suite.findall("testcase") if case.find("failure") is not None]
-    assert failed.get("name") == SLOW.id and failed.find("failure").get("type") == "slower than its budget"  # type: ignore[union-attr]
-
-
 def test_markdown_of_a_failing_gate_has_an_entry_for_each_cause_with_its_line_in_a_code_block() -> None:
     record = replace(RECORDS["symptoms"][0], identity=FAILED.identity, scenarios=SCENARIOS[:1])
     text = gate_markdown(gate(record))
     (entry,) = [line for line in text.splitlines() if line.startswith("#### ")]
     assert entry == f"#### 1. KV102 foreign bytes: `{CELL}`"
     assert f"```\n{FOREIGN.replay}\n```" in text and "symptoms: KV501 x20" in text
-    assert "index_k_with_scale" in text and "&#95;" not in text
     assert text.count("KV501") == 1, "symptoms are counted, not listed"
 
 
@@ -305,10 +239,7 @@ def test_code_in_markdown_is_not_escaped_and_cannot_end_early() -> None:
 def test_a_step_summary_has_causes_lines_and_a_table_and_stays_small() -> None:
     text = to_github.summary(of_record(FAILED))
     assert text.startswith("### kvcheck: FAIL, exit 1\n") and f"```\n{FOREIGN.replay}\n```" in text
-    assert "| verdict | case | evidence |" in text and "UNKNOWN | retract-resume/gpt-oss-tiny |" in text
-    assert "KV990 not exercised" in text and "(unknown: no pass)" in text
-    cut = to_github.summary(of_record(RECORDS["interrupted"][0]))
-    assert "The run was cut short" in cut
+    assert "UNKNOWN | retract-resume/gpt-oss-tiny |" in text
     long = replace(FAILED.findings[0], message="<" * 5000)
     many = tuple(replace(long, id=f"{FAILED.run_id}.{at}", buffer=f"b{at}", cause=None) for at in range(300))
     short = to_github.summary(of_record(replace(FAILED, findings=many)))
@@ -337,9 +268,3 @@ NO_CASES = " name='a' tests='0' failures='0' errors='0'"
 def test_the_readers_refuse_what_their_systems_refuse(reader: str, text: str) -> None:
     with pytest.raises((AssertionError, KeyError, ElementTree.ParseError)):
         getattr(ci_readers, reader)(text)
-
-
-def test_an_outcome_is_made_of_the_record_alone() -> None:
-    outcome = of_record(FAILED)
-    assert isinstance(outcome, Outcome) and outcome.facts["command"] == FAILED.repro
-    assert [case.verdict for case in outcome.cases].count(Verdict.UNKNOWN) == 1

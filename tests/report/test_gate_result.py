@@ -1,8 +1,4 @@
-"""What the gate says of runs as a whole: each kind of failure, its exit code, and how it is shown.
-
-Invariants:
-- Records are literal; text that steers a terminal, markup and markdown is in them on purpose.
-"""
+"""What the gate says of runs as a whole: each kind of failure, its exit code, and how it is shown."""
 
 from __future__ import annotations
 
@@ -112,11 +108,8 @@ def test_a_finding_or_failure_is_exit_1_and_stays_red(record: RunRecord, said: s
         (replace(PASSED, verdict=Verdict.UNKNOWN), "the run is no pass: verdict unknown"),
         (replace(PASSED, exit_code=70), "the run is no pass: verdict pass, exit 70"),
         (replace(PASSED, scenarios=()), "judged and measured nothing"),
-        (replace(PASSED, scenarios=(replace(PASSED.scenarios[0], evidence=Evidence(schedules=3)),)), "without having"),
-        (
-            replace(PASSED, mutants=(replace(MUTANTS[0], verdict=Verdict.UNKNOWN, outcome="not-exercised"),)),
-            "not-exerc",
-        ),
+        (replace(PASSED, scenarios=(replace(CELL, evidence=Evidence(schedules=3)),)), "without having"),
+        (replace(PASSED, mutants=(UNTRIED,)), "not-exerc"),
     ],
 )
 def test_a_run_that_proves_nothing_is_exit_4(record: RunRecord, said: str) -> None:
@@ -136,14 +129,10 @@ def test_a_benchmark_is_the_evidence_of_its_own_verdict() -> None:
 @pytest.mark.parametrize(
     ("rows", "budget", "said"),
     [
-        ((), BUDGET, "not measured in these runs; they hold no benchmark; next: kvcheck bench read"),
-        (
-            (FAST,),
-            replace(BUDGET, size="page"),
-            "size page: not measured in these runs; they hold read: packed over views",
-        ),
-        ((FAST,), replace(BUDGET, min_limit_ratio=0.8), "min_limit_ratio: no physical limit was measured"),
-        ((replace(FAST, status="unknown", note="busy"),), BUDGET, "max_ratio: it was not measured: busy"),
+        ((), BUDGET, "next: kvcheck bench read"),
+        ((FAST,), replace(BUDGET, size="page"), "not measured in these runs"),
+        ((FAST,), replace(BUDGET, min_limit_ratio=0.8), "no physical limit"),
+        ((replace(FAST, status="unknown", note="busy"),), BUDGET, "busy"),
         ((replace(FAST, ratios=()),), BUDGET, "it has no rounds"),
     ],
 )
@@ -183,33 +172,6 @@ def test_worst_wins() -> None:
     assert gate(FAILED, complete=False).exit_code == 130
 
 
-def test_many_gated_rows_are_warned_of() -> None:
-    rows = [bench_row(0.9, size=str(size)) for size in range(9)]
-    assert gate(bench_run(*rows[:8]), budgets=(BUDGET,)).warnings == ()
-    (warning,) = gate(bench_run(*rows), budgets=(BUDGET,)).warnings
-    assert warning.startswith("9 rows are gated")
-
-
-def test_prices_without_a_budget_are_nothing_that_was_judged() -> None:
-    case = ScenarioResult(id="read", shape="glm-5.1", verdict=Verdict.PASS, schedules=15)
-    result = gate(bench_run(FAST, scenarios=(case,)))
-    assert result.exit_code == 4 and result.tally.verdicts == 0
-    text = "\n".join(result_lines(result))
-    assert "nothing was judged: expected a run of kvcheck stress, or --budget FILE" in text
-    assert "without a verdict; name a run of kvcheck stress" in text
-    assert "not judged: no --budget" in text
-
-
-def test_a_row_is_shown_with_what_was_measured_and_what_would_have_been_seen() -> None:
-    result = gate(bench_run(SLOW), budgets=(BUDGET,), again=bench_row(1.25, floor=0.02))
-    text = "\n".join(result_lines(result))
-    for part in ("SLOWER   read: packed over views, row, glm-5.1", "at most 1", "1.25 (1.25 to 1.25)", "2.0%", "15+15"):
-        assert part in text
-    assert "read/packed/row/glm-5.1: 25% over its budget, confirmed: 2 of 2 measurements" in text
-    for shown in (markdown(result), html.unescape(page(result))):
-        assert "1.25 (1.25 to 1.25)" in shown and "SLOWER" in shown
-
-
 def hostile() -> GateResult:
     """Every text that can come from a record, hostile."""
     finding = replace(FINDINGS[1], scenario=HOSTILE, shape=HOSTILE, message=HOSTILE, code="KV102")
@@ -235,12 +197,11 @@ def test_hostile_text_is_text_in_markdown() -> None:
 def test_markdown_shows_what_was_written() -> None:
     for text in ("a|b", "<b>", "x_y*z", "www.x.invalid", "1.2 (1.1 to 1.3), 3%", "é – ±"):
         assert html.unescape(escaped(text)) == text
-    assert escaped("a\nb") == "a&#92;nb"
-    assert escaped("www.x") == "www&#46;x"
     assert len(html.unescape(escaped("x" * 10**6))) == 1001
 
 
 def test_hostile_text_is_text_on_the_page() -> None:
+    assert hostile().to_json().isascii()
     text = page(hostile())
     assert steers(text) == []
     assert "<img" not in text and "&lt;img src=x" in text
@@ -254,13 +215,6 @@ def test_hostile_text_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[
         say(line)
     printed = capsys.readouterr().out
     assert steers(printed) == []
-    assert not any(line.startswith("kvcheck: PASS") for line in printed.splitlines())
-
-
-def test_json_is_ascii_and_says_verdict_and_exit_code() -> None:
-    text = hostile().to_json()
-    assert text.isascii()
-    assert (json.loads(text)["verdict"], json.loads(text)["exit_code"]) == ("fail", 1)
 
 
 def test_lists_are_bounded_where_people_read_them() -> None:

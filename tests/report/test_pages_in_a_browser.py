@@ -1,8 +1,4 @@
-"""Every kind of page in headless Chromium, at three widths, in light and dark mode.
-
-Invariants:
-- A page that is wrong in each of these ways is found to be, by the same run of the browser.
-"""
+"""Every kind of page in headless Chromium, at three widths, in light and dark mode."""
 
 from __future__ import annotations
 

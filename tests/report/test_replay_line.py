@@ -1,8 +1,4 @@
-"""Replay lines: short where the schedule line is long, whole where nothing shorter works.
-
-Invariants:
-- Records are literal. What a short line names is found by the command in tests/commands/test_replay.py.
-"""
+"""Replay lines: short where the schedule line is long, whole where nothing shorter works."""
 
 from __future__ import annotations
 
@@ -45,10 +41,6 @@ def test_the_folder_of_runs_is_named_where_the_command_named_one(argv: tuple[str
     assert shlex.split(line) == ["kvcheck", "replay", f"{FAILED.run_id}#3", "--out", "my runs"]
 
 
-def test_a_folder_longer_than_the_line_leaves_it_whole() -> None:
-    assert replay_line(run("--out", "d" * len(WHOLE)), found()) == WHOLE
-
-
 @pytest.mark.parametrize("identity", ["", "3", "another-run.3", f"{FAILED.run_id}.", f"{FAILED.run_id}.03", "x#3"])
 def test_a_finding_that_has_no_number_of_its_run_keeps_its_line(identity: str) -> None:
     assert replay_line(run(), found(id=identity)) == WHOLE
@@ -58,9 +50,7 @@ def test_a_line_that_is_short_stays() -> None:
     longest = "k" * LONG
     assert replay_line(run(), found(replay=longest)) == longest
     assert replay_line(run(), found(replay=longest + "k")) == f"kvcheck replay {FAILED.run_id}#3"
-
-
-def test_a_finding_of_no_schedule_has_the_run_s_command() -> None:
+    assert replay_line(run("--out", "d" * len(WHOLE)), found()) == WHOLE, "the name of its folder is longer"
     assert replay_line(run(), found(replay="", schedule="")) == FAILED.repro
 
 
@@ -87,8 +77,3 @@ def test_the_page_shows_the_short_line_and_folds_the_whole_one() -> None:
     for part in (finding, mutants):
         before, _, after = part.partition(f"<code>{WHOLE}</code>")
         assert before.rindex("<details>") > before.rfind("</details>") and "</details>" in after, "it lies in a fold"
-
-
-def test_a_short_line_is_not_printed_twice() -> None:
-    text = render(replace(run(), findings=(found(replay="kvcheck replay x:y=1"),)))
-    assert "the whole line" not in text

@@ -50,11 +50,6 @@ def test_two_runs_have_no_trend() -> None:
     assert trend_of([FIRST, SECOND]) is None and "over time" not in page(compare([FIRST, SECOND]))
 
 
-def test_runs_that_judge_no_words_say_nothing_of_them() -> None:
-    found = compare([replace(each, evidence=Evidence()) for each in (FIRST, SECOND, THIRD)])
-    assert "words judged" not in page(found) and "words judged" not in markdown(found)
-
-
 def test_the_page_and_the_text_have_the_trend() -> None:
     found = compare([THIRD, FIRST, SECOND])
     text = page(found)

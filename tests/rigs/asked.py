@@ -12,8 +12,8 @@ from kvcheck.core.live.clients import CLIENTS
 from kvcheck.core.live.clients.client import Client, Reach
 from kvcheck.core.live.exchange import Abort, Answer, Question, Sending
 from kvcheck.core.live.http import Http, parse_address
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
 
 ALPHABET = Alphabet(small())
 WORDS = {word: token for token, word in enumerate(ALPHABET.words())}

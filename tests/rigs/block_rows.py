@@ -58,7 +58,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck stress --mutant": By(FIRST_RED),
         "FAIL  retract-resume": By(FIRST_RED),
     },
-    "ARCHITECTURE.md": {"kernels <": By(f"{HERE}test_the_order_of_the_packages_is_that_of_the_import_rules")},
+    "ARCHITECTURE.md": {"kernels <": By(f"{HERE}test_the_order_of_the_packages_is_that_of_the_imports")},
     "HACKING.md": {
         ".venv/bin/python -m pytest": Runs((0,)),
         ".venv/bin/python -m pdb": Runs((1,)),
@@ -81,18 +81,18 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck stress nvlink-aux": By(BUGS_RUN),
     },
     "docs/engines.md": {
-        "kvcheck engine-env sglang==": Parsed(ENGINE),
-        "kvcheck engine-env sglang envs/fork": Parsed(ENGINE),
+        "kvcheck env sglang==": Parsed(ENGINE),
+        "kvcheck env --source": Parsed(ENGINE),
         "#!/bin/sh": By(BISECT),
         "cd ~/sglang": By(BISECT),
     },
     "docs/releases.md": {
         "kvcheck report runs/RUN": Runs((0,)),
         "kvcheck gate runs/RUN": Runs((0,)),
-        "PYTHONPATH=.:tests python -m engines.fork": Parsed(ENGINE),
+        "PYTHONPATH=tests python -m tools.engines.fork": Parsed(ENGINE),
     },
-    "docs/engines-gpu.md": {"kvcheck engine-env": Parsed(GPU)},
-    "docs/mooncake.md": {"kvcheck stress --target": Parsed(ENGINE)},
+    "docs/engines-gpu.md": {"kvcheck env": Parsed(GPU)},
+    "docs/mooncake.md": {"kvcheck probe": Parsed(ENGINE)},
     "docs/first-red.md": {
         "pip install torch": Parsed(INSTALLS),
         "kvcheck stress --mutant": Runs((1, 0, 0)),
@@ -115,13 +115,13 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     },
     "docs/bench-serve.md": {"kvcheck model": Parsed(SERVER)},
     "docs/live.md": {
-        "kvcheck model make --out known": Parsed(SERVER),
+        "kvcheck model make known": Parsed(SERVER),
         "VLLM_CPU": Parsed(SERVER),
-        "kvcheck model make --out tiny": Runs((0,) * 7),
+        "kvcheck model make tiny": Runs((0,) * 7),
         "<begin>": By(f"{HERE}test_the_walk_of_the_page_has_the_answer_of_the_model"),
     },
-    "docs/mutation.md": {
-        "kvcheck mutate --sample": Parsed(HOURS),
+    "tools/mutation/README.md": {
+        "python -m tools.mutation --sample": Parsed(HOURS),
         "[{": By(f"{HERE}test_the_bug_by_hand_of_the_page_can_be_put_in"),
     },
     "docs/own-code.md": {
@@ -135,8 +135,8 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck report": By(OWN_CODE),
     },
     "docs/own-model.md": {
-        "kvcheck stress --target": Parsed(SERVER),
-        "kvcheck reference record": Parsed(SERVER),
+        "kvcheck live": Parsed(SERVER),
+        "kvcheck model reference": Parsed(SERVER),
     },
     "docs/own-engine.md": {
         "cd docs": By(OWN_ENGINE),
@@ -158,18 +158,18 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "docs/settings.md": {"[tool.kvcheck.stress]": By(f"{HERE}test_the_settings_of_the_page_count")},
     "docs/transports.md": {"kvcheck stress pd-transfer": Parsed(RANKS)},
     "reports/published/README.md": {"kvcheck show": Runs((0, 0, 0))},
-    "reports/published/cpu/README.md": {"PYTHONPATH=.:tests": Parsed(MINUTES)},
-    "reports/published/cpu/search/README.md": {"PYTHONPATH=.:tests": Parsed(MINUTES)},
-    "reports/published/engines/README.md": {"kvcheck stress --target": Parsed(ENGINE)},
+    "reports/published/cpu/README.md": {"python -m tools.tables.decoder_table": Parsed(MINUTES)},
+    "reports/published/cpu/search/README.md": {"PYTHONPATH=tests": Parsed(MINUTES)},
+    "reports/published/engines/README.md": {"kvcheck probe": Parsed(ENGINE)},
     "reports/published/engines/transfers/README.md": {
-        "python tests/engines/transfer_table.py": Parsed(ENGINE),
-        "kvcheck stress --target": Parsed(ENGINE),
+        "python -m tools.engines.transfer_table": Parsed(ENGINE),
+        "kvcheck probe": Parsed(ENGINE),
     },
     "reports/published/known-answers/README.md": {
-        "PYTHONPATH=.:tests python tests/live/damage": Parsed(HOURS),
-        "PYTHONPATH=.:tests python tests/live/margin": Parsed(HOURS),
+        "PYTHONPATH=tests python -m tools.tables.damage": Parsed(HOURS),
+        "PYTHONPATH=tests python -m tools.tables.margin": Parsed(HOURS),
         "KVCHECK_TRANSFORMERS": Parsed("needs an environment with transformers"),
     },
-    "reports/published/serve/README.md": {"PYTHONPATH=.:tests": Parsed(ENGINE)},
+    "reports/published/serve/README.md": {"python -m tools.servers.serve_prices": Parsed(ENGINE)},
     "reports/README.md": {"import json": By(f"{HERE}test_the_lines_that_read_records_run")},
 }

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from kvcheck.commands import main
 from kvcheck.commands.main import COMMANDS, command_named
-from kvcheck.core.base.cells import is_engine
 from kvcheck.core.base.errors import KvcheckError
-from kvcheck.core.base.server_facts import SERVE
 from kvcheck.core.bench import CASES
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.probes.installed import ENGINES
@@ -92,6 +91,8 @@ def kvcheck_words(line: str) -> list[str] | None:
 def complaints_of(words: Sequence[str]) -> list[str]:
     """What is wrong with the words of a kvcheck command: options, numbers and kinds of values, and names in tables."""
     name, *rest = words or [""]
+    if [name, *rest[:1]] == main.SERVE.split():
+        name, *rest = main.SERVE, *rest[1:]
     if name not in COMMANDS:
         return [f"kvcheck has no command {name!r}"]
     filled = [FILLED if TO_FILL_IN.fullmatch(word) else word for word in rest]
@@ -111,27 +112,23 @@ def complaints_of(words: Sequence[str]) -> list[str]:
 
 
 def unknown_names(command: str, given: Mapping[str, object], typed: Sequence[str]) -> list[str]:
-    """Names of scenarios, mutants, shapes and cases that no table has. Those of engines belong to their probes."""
-    target = str(given.get("target") or "builtin")
-    if target == FILLED:  # the shell fills it in: whose probes the names are is not known here
-        return []
-    is_own = not is_engine(target) and not target.startswith("http")
-    scenarios = {*(LIVE_SCENARIOS.names() if target.startswith("http") else SCENARIOS.names())}
-    probes = (
-        {probe.name for row in ENGINES.names() for probe in ENGINES.load(row).probes} if is_engine(target) else set()
-    )
+    """Names of scenarios, mutants, shapes, cases and probes that no table has."""
+    probes = {
+        name for row in ENGINES.names() for each in ENGINES.load(row).probes for name in (each.name, each.scenario)
+    }
     rows: list[tuple[str, object, set[str]]] = [
         ("mutant", given.get("mutant"), {*MUTANTS}),
-        ("shape", given.get("shape"), {*SHAPES} if is_own else probes),
-        ("scenario", given.get("scenarios"), scenarios if not is_engine(target) else set()),
+        ("shape", given.get("shape"), {*SHAPES}),
+        ("scenario", given.get("scenarios"), {*(LIVE_SCENARIOS if command == "live" else SCENARIOS).names()}),
+        ("probe", given.get("probes"), probes),
         ("mutant", given.get("mutants"), {*MUTANTS}),
-        ("case", given.get("cases"), {*CASES.names(), SERVE}),
+        ("case", given.get("cases"), {*CASES.names()}),
     ]
     found = []
     for kind, value, known in rows:
         names = [value] if isinstance(value, str) else [*value] if isinstance(value, (list, tuple)) else []
         for each in names:
-            plain = each.partition(".")[0] if kind == "shape" and not is_own else each
-            if known and plain != FILLED and plain not in known:
+            plain = each.partition(".")[0] if kind == "probe" else each
+            if plain != FILLED and plain not in known:
                 found.append(f"kvcheck {command}: no {kind} {each!r} in {' '.join(typed)}")
     return found

@@ -1,10 +1,4 @@
-"""A HiCache over small real pools, whose every page has words of its own, and what reads of it must bring.
-
-Invariants:
-- What a page holds follows from the tokens up to its end and from the buffer alone, so whoever computes it writes the
-  same words, and any other words are wrong.
-- Reads and writes are operations of the forward lane: they see what a pass of a model would see, at its moment.
-"""
+"""A HiCache over small real pools, whose every page has words of its own, and what reads of it must bring."""
 
 from __future__ import annotations
 
@@ -125,6 +119,11 @@ class Rig:
     def finish(self, lease: Lease, text: str) -> None:
         given = self.cache.finish(lease, self.tokens(text))
         self.pool.close(lease.holding, given=given)
+
+    def abort(self, lease: Lease) -> None:
+        """The request ends and gives nothing to the tree."""
+        self.cache.release(lease)
+        self.pool.close(lease.holding)
 
     def serve(self, text: str) -> int:
         """A request from its admission to its end; how many of its pages were cached."""

@@ -1,7 +1,7 @@
 """Workflow files checked by hand, and their `run` steps run as a CI runner runs them.
 
 Invariants:
-- Stand-ins for `python -m pip`, new environments and `kvcheck engine-env` write down what would be installed, without
+- Stand-ins for `python -m pip`, new environments and `kvcheck env` write down what would be installed, without
   a network. All else of a step is run. With programs of the caller's own nothing stands in.
 - Steps run in order, with the environment of workflow, job and step. After a failure only steps that ask for it run.
 """
@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ fi
 exec "$REAL_PYTHON" "$@"
 """
 KVCHECK = """#!/usr/bin/env bash
-if [ "$1" = engine-env ]; then
+if [ "$1" = env ]; then
   echo "$@" >> "$INSTALLED"
   exit 0
 fi
@@ -80,9 +80,7 @@ def faults(text: str, workflow: Mapping[Any, Any]) -> list[str]:
         found += [f"{name}: no {key}" for key in ("runs-on", "timeout-minutes", "steps") if not job.get(key)]
         found += [f"{name}: {fault}" for step in job.get("steps", ()) for fault in step_faults(step)]
         verdicts = [
-            step["name"]
-            for step in job.get("steps", ())
-            if re.search(r"\bkvcheck (?!engine-env )\w", step.get("run", ""))
+            step["name"] for step in job.get("steps", ()) if re.search(r"\bkvcheck (?!env )\w", step.get("run", ""))
         ]
         if len(verdicts) != 1:
             found.append(f"{name}: expected one step with a verdict, got {verdicts}")
@@ -105,7 +103,7 @@ def step_faults(step: Mapping[str, Any]) -> Iterator[str]:
 
 
 def run_steps(
-    steps: list[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
     folder: Path,
     *,
     env: Mapping[str, str],

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from rigs.literal_record import FOREIGN, PASSED
 
-from kvcheck.commands.options import environment, tool
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import (
     BenchRow,
@@ -28,6 +27,7 @@ from kvcheck.core.base.record import (
 from kvcheck.core.base.rounds import floor_of, ratio_interval
 from kvcheck.core.bench.noise import machine
 from kvcheck.core.report.gate.judge import BudgetedRow, Measurement, Overhead, Rules, StoredRow, decide
+from kvcheck.core.run.identity import environment, tool
 
 ONE = Interval(1.0, 1.0, 1.0)
 STEPS = tuple(step / 1000 for step in range(-7, 8))

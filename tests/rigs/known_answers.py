@@ -1,11 +1,8 @@
-"""Small known-answer models for tests, and requests to them.
-
-Invariants:
-- Sizes are the smallest that still have several layers, several KV heads and several phases of marks.
-"""
+"""Small known-answer models for tests, and requests to them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,10 +13,10 @@ from rigs.llama_forward import Cache, LlamaForward, Rounding
 from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.model.parameters import Parameters
 
 SMALL: dict[str, Any] = {
     "family": "llama",
@@ -50,6 +47,24 @@ FORWARDS = {
     "gpt-oss": GptOssForward,
     "qwen3-next": Qwen3NextForward,
 }
+
+LEAST_MARGIN = 15.9
+"""Nats between the right token and the next one. It is 16, less what float32 sees of the norm's other registers."""
+PAGE = slice(16, 32)
+Damage = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], object]
+DAMAGE: dict[str, Damage] = {
+    "zero": lambda k, v, _k, _v: (k[PAGE].zero_(), v[PAGE].zero_()),
+    "foreign": lambda k, v, other_k, other_v: (k[PAGE].copy_(other_k[PAGE]), v[PAGE].copy_(other_v[PAGE])),
+    "foreign values": lambda _k, v, _ok, other_v: v[PAGE].copy_(other_v[PAGE]),
+    "keys of one head": lambda k, _v, other_k, _ov: k[PAGE, 2].copy_(other_k[PAGE, 2]),
+    "values of one head": lambda _k, v, _ok, other_v: v[PAGE, 2].copy_(other_v[PAGE, 2]),
+    "one token": lambda k, v, other_k, other_v: (k[20].copy_(other_k[20]), v[20].copy_(other_v[20])),
+    "twice the keys": lambda k, _v, _ok, _ov: k[PAGE].mul_(2),
+    "half the keys": lambda k, _v, _ok, _ov: k[PAGE].mul_(0.5),
+    "twice the values": lambda _k, v, _ok, _ov: v[PAGE].mul_(2),
+    "half the values": lambda _k, v, _ok, _ov: v[PAGE].mul_(0.5),
+}
+"""What is done to the keys and values of a layer's page, with those of another request."""
 
 
 def small(**changes: Any) -> Parameters:
@@ -94,8 +109,12 @@ def least_margin(parameters: Parameters, model: LlamaForward, request: tuple[int
 
 
 def questions(parameters: Parameters) -> list[tuple[int, ...]]:
-    """A walk of 37 places, or 38 where that shares a factor with the hops, and a position test."""
-    return [walk(parameters, count=37 + (37 % parameters.hops == 0)), marks(parameters, count=parameters.farthest + 3)]
+    """A walk of 37 places, or 13, or one more where that shares a factor with the hops, and a position test."""
+    count = 37 if parameters.nodes > 37 else 13
+    return [
+        walk(parameters, count=count + (count % parameters.hops == 0)),
+        marks(parameters, count=parameters.farthest + 3),
+    ]
 
 
 def first_wrong(

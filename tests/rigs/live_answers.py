@@ -13,8 +13,8 @@ from rigs.known_answers import small
 
 from kvcheck.core.live.exchange import Abort, Answer, End, Exchange, Question, Sending
 from kvcheck.core.live.judge import Judgement, Sent, Setting, judge_round
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, mark_prompt, walk_prompt
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, mark_prompt, walk_prompt
 
 MODEL = small(length=2048)
 ALPHABET = Alphabet(MODEL)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.live.clients.client import Trouble
 from kvcheck.core.live.exchange import Abort, Answer, Counters, End, Exchange, Question, Sending, Served
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.parameters import Parameters
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.parameters import Parameters
 
 PARAMETERS = Parameters(
     family="llama",

@@ -119,8 +119,8 @@ LINE = "target=http%3A//127.0.0.1%3A30000,known-answers=tiny,engine=sglang,seed=
 LIVE = RunRecord(
     run_id="20260103-030405-0c4e",
     tool={"name": "kvcheck", "version": "0.1.0", "commit": "3f2c1ab"},
-    argv=("kvcheck", "stress", "--target", "http://127.0.0.1:30000", "--known-answers", "tiny"),
-    repro="kvcheck stress --target http://127.0.0.1:30000 --known-answers tiny --seed 1",
+    argv=("kvcheck", "live", "http://127.0.0.1:30000", "--known-answers", "tiny"),
+    repro="kvcheck live http://127.0.0.1:30000 --known-answers tiny --seed 1",
     seed=1,
     started_at="2026-01-03T03:04:05Z",
     duration_s=61.5,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.record import Evidence, Finding
-from kvcheck.core.stress.runner import Outcome
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
 
 PLAN = Plan(scenario="hicache", shape="llama-3-micro", seed=1, backend="cuda", device="cuda", strategy="eager")
 HELD = replace(PLAN, strategy="delay")

@@ -14,7 +14,7 @@ from typing import Any
 
 from rigs.wrong_answers import answer_with
 
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.model.alphabet import Alphabet
 
 STORES = {"response-cache": lambda ids: tuple(ids), "last-token-cache": lambda ids: ids[-1]}
 COUNTS: dict[str, Callable[[int, int, int], int]] = {

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 
-from kvcheck.core.live.model.rotary import plan_rotary
+from kvcheck.core.model.rotary import plan_rotary
 
 Weights = dict[str, npt.NDArray[np.float64]]
 

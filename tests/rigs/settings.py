@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.plan_scenario import variant_of
+from kvcheck.core.stress.rows import settings_tried_by
 from kvcheck.core.stress.scenarios.disturber import CALM_EVERY
-from kvcheck.core.stress.schedule import Plan
 
 FARTHEST = 1000
 
@@ -20,7 +21,7 @@ def with_settings(plan: Plan, *wanted: str, at: int = 0, is_calm: bool = False, 
     is_calm: only schedules that the disturber leaves alone. every: only variants whose number is a multiple of it."""
     for number in range(plan.schedule, plan.schedule + FARTHEST):
         found = replace(plan, schedule=number)
-        if found.variant % every or (is_calm and found.variant % CALM_EVERY):
+        if variant_of(found) % every or (is_calm and variant_of(found) % CALM_EVERY):
             continue
         if {*wanted} <= {*settings_tried_by(found)}:
             if not at:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.registers import shown_pair
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.registers import shown_pair
 
 LAYER = 2  # that reads the wrong page
 WRONG = ("foreign-page", "stale-page", "wrong-token", "shifted", "other-answer", "other-model")

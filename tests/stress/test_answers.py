@@ -17,10 +17,10 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Operation, Signal
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.stress.answers import AnswersStrategy, answers, answers_text, parse_answers
-from kvcheck.core.stress.exploring import Exploration
+from kvcheck.core.run.exploring import Exploration, answers_text, parse_answers
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.stress.answers import AnswersStrategy, answers
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import Draw
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target

@@ -25,11 +25,11 @@ from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import Extent
 from kvcheck.core.cache.pools.request_table import IndexTable
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import FLOOR, Plan, parse_line
 from kvcheck.core.stress.audit import WATCHED_FIRST, AuditBackend, Excess, is_audited
 from kvcheck.core.stress.named_memory import Memory, naming
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.runner_rows import FLOOR
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import EagerStrategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant

@@ -22,8 +22,9 @@ from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.hicache.node import Transfer
 from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.pool import Given, Holding
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 from kvcheck.core.stress.workload.decoder import ContentDecoder

@@ -12,14 +12,15 @@ from dataclasses import replace
 
 import pytest
 
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan, parse_line
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.plan_bounds import check_bounds, faults_of, faults_text, pages_of
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import ABORTS, FAULTS, STORE
-from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Plan, parse_line
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.workload.events import Aborted, Faulted
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, shape

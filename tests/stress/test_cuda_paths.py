@@ -29,9 +29,9 @@ from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
 from kvcheck.core.cache.backend.delays import Delay, Site
 from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
 

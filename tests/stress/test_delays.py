@@ -13,8 +13,8 @@ import pytest
 from kvcheck.core.base.errors import InternalError, UsageError
 from kvcheck.core.cache.backend.backend import Lane
 from kvcheck.core.cache.backend.delays import FIRED_MOST, Delay, DelayCount, Delayer, DelayReport, Site
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.delay_lines import delays_of, delays_text, parse_delays
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.strategies import DELAYS, LANE_GROUPS
 
 LOAD, READ = Lane(0, "hicache.h2d.0"), Lane(1, "forward")

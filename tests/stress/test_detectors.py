@@ -22,8 +22,9 @@ from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 

@@ -10,9 +10,9 @@ import pytest
 from kvcheck.core.base.errors import Hang
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.serving import IDLE_ROUNDS, drive
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED
 from kvcheck.core.stress.targets.target import SpaceCount

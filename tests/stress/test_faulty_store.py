@@ -21,11 +21,11 @@ import pytest
 from rigs.settings import with_settings
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.stress.cell_task import CellTask, Limit
-from kvcheck.core.stress.cell_workers import BEGUN, tasks_text
+from kvcheck.core.run.cell_task import CellTask, Limit
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.workers import BEGUN, tasks_text
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.faulty_store import DAMAGE_EVERY, faulty_store
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 
 ROOT = Path(__file__).parents[2]

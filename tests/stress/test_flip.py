@@ -23,12 +23,13 @@ from kvcheck.core.base.record import Evidence, Finding, Verdict, read_record
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.stress.cell_task import CellTask, Limit
-from kvcheck.core.stress.cell_workers import tasks_text, work
+from kvcheck.core.run.cell_task import CellTask, Limit
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.workers import tasks_text, work
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target

@@ -19,10 +19,11 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache.controller import Transfer, TransferController
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.request import SchedulerConfig
+from kvcheck.core.run.plan import Plan, workload_seed
+from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.serving import CHUNKS, make_setup
-from kvcheck.core.stress.schedule import Plan, workload_seed
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED
 from kvcheck.core.stress.targets.target import Engine, Setup
@@ -36,7 +37,7 @@ def setup_of(plan: Plan) -> Setup:
     """What the engine of a plan is built from, without its host tier."""
     shape = shape_named(plan.shape)
     load = SCENARIOS.load(plan.scenario)().load(
-        shape, seed=workload_seed(plan), requests=None, trace=None, variant=plan.variant
+        shape, seed=workload_seed(plan), requests=None, trace=None, variant=variant_of(plan)
     )
     return make_setup(shape, load, EagerBackend(), lambda event: None)
 
@@ -126,9 +127,9 @@ def test_ends_and_ranks_hand_out_other_ids(name: str) -> None:
 
     target.build = build  # type: ignore[method-assign]
     shape = shape_named(name)
-    load = scenario.load(shape, seed=1, requests=3, trace=None, variant=plan.variant)
+    load = scenario.load(shape, seed=1, requests=3, trace=None, variant=variant_of(plan))
     with pytest.raises(Stop):
-        scenario.run(target, shape, load, backend=EagerBackend(), emit=lambda event: None, variant=plan.variant)
+        scenario.run(target, shape, load, backend=EagerBackend(), emit=lambda event: None, variant=variant_of(plan))
     (pair,) = target.built
     ends = [*pair._prefill_ranks, *pair._decode_ranks]  # type: ignore[attr-defined]
     ids = [first_ids(each.pool.allocators) for each in ends]
@@ -152,14 +153,14 @@ def test_few_pages_and_few_requests_on_their_way_have_their_turns(scenario: str,
     for schedule in range(24):
         plan = Plan(scenario=scenario, shape=name, schedule=schedule)
         made, shape = SCENARIOS.load(scenario)(), shape_named(name)
-        load = made.load(shape, seed=workload_seed(plan), requests=None, trace=None, variant=plan.variant)
+        load = made.load(shape, seed=workload_seed(plan), requests=None, trace=None, variant=variant_of(plan))
         with pytest.raises(_BuiltError):
-            made.run(target, shape, load, backend=EagerBackend(), emit=lambda event: None, variant=plan.variant)
+            made.run(target, shape, load, backend=EagerBackend(), emit=lambda event: None, variant=variant_of(plan))
         setup: Setup = target.build.call_args.args[0]
         assert setup.pair is not None
         longest = pages_for(max(job.prompt_tokens for job in load.jobs), shape.page_size)
         is_tight, is_few = setup.pair.prefill_sizes.pages == longest, setup.config.max_prefilling < setup.metadata_slots
         assert longest <= setup.pair.prefill_sizes.pages and not (is_tight and is_few)
-        assert not is_tight or made.table.variant(plan.variant)["fault kind"] != "losses"
+        assert not is_tight or made.table.variant(variant_of(plan))["fault kind"] != "losses"
         kinds.update({"tight": is_tight, "few": is_few})
     assert kinds["few"] == 8 and kinds["tight"] >= 3

@@ -15,10 +15,10 @@ from rigs.settings import with_settings
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.node import Node
+from kvcheck.core.run.plan import FLOOR, Plan
 from kvcheck.core.stress.runner import ScheduleRunner, evidence_gap, schedules
 from kvcheck.core.stress.scenarios.hicache import HiCacheScenario
 from kvcheck.core.stress.scenarios.serving import buffer_names
-from kvcheck.core.stress.schedule import FLOOR, Plan
 from kvcheck.core.stress.targets.builtin import FIXED, BuiltinTarget
 from kvcheck.core.stress.workload.shapes import shape
 

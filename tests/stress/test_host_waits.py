@@ -21,8 +21,8 @@ from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Pl
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.transfer.seal import Seal, SealPlan
 from kvcheck.core.cache.transfer.writer import Writer
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES

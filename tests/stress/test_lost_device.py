@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -23,13 +22,14 @@ from kvcheck.commands import replay, selftest, stress
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import HardwareError, InternalError
 from kvcheck.core.base.record import Evidence, to_plain
-from kvcheck.core.stress import cell_workers, mutant_process
-from kvcheck.core.stress.cell_task import CellTask, Limit, Report
-from kvcheck.core.stress.cell_workers import _Child
+from kvcheck.core.run import workers
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.workers import CellsChild
+from kvcheck.core.stress import mutant_trials
 from kvcheck.core.stress.mutant_trials import MutantTask
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.turns import take_turns
 
 
 def tasks(*schedules: int) -> list[tuple[int, CellTask]]:
@@ -110,11 +110,10 @@ def _no_target(plan: Plan) -> BuiltinTarget:
     raise AssertionError("the runner is given")
 
 
-def child(status: int) -> _Child:
+def child(status: int) -> CellsChild:
     """A process that has ended so, and the two cells that it was given."""
-    made = _Child(SimpleNamespace(wait=lambda: status), dict(tasks(2, 3)), Limit(cpu_s=9.0))  # type: ignore[arg-type]
-    assert [*made.takes('{"begun": true}')] == []
-    return made
+    ended = SimpleNamespace(wait=lambda: status, has_begun=True)
+    return CellsChild(ended, dict(tasks(2, 3)), Limit(cpu_s=9.0))  # type: ignore[arg-type]
 
 
 JUDGED = Report(cell=1, schedule=0, evidence=Evidence(schedules=1, retractions=4))
@@ -138,21 +137,41 @@ def test_each_new_process_has_the_cells_that_are_left_and_what_is_left_of_the_ti
     """Every process loses its device, in the first cell that it has."""
     asked: list[tuple[list[int], list[int], float]] = []
 
-    def started(worker: str, text: str, index: int, messages: SimpleQueue[tuple[int, str | None]]) -> object:
+    class Pool:
+        """Processes whose lines are all there as soon as they are told their tasks."""
+
+        def __init__(self, program: str) -> None:
+            self.lines: list[tuple[object, str | None]] = []
+
+        def start(self) -> object:
+            class Worker:
+                has_begun = True
+                wait = close_input = staticmethod(lambda: 0)
+
+                def tell(worker, text: str) -> None:
+                    self.lines += [(worker, line) for line in told(text)]
+
+            return Worker()
+
+        def take(self, until: float | None) -> tuple[object, str | None]:
+            return self.lines.pop(0)
+
+        def close(self) -> None:
+            assert not self.lines
+
+    def told(text: str) -> list[str | None]:
         given = json.loads(text)
         cells = [row["cell"] for row in given["cells"]]
         ran = [row["task"]["before"]["schedules"] for row in given["cells"]]
         asked.append((cells, ran, given["limit"]["cpu_s"]))
         lost = replace(LAST, cell=cells[0], left_cpu_s=given["limit"]["cpu_s"] / 2)
         judged = [replace(JUDGED, cell=cell) for cell in cells[1:]]
-        for report in (*judged, lost, replace(lost, evidence=None, findings=(), is_device_lost=False)):
-            messages.put((index, report.line()))
-        messages.put((index, None))
-        return SimpleNamespace(wait=lambda timeout=0.0: 0, poll=lambda: 0)
+        reports = (*judged, lost, replace(lost, evidence=None, findings=(), is_device_lost=False))
+        return [*(report.line() for report in reports), None]
 
-    monkeypatch.setattr(cell_workers, "_start", started)
+    monkeypatch.setattr(workers, "Workers", Pool)
     given = [task for _, task in tasks(5, 5, 5)]
-    reports = [*cell_workers.run_in_workers(given, [[0, 1, 2]], Limit(cpu_s=8.0), "a.module")]
+    reports = [*workers.run_in_workers(given, [[0, 1, 2]], Limit(cpu_s=8.0), "a.module")]
     assert asked == [([0, 1, 2], [0, 0, 0], 8.0), ([1, 2], [1, 1], 4.0), ([2], [2], 2.0)]
     assert [each.cell for each in reports if each.evidence is None] == [0, 1, 2]
 
@@ -236,9 +255,9 @@ def test_a_mutant_that_meets_broken_hardware_is_lost_and_ends_its_process(monkey
     def judged(*given: object, **more: object) -> None:
         raise HardwareError("the hardware of cuda reported an error")
 
-    monkeypatch.setattr(mutant_process, "judge_in_time", judged)
+    monkeypatch.setattr(mutant_trials, "judge_in_time", judged)
     task = MutantTask(schedules=1, device="cuda", mutant="load-without-pin", line=HELD.line(), max_time_s=0.0)
-    said = json.loads(mutant_process.answered(json.dumps(to_plain(task)), BuiltinTarget))  # type: ignore[arg-type]
+    said = json.loads(mutant_trials.answered(json.dumps(to_plain(task)), BuiltinTarget))  # type: ignore[arg-type]
     assert said["goes_on"] is False and said["result"]["outcome"] == "lost"
     assert said["result"]["message"].startswith("the hardware of cuda reported an error; next: ")
 

@@ -22,10 +22,12 @@ from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.result import evidence_problems
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
-from kvcheck.core.stress import runner_rows
+from kvcheck.core.run.outcome import Outcome, complete
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.runners import RunnerRow
 from kvcheck.core.stress.mooncake_cell import SIMULATED, MooncakeCell, mooncake_cell
-from kvcheck.core.stress.runner import Outcome, complete
-from kvcheck.core.stress.schedule import Kind, Plan, parse_line
+from kvcheck.core.stress.ranks.row import RANKS
+from kvcheck.core.stress.rows import SCHEDULE
 
 NAME = "pd-transfer/llama-3-tiny/mooncake"
 RUN = ["stress", "pd-transfer", "--shape", "llama-3-tiny", "--seed", "3", "--schedules", "3"]
@@ -53,7 +55,7 @@ def usable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def set_up(why: str | None = None, path: str | None = "/proc/1/ns") -> None:
         monkeypatch.setattr("kvcheck.core.stress.mooncake_cell.why_unusable", lambda: why)
         monkeypatch.setattr("kvcheck.core.stress.mooncake_cell.PrivateNetwork", lambda: Network(path))
-        monkeypatch.setattr(runner_rows, "require_library", lambda: "0.3.13.post1")
+        monkeypatch.setattr("kvcheck.core.stress.ranks.row.require_library", lambda: "0.3.13.post1")
 
     set_up()
     yield set_up
@@ -71,7 +73,7 @@ def test_it_joins_a_run_by_default(usable: Callable[..., None]) -> None:
         [replace(simulated, shape="gpt-oss-tiny"), simulated], transport=None, max_time_s=120, least=3
     )
     (plan,) = found.plans
-    assert (plan.cell, plan.kind, plan.seed, found.untried) == (NAME, Kind.RANKS, 7, ())
+    assert (plan.cell, plan.has_rank_processes, plan.seed, found.untried) == (NAME, True, 7, ())
     assert plan.cell != simulated.cell and parse_line(plan.line()) == plan and found.cpu_s > 0
     check_plan(plan)  # it can be named, and its line can be replayed
 
@@ -143,18 +145,17 @@ class StandIn:
         return None
 
 
-def replaced(patch: pytest.MonkeyPatch, kind: Kind, runner: StandIn) -> None:
-    """Plans of this kind are run by a stand-in."""
-    row = replace(runner_rows.RUNNERS[kind], make=lambda plan, target_of: runner)
-    patch.setitem(runner_rows.RUNNERS, kind, row)  # type: ignore[arg-type]
+def replaced(patch: pytest.MonkeyPatch, row: RunnerRow, runner: StandIn) -> None:
+    """Plans of this row are run by a stand-in."""
+    patch.setattr(row, "make", lambda plan, target_of: runner)
 
 
 def ran(
     patch: pytest.MonkeyPatch, out: Path, *options: str, ranks: StandIn, simulated: StandIn | None = None
 ) -> tuple[int, RunRecord]:
     """The exit code and record of a run of stand-ins."""
-    replaced(patch, Kind.RANKS, ranks)
-    replaced(patch, Kind.SCHEDULE, simulated or StandIn())
+    replaced(patch, RANKS, ranks)
+    replaced(patch, SCHEDULE, simulated or StandIn())
     code = run([*RUN, "--no-reports", "--out", str(out), *options])
     newest = sorted(out.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)[-1]
     return code, read_record(newest)
@@ -237,7 +238,7 @@ def test_a_green_run_without_the_library_passes_and_says_what_it_left_out(
 @pytest.mark.mooncake
 @pytest.mark.processes
 def test_a_run_has_it_where_the_engine_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    replaced(monkeypatch, Kind.SCHEDULE, StandIn())
+    replaced(monkeypatch, SCHEDULE, StandIn())
     assert run([*RUN, "--no-reports", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*/run.json")
     record = read_record(path)

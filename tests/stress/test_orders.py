@@ -12,12 +12,13 @@ from dataclasses import replace
 
 import pytest
 
+from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.orders import chooser_of, order_of
+from kvcheck.core.stress.plan_scenario import variant_of
+from kvcheck.core.stress.rows import SCHEDULE
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.runner_rows import RUNNERS
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.variants import pairs_tried
-from kvcheck.core.stress.schedule import ANSWERS, Kind, Plan, parse_line
 from kvcheck.core.stress.strategies import FIRST, LANE_GROUPS, DelayStrategy, delay_name
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
@@ -25,7 +26,7 @@ from kvcheck.core.stress.workload.events import Event, Submitted
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
-CELLS = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario=""), (), ())
+CELLS = SCHEDULE.cells(Plan(scenario=""), (), ())
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.cell)
@@ -46,7 +47,7 @@ def test_lanes_that_few_variants_have_are_delayed_where_they_are() -> None:
     cell = Plan(scenario="nvlink-aux", shape="llama-3-tiny")
     table = SCENARIOS.load(cell.scenario)().table
     plans = [replace(cell, schedule=number) for number in range(3, 24, 2)]
-    ways = Counter((table.variant(plan.variant)["metadata path"], order_of(plan)) for plan in plans)
+    ways = Counter((table.variant(variant_of(plan))["metadata path"], order_of(plan)) for plan in plans)
     assert ways["async", "delay:aux"] >= 1
     assert not ways["messages", "delay:aux"] and not ways["ordered", "delay:aux"]
 
@@ -80,7 +81,7 @@ def test_the_lanes_of_a_variant_are_those_that_a_run_submits_to(scenario: str, s
         lanes.clear()
         ScheduleRunner(BuiltinTarget()).run(plan, handlers=((Submitted, note),))
         made = SCENARIOS.load(scenario)()
-        said |= {*made.lanes(made.table.variant(plan.variant), shape_named(shape))}
+        said |= {*made.lanes(made.table.variant(variant_of(plan)), shape_named(shape))}
         used |= {group for group, starts in LANE_GROUPS.items() if any(lane.startswith(starts) for lane in lanes)}
         assert used <= said
     assert used == said
@@ -102,10 +103,10 @@ def test_the_line_of_an_answers_schedule_of_the_portfolio_names_its_answers() ->
 
 def test_a_run_that_names_no_shape_has_both_sizes_where_schedules_are_chosen() -> None:
     assert {each.shape for each in CELLS} == {*MICRO_SHAPES, *TINY_SHAPES}
-    answering = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario="", strategy=ANSWERS), (), ())
+    answering = SCHEDULE.cells(Plan(scenario="", strategy=ANSWERS), (), ())
     assert {each.shape for each in answering} == {*MICRO_SHAPES}
     for base in (Plan(scenario="", trace="sample"), Plan(scenario="", backend="cuda", device="cuda")):
-        assert {each.shape for each in RUNNERS[Kind.SCHEDULE].cells(base, (), ())} == {*TINY_SHAPES}
+        assert {each.shape for each in SCHEDULE.cells(base, (), ())} == {*TINY_SHAPES}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.names())
@@ -114,5 +115,5 @@ def test_the_cells_of_both_sizes_try_every_pair_of_settings_soon(scenario: str) 
     cells = [each for each in CELLS if each.scenario == scenario]
     table = SCENARIOS.load(scenario)().table
     plans = [replace(each, schedule=at) for each in cells for at in range(6 if each.shape in MICRO_SHAPES else 3)]
-    tried = len(pairs_tried(table.variant(plan.variant).names for plan in plans))
+    tried = len(pairs_tried(table.variant(variant_of(plan)).names for plan in plans))
     assert tried >= 0.9 * table.pairs

@@ -16,8 +16,8 @@ import pytest
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts

@@ -22,12 +22,13 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.messages import Drained, Message, Want
 from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress import runner as engine_module
 from kvcheck.core.stress.history import History
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import FAULT_KINDS
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 from kvcheck.core.stress.targets.target import Engine, Setup

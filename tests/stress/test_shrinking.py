@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS
-from kvcheck.core.stress.answers import parse_answers
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
+from kvcheck.core.run.exploring import parse_answers
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant, mutant_target

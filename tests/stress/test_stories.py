@@ -22,12 +22,12 @@ from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import MOST_EDGES, MOST_LINES, MOST_STEPS, MOST_WORDS, Story
 from kvcheck.core.report.story_text import story_lines
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.stories import MOST_STORIES, UNMADE, stories, with_stories
 from kvcheck.core.stress.story_notes import AFTER, MOST_NOTES, StoryNotes
 from kvcheck.core.stress.story_telling import tell

@@ -6,16 +6,18 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import Lane, Operation
 from kvcheck.core.cache.backend.simulated import Choice, Chooser, Goal, Pending, Record, SimulatedBackend
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.strategies import (
     DELAYS,
     LANE_GROUPS,
@@ -26,6 +28,7 @@ from kvcheck.core.stress.strategies import (
     RandomStrategy,
     Recorder,
     ReplayStrategy,
+    decode_choices,
     delay_name,
     encode_choices,
     make_strategy,
@@ -259,3 +262,47 @@ def test_a_strategy_that_cannot_be_made_says_why() -> None:
         make_strategy("flip", seed=1, schedule=0, choices=None)
     with pytest.raises(UsageError, match=r"unknown strategy 'eagre'.*did you mean 'eager'\?"):
         make_strategy("eagre", seed=1, schedule=0, choices=None)
+
+
+# Recorded choices as text
+
+
+@given(st.binary(max_size=400))
+@example(b"")
+@example(bytes(200_000))
+def test_choices_survive_as_text(choices: bytes) -> None:
+    text = encode_choices(choices)
+    assert decode_choices(text) == choices
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
+    plan = Plan(scenario="x", shape="a", strategy="replay", choices=text)
+    assert parse_line(plan.line()).choices == text
+
+
+GOOD = encode_choices(bytes([0, 1, 2, 0, 3] * 20))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("A", id="no base64"),
+        pytest.param("not recorded choices", id="prose"),
+        pytest.param(GOOD[:-4], id="cut"),
+        pytest.param(GOOD[4:], id="head missing"),
+        pytest.param(GOOD[:6] + GOOD[7:], id="one character lost"),
+        pytest.param(GOOD[:6] + ("A" if GOOD[6] != "A" else "B") + GOOD[7:], id="one character changed"),
+        pytest.param("é" + GOOD, id="not ASCII"),
+    ],
+)
+def test_damaged_choices_are_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="choices are damaged") as caught:
+        decode_choices(text)
+    assert "copy the whole line" in str(caught.value)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_choices_or_a_usage_error(text: str) -> None:
+    try:
+        assert isinstance(decode_choices(text), bytes)
+    except UsageError as error:
+        assert "choices are damaged" in str(error)

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.run.coverage import tried_by
+from kvcheck.core.run.plan import FLOOR, Plan, workload_seed
 from kvcheck.core.stress.audit import AUDIT
-from kvcheck.core.stress.coverage import tried_by
-from kvcheck.core.stress.runner_rows import RUNNERS
+from kvcheck.core.stress.rows import SCHEDULE
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.scenarios.variants import covering_array, pairs_tried, settings_of
-from kvcheck.core.stress.schedule import FLOOR, STRIDE, Kind, Plan, workload_seed
+from kvcheck.core.stress.scenarios.variants import STRIDE, covering_array, pairs_tried, settings_of
 from kvcheck.core.stress.strategies import FIRST
 
-CELLS = RUNNERS[Kind.SCHEDULE].cells(Plan(scenario=""), (), ())
+CELLS = SCHEDULE.cells(Plan(scenario=""), (), ())
 """Those of a run of which nothing is asked."""
 
 
@@ -129,5 +129,5 @@ def test_ranks_that_do_not_suit_the_heads_are_refused(shape: str, ranks: str) ->
     """They were a finding KV301 before."""
     base = Plan(scenario="", ranks=ranks)
     with pytest.raises(UsageError, match=f"--ranks {ranks}: {shape} cannot be dealt out to them: .* must divide"):
-        RUNNERS[Kind.SCHEDULE].cells(base, ("pd-transfer",), (shape,))
-    assert RUNNERS[Kind.SCHEDULE].cells(base, ("pd-transfer",), ("glm-5.1-tiny",)), "latents are whole on every rank"
+        SCHEDULE.cells(base, ("pd-transfer",), (shape,))
+    assert SCHEDULE.cells(base, ("pd-transfer",), ("glm-5.1-tiny",)), "latents are whole on every rank"

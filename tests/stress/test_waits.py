@@ -14,9 +14,9 @@ import pytest
 from kvcheck.core.base.errors import Hang
 from kvcheck.core.cache.backend.backend import Backend, Lane, Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress import wait_search
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.strategies import LazyStrategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant, mutant_target

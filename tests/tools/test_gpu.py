@@ -23,10 +23,10 @@ from rigs.literal_record import FAILED
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import MutantResult, ScenarioResult, Verdict
-from kvcheck.core.report.store import write_run
-from kvcheck.core.stress.coverage import settings_tried_by
-from kvcheck.core.stress.runner_rows import row_of
-from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan
+from kvcheck.core.run.plan import PROCESS_RANKS, Plan
+from kvcheck.core.run.runners import row_of
+from kvcheck.core.run.store import write_run
+from kvcheck.core.stress.rows import settings_tried_by
 from tools.gpu import __main__ as gpu
 from tools.gpu.jobs import JOBS, SANITIZED, TOTAL_S, GpuJob
 

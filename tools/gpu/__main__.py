@@ -41,7 +41,7 @@ from kvcheck.core.base.child import has_ended, kill_group
 from kvcheck.core.base.devices import CONNECTIONS, STREAMED
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, read_record, to_plain
-from kvcheck.core.report.store import make_folder, replacing, write_text
+from kvcheck.core.run.store import make_folder, replacing, write_text
 from tools.gpu.jobs import JOBS, TOTAL_S, GpuJob
 
 ROOT = Path(__file__).parents[2]

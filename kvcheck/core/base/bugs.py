@@ -1,8 +1,4 @@
-"""The five bugs that scenarios were made for, as they occurred in serving engines.
-
-Invariants:
-- A scenario has one bug or none; a letter, once published, keeps its meaning.
-"""
+"""The five bugs in serving engines that scenarios were made for. A published letter keeps its meaning."""
 
 from __future__ import annotations
 
@@ -15,9 +11,8 @@ BUGS: Final = {
     "hicache-hybrid": "d: index lists that a prefix tree keeps, moved in place",
     "nvlink-aux": "e: done is published before the bytes have landed, and ranks disagree",
 }
-"""Scenario -> the letter of its bug, and what it is about."""
+"""Scenario -> letter and subject of its bug."""
 
 
 def bug_of(scenario: str) -> str:
-    """The bug that a scenario is about; the scenario's name where it is about none."""
     return BUGS.get(scenario, scenario)

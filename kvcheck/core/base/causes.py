@@ -1,24 +1,21 @@
 """Causes: which findings of a schedule are symptoms of another one, and which findings of a run are one bug.
 
-    stage       what it is about                                             oracles
+    stage       subject                                                      oracles
     0           a status that the bytes do not have, a fault unnoticed       protocol: KV203, KV301, KV602
     1 to 6      a rule of memory, ids, lengths or footprints                 aliasing, lifetime, residency, contract,
-                                                                             audit, guards of the code under test;
-                                                                             first, index values that changed
-    7, 8        a missing edge; something that is never given back           ordering, accounting
+                                                                             audit, guards of the code under test
+    7, 8        a missing edge; a leak                                       ordering, accounting
     9           wrong bytes                                                  content and all others
-    10 to 12    what follows from wrong bytes                                protocol: others, reports, transfers,
+    10 to 12    consequences of wrong bytes                                  protocol: others, reports, transfers,
                                                                              progress, output, liveness
     13          calls that are not refused                                   contract: KV308
 
-A finding is a symptom of an earlier stage's finding that it shares a request, a page or a buffer with. What names
-none of these follows from the first cause.
+A finding is a symptom of an earlier stage's finding with which it shares a request, page or buffer. Consequences of
+wrong bytes are symptoms of the first cause.
 
 Invariants:
-- Two findings that name different requests, pages and buffers are two causes, unless they say the same thing.
 - A leak explains no wrong bytes, and wrong bytes explain no leak.
-- A call that is not refused (KV308) is no cause and no symptom of what else a schedule shows.
-- A symptom stays a finding: it keeps its code, message, schedule line and place in the record.
+- A symptom keeps its code, message, schedule line and place in the record.
 """
 
 from __future__ import annotations
@@ -32,19 +29,19 @@ from kvcheck.core.base.cells import is_engine, keys_of
 from kvcheck.core.base.record import Finding
 
 GUARDS = frozenset({"KV202", "KV301", "KV402", "KV403"})
-"""Codes of errors that the code under test raises when it refuses to do something wrong."""
+"""Codes of errors that the code under test raises when it refuses a wrong call."""
 CALL = "KV308"
-"""The code of illegal calls of an engine that are not refused: a probe makes them."""
+"""Illegal calls, made by a probe, that an engine does not refuse."""
 FALSE_STATUS = frozenset({"KV203", "KV301", "KV602"})
 STAGES = {"aliasing": 1, "lifetime": 2, "residency": 3, "contract": 4, "audit": 5, "ordering": 7, "accounting": 8}
 ENDS = {"protocol": 10, "reports": 10, "transfers": 10, "progress": 10, "bytes": 10, "output": 11, "liveness": 12}
 UNMOVED = "KV304"
-"""A buffer that was not moved explains the bytes of that buffer alone, whatever else the request reads."""
+"""A buffer that was not moved explains wrong bytes of that buffer alone."""
 GUARD, ACCOUNTING, BYTES, CALLS = 6, STAGES["accounting"], 9, 13
 TOLD = frozenset({"lifetime", "residency", "contract", "aliasing", "liveness"})
-"""Oracles whose messages name the rule that was broken, where no buffer does. Numbers in them differ each time."""
+"""Oracles whose messages name the broken rule if no buffer does. Numbers in them differ each time."""
 SINGLE = frozenset({"known-answers", "bench"})
-"""Oracles whose findings each stand alone: they name places of an answer, and no schedule."""
+"""Oracles whose findings each stand alone: they name places in an answer, no schedule."""
 NUMBERS = re.compile(r"\[[-\d, ]*\]|-?\d+")
 RANKS = re.compile(r"\b(prefill|decode)-\d+(: ?)?")
 MOST_OF_A_RULE = 160
@@ -54,7 +51,6 @@ Signature = tuple[object, ...]
 
 
 def stage(finding: Finding) -> int:
-    """How far from the root a finding of this kind lies; smaller is nearer."""
     if finding.oracle == "protocol" and finding.code in FALSE_STATUS:
         return 0
     if finding.oracle == "liveness" and finding.code in GUARDS:
@@ -67,16 +63,15 @@ def stage(finding: Finding) -> int:
 
 
 def _is_changed(finding: Finding) -> bool:
-    """True for index values that changed under a transfer. It is seen when they are acknowledged; by then pages that
-    they name wrongly have been freed, written and read. (mutant: move-changes-indices)"""
+    """True for index values that changed under a transfer: seen only at the acknowledgement, after pages that they name
+    wrongly were freed, written and read. (mutant: move-changes-indices)"""
     return finding.oracle == "residency" and finding.code == "KV303" and finding.page is None
 
 
 def signature(finding: Finding) -> Signature:
-    """What is equal for findings of one bug in other schedules and cells, and for other requests.
+    """Return a key that findings of one bug share across schedules, cells and requests.
 
-    Operations, or a buffer and a rule, name a bug anywhere. Wrong bytes alone are told apart by scenario. Probes of an
-    installed engine each try another thing of it, so their findings are told apart by cell and reader.
+    Probes of an installed engine each test another part of it, so their findings need cell and reader too.
     """
     kind = (finding.oracle, finding.code, finding.tier, _buffer(finding), finding.condition)
     if finding.oracle in SINGLE:
@@ -91,10 +86,10 @@ def signature(finding: Finding) -> Signature:
 
 
 def place_of(finding: Finding) -> str:
-    """Where a finding is, as a text that other schedules, releases and machines give for the same bug.
+    """Return a text that is equal for the same bug in other schedules, releases and machines.
 
-    It names the oracle, then operations, or tier, buffer and reader; where there is none, the message without its
-    numbers. No page, request, line of code or run id is in it. A conditional finding has a place of its own.
+    It names the oracle, then operations, or tier, buffer and reader, or else the message without its numbers; never a
+    page, request, line of code or run id.
     """
     where = ", ".join(
         part for part in (" ".join(filter(None, (finding.tier, _buffer(finding)))), _reader(finding)) if part
@@ -106,12 +101,12 @@ def place_of(finding: Finding) -> str:
 
 
 def _reader(finding: Finding) -> str | None:
-    """What an engine's probe looked at. The lanes of kvcheck's own engine are its queues, which tell no bugs apart."""
+    """None for kvcheck's own engine: its lanes are queues, which identify no bug."""
     return finding.lane if is_engine(keys_of(finding.schedule).get("target", "")) else None
 
 
 def in_causal_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings of one schedule: each cause, then its symptoms. They get ids of their own, "1" and so on."""
+    """Order the findings of one schedule: each cause, then its symptoms. Renumber their ids from "1"."""
     groups: list[_Group] = []
     for finding in sorted(findings, key=_order):
         group = next((each for each in groups if each.explains(finding)), None)
@@ -130,8 +125,7 @@ def in_causal_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """What a run shows as one entry. cause: its first finding. findings: all of them, causes and symptoms. schedules:
-    how many show it. cells: those that do, in the run's order."""
+    """One entry of a run. findings: causes and symptoms. schedules: how many show it. cells: in the run's order."""
 
     cause: Finding
     findings: tuple[Finding, ...]
@@ -140,14 +134,13 @@ class Bug:
 
     @property
     def symptoms(self) -> dict[str, int]:
-        """How often each code came besides the cause's own findings, nearest to the cause first."""
+        """Code -> number of findings other than the cause's own, nearest to the cause first."""
         others = [each for each in self.findings if signature(each) != signature(self.cause)]
         return dict(Counter(each.code for each in sorted(others, key=stage)))
 
 
 def bugs(findings: Sequence[Finding]) -> tuple[Bug, ...]:
-    """The findings of a run as bugs: causes with one signature are one, with the symptoms of each. In causal order,
-    conditional ones last."""
+    """Group findings by the signature of their cause, in causal order, conditional ones last."""
     by_id = {finding.id: finding for finding in findings if finding.id}
     members: dict[Signature, list[Finding]] = {}
     for finding in findings:
@@ -168,7 +161,7 @@ def _bug(members: Sequence[Finding]) -> Bug:
 
 
 def _order(finding: Finding) -> tuple[object, ...]:
-    """By stage. Wrong bytes: foreign ones before rows at another position, and those with a known owner first."""
+    """By stage. Wrong bytes: foreign ones before misplaced ones, those with a known owner first."""
     is_bytes = stage(finding) == BYTES
     return (
         finding.condition is not None,
@@ -180,8 +173,6 @@ def _order(finding: Finding) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class _Group:
-    """A cause with its symptoms so far, and what all of them name."""
-
     findings: list[Finding] = field(default_factory=list)
     _requests: set[int] = field(default_factory=set)
     _pages: set[tuple[str | None, int]] = field(default_factory=set)
@@ -197,7 +188,6 @@ class _Group:
             self._buffers |= {buffer for buffer in (_buffer(finding),) if buffer is not None}
 
     def explains(self, finding: Finding) -> bool:
-        """True if the finding says the same as one of the group, or follows from the group's cause."""
         if finding.condition != self.findings[0].condition:
             return False
         if signature(finding) in self._signatures:
@@ -226,7 +216,6 @@ class _Group:
         )
 
     def _is_same_race(self, finding: Finding) -> bool:
-        """True for another access that does not wait for the same operation, or for the same request's."""
         earlier = {operations(each)[0] for each in self.findings if each.oracle == "ordering"}
         theirs = {each.seen_request for each in self.findings if each.oracle == "ordering"} - {None}
         return operations(finding)[0] in earlier - {None} or finding.seen_request in theirs
@@ -241,13 +230,11 @@ def _pages(finding: Finding) -> set[tuple[str | None, int]]:
 
 
 def _buffer(finding: Finding) -> str | None:
-    """The buffer, with all fields of metadata rows as one."""
     name = finding.buffer
     return "metadata" if name is not None and name.startswith("metadata") else name
 
 
 def operations(finding: Finding) -> tuple[object, object]:
-    """Names of the earlier and the later operation of a missing edge."""
     pair = [(finding.minimal or {}).get(which) for which in ("earlier", "later")]
     earlier, later = (each.get("operation") if isinstance(each, dict) else None for each in pair)
     return earlier, later

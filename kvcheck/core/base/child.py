@@ -1,8 +1,7 @@
-"""Child processes: how every process of kvcheck is started, greeted and ended, and what it inherits.
+"""Child processes: start, greeting, environment and end of every process that kvcheck starts.
 
 Invariants:
-- A child imports the parent's own kvcheck, and nothing from the current folder.
-- Before a child is used, it says which kvcheck it has imported.
+- A child imports the parent's own kvcheck, and nothing from the current folder; it reports this before it is used.
 - It inherits the variables of INHERITED (an engine: of ENGINE too), and never one that looks like a secret.
 - It ends with its parent, also after SIGKILL and while it is stopped.
 """
@@ -36,12 +35,12 @@ INHERITED = re.compile(
     r"|(CUDA|NVIDIA|NCCL|GLOO|UCX|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|NUMBA|MC|MOONCAKE)_\w+"
     r"|(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|MALLOC)_\w+|GLIBC_TUNABLES"
 )
-"""Variables of the caller that every child sees. docs/children.md says the same."""
+"""Variables of the caller that every child inherits, as documented in docs/children.md."""
 ENGINE = re.compile(
     r"HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|TRANSFORMERS_CACHE|TRANSFORMERS_OFFLINE|TOKENIZERS_PARALLELISM"
     r"|(SGLANG|SGL|VLLM|LMCACHE|FLASHINFER|TVM)_\w+"
 )
-"""Variables that an installed engine sees besides."""
+"""Variables that only an installed engine inherits besides."""
 SECRET = re.compile(
     r"(.*_)?(TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY|APIKEY|AUTH)(_.*)?", re.IGNORECASE
 )
@@ -56,8 +55,6 @@ PACKAGE = str(Path(kvcheck.__file__).resolve().parent)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """The kvcheck that a process runs: the package's folder, its version, and the version of Python."""
-
     package: str
     version: str
     python: str
@@ -67,7 +64,6 @@ OWN = Build(package=PACKAGE, version=kvcheck.__version__, python=sys.version.spl
 
 
 def inherited(variables: Mapping[str, str], *, is_engine: bool = False) -> dict[str, str]:
-    """The caller's environment variables that a child inherits."""
     return {
         name: value
         for name, value in variables.items()
@@ -79,23 +75,19 @@ def inherited(variables: Mapping[str, str], *, is_engine: bool = False) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """The standard streams of a child, as subprocess takes them."""
-
     stdin: int | IO[str] | IO[bytes] | None = subprocess.DEVNULL
     stdout: int | IO[str] | IO[bytes] | None = subprocess.PIPE
     stderr: int | IO[str] | IO[bytes] | None = None
 
 
 class Started:
-    """A child that has been started. program: the module that it runs."""
-
     def __init__(self, program: str, process: subprocess.Popen[str], hello: int) -> None:
         self.program = program
         self.process = process
         self._hello = hello
 
     def greet(self, within_s: float = GREETING_S) -> Build | None:
-        """The build that the child reports; None if it ended before it reported. Raises TimeoutError."""
+        """Return the build that the child reports; None if it ended before. Raises TimeoutError."""
         said = b""
         deadline = time.monotonic() + within_s
         poll = select.poll()
@@ -122,11 +114,9 @@ def start(
     variables: Mapping[str, str] | None = None,
     leads_group: bool = True,
 ) -> subprocess.Popen[str]:
-    """Start a process of this interpreter that runs `program` as __main__, and wait until it has reported this very
-    build.
+    """Run `program` as __main__ in a new process of this interpreter; return once it has reported this build.
 
-    variables: set in addition to those it inherits. leads_group: True gives it its own process group. Raises
-    UnknownVerdict if the machine cannot start it, InternalError if it imports another kvcheck.
+    Raises UnknownVerdict if the machine cannot start it, InternalError if it imports another kvcheck.
     """
     try:
         child = spawn(program, *arguments, streams=streams, variables=variables, leads_group=leads_group)
@@ -153,7 +143,7 @@ def start(
 
 
 def check(build: Build, program: str, *, is_own_python: bool = True) -> None:
-    """Raise InternalError unless `build` is the kvcheck that runs here; if asked for, under the same Python too."""
+    """Raise InternalError unless `build` is this kvcheck. is_own_python: and this version of Python."""
     expected = OWN if is_own_python else Build(package=OWN.package, version=OWN.version, python=build.python)
     if build != expected:
         raise InternalError(
@@ -170,10 +160,10 @@ def spawn(
     leads_group: bool = True,
     engine_python: Path | None = None,
 ) -> Started:
-    """Like `start`, but without waiting for the report. engine_python: the interpreter of an engine's environment.
-    Raises OSError.
+    """Like `start`, without waiting for the report. Raises OSError.
 
-    An engine's process leads a group, which ends as a whole with kvcheck. It imports from its own environment.
+    engine_python: the interpreter of an engine's environment. Its process imports from there and leads a group, which
+    ends as a whole with kvcheck.
     """
     is_engine = engine_python is not None
     hello, said = os.pipe()
@@ -215,9 +205,9 @@ def spawn(
 
 
 def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], longest: int = -1) -> None:
-    """Start a thread that gives `put` every line that the child writes, and None when its output has ended.
+    """Start a thread that passes each line of the child's output to `put`, then None at its end.
 
-    longest: a line is cut after so many characters; -1: never.
+    longest: longer lines arrive in pieces; -1: no limit.
     """
     stdout = process.stdout
     assert stdout is not None, "the child's output is a pipe"
@@ -232,7 +222,7 @@ def listen(process: subprocess.Popen[str], put: Callable[[str | None], None], lo
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to the child. It is lost if the child is dead; the end of the child's output shows that."""
+    """Write a line to the child; it is lost if the child is dead."""
     assert process.stdin is not None, "the child's input is a pipe"
     with contextlib.suppress(OSError, ValueError):
         process.stdin.write(line + "\n")
@@ -240,20 +230,18 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def close_input(process: subprocess.Popen[str]) -> None:
-    """Close the child's input."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
 
 
 def tail(descriptor: int, most_bytes: int) -> str:
-    """The end of what a child wrote into a file."""
     size = os.fstat(descriptor).st_size
     return os.pread(descriptor, most_bytes, max(0, size - most_bytes)).decode(errors="replace").strip("\0 \n")
 
 
 def has_ended(process: subprocess.Popen[str], within_s: float | None = None) -> bool:
-    """True if the child ends within that time. None: wait until it ends. It is not reaped, so it keeps its pid."""
+    """True if the child ends within that time; None: wait for its end. It is not reaped, so it keeps its pid."""
     deadline = None if within_s is None else time.monotonic() + within_s
     while process.returncode is None:
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -265,7 +253,6 @@ def has_ended(process: subprocess.Popen[str], within_s: float | None = None) -> 
 
 
 def kill_group(process: subprocess.Popen[str]) -> int:
-    """Kill the child and all processes of its group, also stopped ones. Returns the child's status."""
     if process.returncode is None:  # its pid is not reused before it is reaped
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -273,7 +260,7 @@ def kill_group(process: subprocess.Popen[str]) -> int:
 
 
 def end(*processes: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
-    """Send SIGTERM to all, and SIGKILL to those that have not ended in time. A stopped process never does."""
+    """Send SIGTERM to all, then SIGKILL to those that have not ended in time; stopped ones always need it."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -287,7 +274,7 @@ def end(*processes: subprocess.Popen[str], within_s: float = ENDING_S) -> None:
 
 
 def import_paths(paths: list[str]) -> list[str]:
-    """`paths` without the current folder, which may stand there as a relative entry or by its full path."""
+    """`paths` without the current folder, as a relative entry or full path."""
     try:
         here = os.getcwd()
     except OSError:  # it was removed
@@ -296,7 +283,6 @@ def import_paths(paths: list[str]) -> list[str]:
 
 
 def _interpreter_flags() -> list[str]:
-    """Flags of this interpreter that a child started with -I would lose."""
     return [
         *(["-B"] if sys.dont_write_bytecode else []),
         *([f"-{'O' * sys.flags.optimize}"] if sys.flags.optimize else []),
@@ -319,8 +305,7 @@ def _text(build: Build) -> str:
 
 class _Starter:
     """The thread that starts all children. The kernel ends a tied child with the thread that started it, so this thread
-    runs until the process ends.
-    """
+    lives as long as the process."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[str]], Future[subprocess.Popen[str]]]]
@@ -329,8 +314,6 @@ class _Starter:
         self._thread: threading.Thread | None = None
 
     def run(self, begin: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
-        """Call `begin` in the thread; return or raise what it does. If the caller is interrupted, the new process is
-        ended."""
         future: Future[subprocess.Popen[str]] = Future()
         with self._lock:
             if self._thread is None or not self._thread.is_alive():

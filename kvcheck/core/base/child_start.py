@@ -1,15 +1,17 @@
-"""The start of a child: the first lines that a child process runs, before it imports anything of kvcheck.
+"""The first lines that a child process runs, before it imports anything of kvcheck.
 
     python -I -u child_start.py PROGRAM BUILD HELLO PARENT TIE PATHS [ARGUMENTS...]
 
-    PROGRAM module to run as __main__ BUILD the kvcheck to import: {"package": folder, "version": ..., "python": ...}
-    HELLO file descriptor to report it PARENT process id TIE "process" or "group" PATHS sys.path of the child, a list;
-    null: the interpreter's own
+    PROGRAM  module to run as __main__
+    BUILD    the kvcheck to import: {"package": folder, "version": ..., "python": ...}
+    HELLO    file descriptor for the report
+    PARENT   process id
+    TIE      "process" or "group"
+    PATHS    sys.path of the child, a list; null: the interpreter's own
 
 Invariants:
 - kvcheck is found by its folder alone, and nothing is imported from the current folder.
-- The process ends with its parent, also if it is stopped or busy.
-- Interpreters that are too old for kvcheck can run this file, so that it can report their version as the problem.
+- Interpreters too old for kvcheck can run this file, to report their version.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Tie this process to its parent, say which kvcheck it is, and run the program."""
     program, build, hello, parent, tie, paths, *arguments = sys.argv[1:]
     tie_to(int(parent), tie)
     if sys.version_info < OLDEST_PYTHON:
@@ -45,10 +46,10 @@ def main() -> None:
 
 
 def tie_to(parent: int, tie: str) -> None:
-    """End this process with its parent. GROUP: also all processes of its group, which it has to lead.
+    """End this process with its parent; GROUP: also its group, which it has to lead.
 
-    The kernel sends a signal when the parent ends: SIGKILL, which ends a stopped process too; or, for a group, SIGCONT,
-    so that a thread sees the end of standard input and kills the whole group.
+    When the parent ends, the kernel sends SIGKILL, which ends a stopped process too; or, for a group, SIGCONT, so that
+    a thread sees the end of standard input and kills the group.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_PDEATHSIG, signal.SIGCONT if tie == GROUP else signal.SIGKILL, 0, 0, 0) != 0:
@@ -67,7 +68,6 @@ def tie_to(parent: int, tie: str) -> None:
 
 
 def load_package(folder: str) -> dict[str, str]:
-    """Import kvcheck from its folder. Returns the build that was found there."""
     spec = importlib.util.spec_from_file_location(
         "kvcheck", f"{folder}/__init__.py", submodule_search_locations=[folder]
     )
@@ -84,7 +84,6 @@ def load_package(folder: str) -> dict[str, str]:
 
 
 def say_hello(descriptor: int, build: dict[str, str]) -> None:
-    """Report the build to the parent, as one line of JSON."""
     with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(build) + "\n")
 

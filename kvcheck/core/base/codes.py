@@ -1,7 +1,7 @@
-"""Finding codes: what each means, what usually causes it, and where it was seen in serving engines.
+"""Finding codes: meaning, usual cause, and sightings in serving engines.
 
 Invariants:
-- A code, once published, keeps its meaning; scripts and baselines depend on it.
+- A published code keeps its meaning; scripts and baselines depend on it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from kvcheck.core.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """One kind of finding."""
-
     code: str
     title: str
     meaning: str
@@ -377,7 +375,6 @@ CODES: dict[str, Code] = dict(
 
 
 def code(name: str) -> Code:
-    """The code of that name. Raises UsageError for an unknown one."""
     found = CODES.get(name.upper())
     if found is None:
         raise UsageError(f"unknown code {name!r}; known: {', '.join(CODES)}")

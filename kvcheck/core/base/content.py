@@ -1,14 +1,11 @@
-"""The content rule: every word of KV, state and metadata encodes its request, its position and its place.
-
-`core/base/deviation.py` gives the verdict on words that a read should not have seen.
+"""The content rule: every word of KV, state and metadata encodes its request, position and place.
 
 word = mix64(tag) XOR mask(space, buffer, piece, layer, word index),   tag = request:24 | attempt:8 | position:32
 
 Invariants:
-- The rule is a bijection in the tag for 64-bit words: one word is enough to name its owner. 32-bit words keep the low
-  half and are resolved by trying the tags of the run.
-- Buffer, layer and word index enter through the mask: at another buffer, layer or index a word decodes to no owner.
-- Words are integers from end to end.
+- One 64-bit word names its owner: the rule is a bijection in the tag. 32-bit words keep the low half and are resolved
+  by trying the tags of the run.
+- At another buffer, layer or index a word decodes to no owner.
 """
 
 from __future__ import annotations
@@ -31,21 +28,19 @@ POISON_HALF = POISON_WORD >> 32
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """The owner of a word: the request that wrote it, its attempt, and the token position (or state version)."""
+    """The owner of a word. position: of a token, or a state version."""
 
     request: int
     attempt: int
     position: int
 
     def packed(self) -> int:
-        """The three numbers in 64 bits, as mix64 takes them."""
         return (self.request << 40) | (self.attempt << 32) | self.position
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The place of a word, as the mask uses it. first_word: the word of the model's whole row at which a rank's row
-    begins."""
+    """The place of a word. first_word: index in the model's whole row at which a rank's row begins."""
 
     space: str
     buffer: str
@@ -56,10 +51,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSites:
-    """The sites of one buffer's rows, or of one piece of its packed pages, as the whole model has them.
+    """The sites of one buffer's rows, or of one piece of its packed pages, in the whole model.
 
-    layers: global ids. words: of a whole row, before it is dealt out over ranks. heads: equal runs of it, each of a
-    head; 1 where heads do not split it. is_half: its words have 32 bits.
+    layers: global ids. words: of a whole row, over all ranks. heads: equal runs of words; 1 if heads do not split it.
+    is_half: words have 32 bits.
     """
 
     space: str
@@ -71,7 +66,6 @@ class RowSites:
     is_half: bool = False
 
     def site(self, layer: int) -> Site:
-        """Where a whole row of that layer begins."""
         return Site(self.space, self.buffer, self.piece, layer)
 
 
@@ -82,19 +76,18 @@ def codes(authors: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> t
 
 @lru_cache(maxsize=1024)
 def mask(site: Site, words: int) -> torch.Tensor:
-    """The masks of a row's words: [W] int64. All callers share this tensor, so nobody may write it."""
+    """The masks of a row's words: [W] int64, cached and shared; never write it."""
     places = np.arange(1, words + 1, dtype=np.uint64) + np.uint64(site.first_word)
     counts = places * np.uint64(_GOLDEN) ^ np.uint64(_site_key(site))
     return mix64_torch(torch.from_numpy(counts.view(np.int64)))
 
 
 def word(tag: Tag, site: Site, index: int) -> int:
-    """One 64-bit word by the rule, signed."""
     return as_signed(mix64_int(tag.packed()) ^ _mask_int(site, index))
 
 
 def decode(value: int, site: Site, index: int, *, requests: int) -> Tag | None:
-    """The tag that a 64-bit word (signed) carries at that place; None if it carries no tag of this run."""
+    """The tag of a signed 64-bit word at that place; None if it carries no tag of this run."""
     packed = unmix64_int((value & _U64) ^ _mask_int(site, index))
     tag = Tag(packed >> 40, (packed >> 32) & 0xFF, packed & 0xFFFFFFFF)
     plausible = 1 <= tag.request <= requests and tag.attempt == 0 and tag.position < 1 << 22
@@ -104,7 +97,7 @@ def decode(value: int, site: Site, index: int, *, requests: int) -> Tag | None:
 def decode_half(
     value: int, site: Site, index: int, *, requests: int, positions: int, first: Sequence[int] = ()
 ) -> Tag | None:
-    """The tag whose word has that low half (32 bits, signed), by trying all tags, requests `first` first."""
+    """The tag whose word has that low half (32 bits, signed). Tries all tags, requests `first` first."""
     wanted = ((value ^ _mask_int(site, index)) & 0xFFFFFFFF) - (1 << 32)
     wanted = wanted + (1 << 32) if wanted < -(1 << 31) else wanted
     for request in (*first, *range(1, requests + 1)):
@@ -130,5 +123,5 @@ def _mask_int(site: Site, index: int) -> int:
 
 
 def codes_of(request: int) -> int:
-    """mix64(tag) of a request at position 0, signed: the code of its metadata."""
+    """The code of a request's metadata: mix64(tag) at position 0, signed."""
     return as_signed(mix64_int(Tag(request, 0, 0).packed()))

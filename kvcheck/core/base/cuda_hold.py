@@ -1,12 +1,11 @@
-"""Holds on streams of a CUDA device: for lanes of the CUDA backend, and for streams of an installed engine.
+"""Holds on streams of a CUDA device: for lanes of the CUDA backend and for streams of an installed engine.
 
-A hold is a kernel of one warp that looks at a flag in pinned memory until the process raises it.
+A hold is a kernel of one warp that polls a flag in pinned memory until the process raises it.
 
 Invariants:
-- Flags, outcomes and the kernel of a hold are made and loaded before the first hold. Doing so later may wait for the
-  device, and so for a held stream.
-- Only the process writes the flag of a hold, and without a stream. So a release never queues behind what it releases.
-- A hold ends by itself after its limit. One that did has fired, and has imposed no order.
+- All is made and loaded before the first hold: later, this may wait for a held stream.
+- The process writes the flag without a stream, so a release never queues behind the held work.
+- A hold ends by itself after its limit; it has then fired, and imposed no order.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import torch
 from kvcheck.kernels.hold import hold, release_torch, why_not
 
 LOOKS_MOST = 1 << 32
-"""Looks that end a hold whose clock stands still: hours, where one look takes a microsecond."""
+"""Polls that end a hold whose clock stands still: over an hour at one microsecond each."""
 
 
 class CudaHold:
-    """One hold, which can be used again once it has ended. read: the value of an outcome of a hold that has ended."""
+    """One hold, reusable once it has ended. read: returns the value of an ended hold's outcome."""
 
     def __init__(
         self, flag: torch.Tensor, outcome: torch.Tensor, limit_ns: int, read: Callable[[torch.Tensor], int]
@@ -34,12 +33,11 @@ class CudaHold:
         self._event: torch.cuda.Event | None = None
 
     def place(self, stream: torch.cuda.Stream) -> None:
-        """Stand in the stream from here on."""
         with torch.cuda.stream(stream):
             self.stand()
 
     def stand(self, *, is_raised: bool = False) -> None:
-        """Stand in the current stream from here on. is_raised: the hold ends at once."""
+        """Hold the current stream from here on. is_raised: the hold ends at once."""
         release_torch(self._flag, int(is_raised))
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         hold(self._flag, self._outcome, until=1, looks=LOOKS_MOST, limit_ns=self._limit_ns)
@@ -63,8 +61,7 @@ def cuda_holds(
     limit_ns: int,
     read: Callable[[torch.Tensor], int],
 ) -> list[CudaHold] | str:
-    """So many holds, ready to be placed, or why the device's streams cannot be held. stream: not held, for what is made
-    and loaded now."""
+    """Make `count` holds, or return why the device's streams cannot be held. stream: for the setup; not held."""
     # Two words for each place, so that every flag has the alignment of the first and the kernel is compiled once.
     flags = torch.zeros((count, 2), dtype=torch.int64, pin_memory=True)
     with torch.cuda.stream(stream):

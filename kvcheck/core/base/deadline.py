@@ -1,8 +1,7 @@
-"""Deadline: a limit of wall time that also interrupts a long single step, and a watch for work that makes no progress.
+"""Limits: of wall time, which also interrupts a long single step, and of CPU time without progress.
 
 Invariants:
-- TimeUp and Stuck pass through `except Exception`, so that no target or oracle can catch one by accident.
-- They are raised in the main thread inside their blocks, and only where they cannot be lost.
+- TimeUp and Stuck pass through `except Exception`, so that no target or oracle catches one by accident.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from kvcheck.core.base.errors import InternalError
 
 IMPORTING = "<frozen importlib._bootstrap>"
 WEAK = frozenset(kind.__init__.__code__.co_filename for kind in (weakref.WeakSet, weakref.WeakKeyDictionary))
-"""Where Python keeps the callbacks of its weak collections."""
+"""Files of the callbacks of Python's weak collections."""
 LOOK_AGAIN_S = 0.02
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal of the user or of the parent process, which code under test cannot have raised itself."""
+    """A signal of the user or of the parent process; code under test cannot have raised it."""
 
 
 class TimeUp(BaseException):
-    """The time of a `time_limit` is over."""
+    pass
 
 
 class Stuck(BaseException):
-    """Work inside a `progress_watch` used much processor time and made no progress."""
+    pass
 
 
 @contextmanager
 def time_limit(until: float | None) -> Iterator[None]:
-    """Raise TimeUp inside the block when time.monotonic() reaches `until`; None: there is no limit.
+    """Raise TimeUp inside the block when time.monotonic() reaches `until`; None: no limit.
 
-    A signal does it, so a single call into C code is not cut; TimeUp is raised when it returns. Raises InternalError
-    outside the main thread, where no signal arrives, and for a limit within a limit.
+    A call into C code is not cut; TimeUp follows when it returns. Raises InternalError outside the main thread, which
+    receives no signals, and for a limit within a limit.
     """
     if until is None:
         yield
@@ -74,11 +73,9 @@ def time_limit(until: float | None) -> Iterator[None]:
 
 @contextmanager
 def progress_watch(most_cpu_s: float, progress: Callable[[], int]) -> Iterator[None]:
-    """Raise Stuck inside the block once this process has used so many CPU seconds, and at most twice as many, while
-    `progress` stayed the same.
+    """Raise Stuck inside the block after `most_cpu_s` to twice as many CPU seconds with the same `progress`.
 
-    It counts CPU time, so a busy machine does not matter. It may stand inside a time limit. Outside the main thread,
-    where no signal arrives, there is no watch.
+    A watch may stand inside a time limit; outside the main thread it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,10 +107,10 @@ def progress_watch(most_cpu_s: float, progress: Callable[[], int]) -> Iterator[N
 
 
 def would_be_lost(frame: FrameType | None) -> bool:
-    """True where an exception could be lost, or make a library abort the process.
+    """True if an exception raised here could be lost, or make a library abort the process.
 
-    That is while a module is imported, and in what the interpreter calls by itself and whose exceptions it only prints:
-    destructors, callbacks of the garbage collector and those of weak collections.
+    That is during an import, and in calls whose exceptions the interpreter only prints: destructors, callbacks of the
+    garbage collector and of weak collections.
     """
     collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:

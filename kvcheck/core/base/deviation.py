@@ -1,13 +1,10 @@
-"""The verdict on a row that differs: whose words it holds, from when, from where, or from nowhere.
-
-The content oracle and the probes both call `classify`.
+"""The verdict on a row that differs: the owner, position and place of the words that it holds.
 
 Invariants:
-- Words are decoded at their own place first. Words that carry no tag there are tried at every other place that the
-  caller names: another head or word of the row, layer, buffer, piece or space.
-- A word is attributed to another place only if a second one agrees, or if it is the only one of 64 bits to attribute.
-- Words of 32 bits carry half a tag. At other places they are tried for the reader and the author alone, and one that
-  no other agrees with says nothing.
+- Words are decoded at their own place first, then at every other place that the caller names: another head or word of
+  the row, layer, buffer, piece or space.
+- A word is attributed to another place only if a second one agrees, or if it is the only 64-bit word to attribute.
+- 32-bit words carry half a tag: at other places they are tried for the reader and the author alone.
 """
 
 from __future__ import annotations
@@ -22,16 +19,16 @@ from kvcheck.core.base.content import RowSites, Site, Tag, codes, decode, decode
 from kvcheck.kernels.content import as_unsigned, low_half, unmix64_torch
 
 TRIED_WORDS = 8
-"""Words of a row that are looked for at other places; the rest are compared with what is written where these are."""
+"""Words of a row that are looked up at other places; the rest are compared with the row found for these."""
 ROW_WORDS = 1 << 16
-"""A longer row is tried at its first so many words."""
+"""Most words of a row that are tried, from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What a row should hold: the words that `author` wrote for `position`. request: who reads, the author or a sharer.
+    """The expected row: the words that `author` wrote for `position`. request: the reader, author or sharer.
 
-    is_state: the row is a recurrent state and the position counts its tokens; -1: no token has been computed.
+    is_state: the row is a recurrent state and position counts its tokens; -1: no token has been computed.
     """
 
     request: int
@@ -42,8 +39,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """The other places of a run, and the tags that their words can carry: requests 1 to `requests`, positions below
-    `positions`."""
+    """The other places of a run, and the largest tags there."""
 
     rows: Sequence[RowSites]
     requests: int
@@ -52,11 +48,10 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """The possible writers of a row: requests 1 to `requests`, or nobody. A row that nobody wrote has the words
-    `unwritten`.
+    """The possible writers of a row: requests 1 to `requests`, or nobody (words `unwritten`).
 
-    positions: those to try for 32-bit words; None for 64-bit words. has_others: somebody else also writes there, with
-    words that do not follow the rule. elsewhere: where else the words can be from; None: nobody knows.
+    positions: to try for 32-bit words; None for 64-bit words. has_others: there are writers whose words do not follow
+    the rule. elsewhere: None if other places are unknown.
     """
 
     requests: int
@@ -68,8 +63,7 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """What a row holds instead. owner: the request whose words it holds. story: a text that follows "saw" or
-    "holds"."""
+    """The found content. owner: the request whose words the row holds. story: follows "saw" or "holds"."""
 
     code: str
     owner: int | None
@@ -78,10 +72,10 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where words of a row were written for.
+    """The place that words of a row were written for.
 
-    first: the first of them, by its index in the row as it was read. shift: from such an index to the one in the whole
-    row there. words: how many they are.
+    first: index of the first of them as read. shift: added to that, the index in the whole row there. words: their
+    number.
     """
 
     row: RowSites
@@ -92,7 +86,7 @@ class Origin:
     words: int
 
     def story(self, site: Site) -> str:
-        """What the words are, for a row that lies at `site`: "the words of layer 0 of request 3, position 5"."""
+        """Describe the words, for a row that lies at `site`: "layer 0 of request 3, position 5"."""
         row, place = self.row, []
         is_same_buffer = (row.space, row.buffer, row.piece) == (site.space, site.buffer, site.piece)
         if not is_same_buffer and row.space == "metadata":
@@ -110,7 +104,7 @@ class Origin:
 
 
 def classify(words: Sequence[int | None], site: Site, expected: Expectation, owners: Owners) -> Deviation:
-    """Say what is wrong with a row that differs. words: as read, signed; None for a word that was not read."""
+    """Classify a row that differs. words: as read, signed; None for a word that was not read."""
     read = {at: word for at, word in enumerate(words) if word is not None}
     if read and all(word in owners.unwritten for word in read.values()):
         return Deviation("KV104", None, "memory that was never written")
@@ -143,7 +137,6 @@ def classify(words: Sequence[int | None], site: Site, expected: Expectation, own
 
 
 def _torn(known: Sequence[Tag], odd: int) -> str:
-    """A row with words of several writes. odd: how many words besides carry no tag."""
     parts = []
     for request in sorted({tag.request for tag in known}):
         positions = sorted({tag.position for tag in known if tag.request == request})
@@ -153,9 +146,9 @@ def _torn(known: Sequence[Tag], odd: int) -> str:
 
 
 def origin_of(words: Mapping[int, int], elsewhere: Elsewhere, *, halves_of: Sequence[int] = ()) -> Origin | None:
-    """The place that most of a row's words were written for; None where too few agree on one.
+    """Return the place that most of a row's words were written for; None if too few agree on one.
 
-    words: as read, by their index in the row. halves_of: the words have 32 bits, and these requests are tried.
+    words: by their index in the row. halves_of: requests to try, if words have 32 bits.
     """
     seen: dict[tuple[int, int, int, Tag], None] = {}
     for at, word in list(words.items())[:TRIED_WORDS]:
@@ -167,7 +160,6 @@ def origin_of(words: Mapping[int, int], elsewhere: Elsewhere, *, halves_of: Sequ
 
 
 def _agreeing(words: Mapping[int, int], row: RowSites, layer: int, shift: int, tag: Tag) -> Origin:
-    """The origin of all words that are what the tag's owner writes there."""
     masks = mask(row.site(layer), min(row.words, ROW_WORDS))
     written = codes(np.array([tag.request]), np.array([tag.position])) ^ masks
     values = (low_half(written) if row.is_half else written).tolist()
@@ -178,7 +170,6 @@ def _agreeing(words: Mapping[int, int], row: RowSites, layer: int, shift: int, t
 def _misplaced(
     odd: Mapping[int, int], read: int, site: Site, expected: Expectation, owners: Owners
 ) -> Deviation | None:
-    """The verdict on words that are right at another place. odd: those that carry no tag at their own."""
     if owners.elsewhere is None:
         return None
     words = {at: word for at, word in odd.items() if word not in owners.unwritten}
@@ -196,7 +187,7 @@ def _misplaced(
 
 
 def _hits(word: int, elsewhere: Elsewhere) -> Iterator[tuple[int, int, int, Tag]]:
-    """Row, layer, index in the whole row, and tag that a 64-bit word carries there."""
+    """Row, layer, index in the whole row, and tag."""
     for number, row in enumerate(elsewhere.rows):
         for layer in () if row.is_half else row.layers:
             packed = unmix64_torch(mask(row.site(layer), min(row.words, ROW_WORDS)) ^ word)
@@ -207,7 +198,6 @@ def _hits(word: int, elsewhere: Elsewhere) -> Iterator[tuple[int, int, int, Tag]
 
 
 def _half_hits(word: int, elsewhere: Elsewhere, requests: Sequence[int]) -> Iterator[tuple[int, int, int, Tag]]:
-    """The same for a 32-bit word, of these requests alone."""
     at = np.arange(elsewhere.positions, dtype=np.int64)
     for number, row in enumerate(elsewhere.rows):
         for layer in row.layers if row.is_half else ():

@@ -1,11 +1,8 @@
-"""Devices by name: cpu, threads, cuda or cuda:N.
+"""Devices by name.
 
-    cpu        one process decides what runs when
-    threads    streams are threads of this process, on its memory
-    cuda       streams of a GPU
-
-Invariants:
-- On the last two, work goes on beside the process, in an order that nobody chose. A backend of theirs has their name.
+- cpu: one process decides the order of operations.
+- threads: streams are threads of this process, on its memory.
+- cuda, cuda:N: streams of a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from kvcheck.core.base.errors import UsageError
 
 KINDS = ("cpu", "threads", "cuda")
 STREAMED = frozenset({"threads", "cuda"})
-"""Backends, and kinds of devices, on which work goes on beside the process."""
+"""Backends, and kinds of devices, whose work runs beside the process."""
 
 DRIVER = "libcuda.so.1"
 """The library that comes with the driver of a GPU."""
@@ -25,7 +22,6 @@ it is set before the process first uses the device."""
 
 
 def kind_of(device: str) -> str:
-    """The kind of a device. Raises UsageError for a name that is none."""
     kind, colon, number = device.partition(":")
     if kind not in KINDS or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
         raise UsageError(f"--device: expected cpu, threads, cuda or cuda:N, got {device!r}")
@@ -33,5 +29,4 @@ def kind_of(device: str) -> str:
 
 
 def number_of(device: str) -> int:
-    """N of "cuda:N", and 0 for others."""
     return int(device.partition(":")[2] or 0)

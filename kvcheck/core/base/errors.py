@@ -1,4 +1,4 @@
-"""Every exception of kvcheck, and the exit code each one ends in.
+"""Every exception of kvcheck and its exit code.
 
     KvcheckError
     +-- UsageError            2   bad argument, unknown name, bad file, unwritable folder
@@ -10,15 +10,15 @@
     |   +-- LengthMismatch        two lists that describe one thing have two lengths
     |   +-- DoubleFree            an id was freed that is not allocated
     |   +-- FreeInFlight          an id was freed while an operation still uses it
-    |   +-- ForeignAccess         an id was used by somebody who does not own it
+    |   +-- ForeignAccess         an id was used for a request that does not own it
     |   +-- TransferError         one request's transfer failed; the others go on
     |   +-- WrongOutput           an arm of a benchmark left wrong bytes
     |   +-- Hang                  a wait that nothing can satisfy, or a step budget spent
     +-- InternalError         70  kvcheck itself is wrong
 
 Invariants:
-- A leaf's exit code is a class attribute. The only other rule is that `machine_trouble` means exit code 4.
-- Messages say what was wrong, what was expected, what was found, and the command to run next where one helps.
+- A leaf's exit code is a class attribute; besides, `machine_trouble` means exit code 4.
+- Messages name the fault, expected, got, and the command to run next if one helps.
 """
 
 from __future__ import annotations
@@ -29,31 +29,25 @@ from typing import ClassVar
 
 
 class KvcheckError(Exception):
-    """Root of the tree; never raised itself."""
-
     exit_code: ClassVar[int] = 70
 
 
 class UsageError(KvcheckError):
-    """The user asked for something that cannot be done as asked."""
-
     exit_code = 2
 
 
 class StorageError(KvcheckError):
-    """A page store could not keep or reach an object. What is not in the store is computed again."""
+    """An object that is not in the page store is computed again."""
 
     exit_code = 2
 
 
 class UnknownVerdict(KvcheckError):
-    """What was asked for could not be judged. This is no pass."""
-
     exit_code = 4
 
 
 class HardwareError(UnknownVerdict):
-    """A device reported an error that no code causes, and that its memory or links did not correct."""
+    pass
 
 
 class TargetError(KvcheckError):
@@ -63,40 +57,39 @@ class TargetError(KvcheckError):
 
 
 class LayoutMismatch(TargetError):
-    """Two sides disagree about buffers, shapes, dtypes or page size."""
+    pass
 
 
 class LengthMismatch(TargetError):
-    """Two lists that must pair up have different lengths."""
+    pass
 
 
 class DoubleFree(TargetError):
-    """An id was freed that was not allocated."""
+    pass
 
 
 class FreeInFlight(TargetError):
-    """An id was freed while a submitted operation still uses it."""
+    pass
 
 
 class ForeignAccess(TargetError):
-    """An id was read or written for a request that does not own it."""
+    pass
 
 
 class TransferError(TargetError):
-    """A transfer of one request failed: the engine refused or broke, a peer is gone, or a wait took too long. Others go
-    on."""
+    pass
 
 
 class WrongOutput(TargetError):
-    """An arm of a benchmark left wrong bytes, so it has no price."""
+    pass
 
 
 class Hang(TargetError):
-    """A wait that no pending operation can satisfy, or a virtual step budget that is spent."""
+    pass
 
 
 class InternalError(KvcheckError):
-    """kvcheck itself is wrong; report it."""
+    pass
 
 
 MOST_OF_A_TEXT = 2000
@@ -121,12 +114,11 @@ _TEXTS = {
     "too many open files": _FILES,
     "no space left on device": _DISK,
 }
-"""How torch, gloo and the loader of libraries say the same, without a number."""
+"""Texts of torch, gloo and the dynamic loader for the same errors, which come without a number."""
 
 
 def why_unread(error: BaseException) -> str:
-    """Why a file could not be read, without its name, which the caller prints: the system's reason, or what is wrong
-    with the text."""
+    """The reason without the file's name, which the caller prints."""
     if isinstance(error, UnicodeDecodeError):
         return f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at {error.start}"
     if isinstance(error, OSError) and error.strerror:
@@ -135,7 +127,7 @@ def why_unread(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """An error's text, cut to MOST_OF_A_TEXT characters. Its type's name where the error itself cannot make one."""
+    """An error's text, cut to MOST_OF_A_TEXT characters; its type's name if the error cannot make one."""
     try:
         text = str(error)
     except BaseException:  # of the code under test, whose error has to be reported whatever it is
@@ -144,10 +136,9 @@ def text_of(error: BaseException) -> str:
 
 
 def machine_trouble(error: BaseException, *, is_of_user: bool = False) -> str | None:
-    """What the machine lacks, such as memory, if that is why `error` or its cause was raised; None for any other
-    error.
+    """Name the resource that the machine lacks, if that is why `error` or its cause was raised; else None.
 
-    is_of_user: code of the user's own raised it. Only errors that the system itself makes count then, by no words.
+    is_of_user: the user's own code raised it; then only errors made by the interpreter, torch or numpy count.
     """
     cause: BaseException | None = error
     seen: set[int] = set()  # causes may form a ring
@@ -163,7 +154,6 @@ def machine_trouble(error: BaseException, *, is_of_user: bool = False) -> str | 
 
 
 def _is_of_system(error: BaseException) -> bool:
-    """Whether an error is as the interpreter, torch or numpy makes it, and not one of the user's own words."""
     if isinstance(error, OSError):
         return error.errno is not None and error.strerror == os.strerror(error.errno)
     if type(error) is MemoryError:
@@ -172,7 +162,6 @@ def _is_of_system(error: BaseException) -> bool:
 
 
 def _short_of(error: BaseException) -> tuple[str, str] | None:
-    """What there is too little of, and what to do about it."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _MEMORY
     if isinstance(error, OSError):

@@ -1,8 +1,4 @@
-"""Kinds of evidence: what a running server did under requests that were judged, the unit of each count, its meaning.
-
-Invariants:
-- A kind that a record names and this table lacks is shown by its name alone.
-"""
+"""Kinds of evidence: a running server's activity under judged requests, with unit and meaning."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of evidence. unit: of its count, plural. meaning: a sentence for people."""
-
     unit: str
     meaning: str
 
@@ -35,4 +29,4 @@ KINDS: Mapping[str, Kind] = {
 
 TOKEN = "token"
 OBSERVED: Mapping[str, Kind] = {TOKEN: Kind("tokens", "tokens of answers that were judged"), **KINDS}
-"""All that a record may count of a server; without judged tokens nothing else counts."""
+"""All counts of a server in a record; without judged tokens no other counts."""

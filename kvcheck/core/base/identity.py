@@ -1,8 +1,8 @@
-"""Identity: digests of the code, trace and engine that a run judges, so that a record names exactly what it judged.
+"""Identity: digests of the code, trace and engine that a run judges.
 
 Invariants:
-- The same files have the same digest wherever they lie and however they were installed; version numbers are not used.
-- A commit is named only where git tracks the very folder; git is asked, and its absence is None.
+- The same files have the same digest wherever they lie and however they were installed; versions are not used.
+- A commit is named only if git tracks the very folder.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ import kvcheck
 from kvcheck.core.base.errors import UsageError
 
 DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+MOONCAKE_BUILDS = (
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-cuda13",
+)
+"""Distributions of Mooncake's one library. They overwrite each other's files."""
 GIT_PATIENCE_S = 10.0
 """A working tree on a slow file system may take longer; then the digest of the files has to do."""
 
 
 @cache
 def code_digest() -> str:
-    """The digest of kvcheck itself, read once a process."""
     return folder_digest(Path(kvcheck.__file__).parent)
 
 
@@ -41,7 +46,6 @@ def folder_digest(folder: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content. Raises UsageError with the reason."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -50,15 +54,12 @@ def file_digest(path: Path) -> str:
 
 
 def short(text: str | None) -> str:
-    """A digest, or a text with digests in it, in the short form that people read; "n/a" for None."""
+    """Shorten the digests in a text; "n/a" for None."""
     return "n/a" if text is None else DIGEST.sub(r"\1", text)
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of the folder's files, with " and changes" if the files differ from it.
-
-    None if git does not track them, does not answer, or is not installed.
-    """
+    """The commit of the folder's files, with " and changes" if they differ from it; None without git."""
     if not _git(folder, "ls-files", "--", "."):  # a folder that git ignores may lie inside somebody else's tree
         return None
     commit = _git(folder, "rev-parse", "HEAD")
@@ -67,7 +68,6 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git answers; None if it fails."""
     program = shutil.which("git")
     if program is None:
         return None

@@ -1,9 +1,4 @@
-"""What is said of a name that nobody knows: the known names, and the nearest of them.
-
-Invariants:
-- Case does not count for nearness; a name that differs in case alone is near.
-- A long list is not printed: the command that lists it is named instead.
-"""
+"""Messages for unknown names: the known names, or the command that lists them, and the nearest ones."""
 
 from __future__ import annotations
 
@@ -12,12 +7,11 @@ from collections.abc import Collection
 
 LISTED_NAMES = 20  # names that one line of a terminal still shows
 LEAST_START, MOST_NEAR = 3, 3
-"""Characters of a name's beginning that point to it, and how many such names are printed."""
+"""Least length of a prefix that suggests names, and most names suggested."""
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of a message that names the known name nearest to `name`, or those that begin with it; "" if none is
-    near."""
+    """End a message with the nearest known name, or those that begin with `name`; "" if none is near."""
     folded = {each.casefold(): each for each in known}
     near = difflib.get_close_matches(name.casefold(), folded, n=1)
     if not near and len(name) >= LEAST_START:
@@ -26,9 +20,9 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Collection[str], *, listed_by: str | None = None) -> str:
-    """The message for a name that is not known.
+    """Write the message for an unknown name.
 
-    kind: what it should be a name of, such as "shape". listed_by: the command that prints all names, for long lists.
+    kind: of the name, such as "shape". listed_by: the command that prints all names, for long lists.
     """
     hint = did_you_mean(name, known)
     if listed_by is not None and len(known) > LISTED_NAMES:

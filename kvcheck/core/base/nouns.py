@@ -1,8 +1,7 @@
-"""Counted nouns: "1 cell", "24 cells", "2 processes".
+"""Counted nouns: "1 cell", "24 cells", "2 processes", "2 planned schedules".
 
 Invariants:
-- Every text for people that counts something takes its noun from here, so that no text says "1 cells".
-- A phrase is counted by its last word: "planned schedule" becomes "planned schedules".
+- Every text for people that counts something takes its noun from here.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ HISSING = ("s", "x", "z", "ch", "sh")
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, which is given for one."""
     return f"{number:,} {plural(number, noun)}"
 
 
 def plural(number: int, noun: str) -> str:
-    """The noun, in the plural unless there is one."""
     if number == 1:
         return noun
     if noun.endswith("y") and noun[-2:-1] not in VOWELS:
@@ -26,10 +23,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def counted_field(number: int, name: str) -> str:
-    """A count of a record with its name in words: "1 host eviction during load" of host_evictions_during_load.
-
-    The one word of the name that ends in "s" is its noun.
-    """
+    """A count of a record in words: "1 host eviction during load" of host_evictions_during_load."""
     words = name.split("_")
     if number == 1:
         words = [_singular(word) for word in words]

@@ -1,7 +1,7 @@
 """Ids, letters and page arithmetic shared by every layer.
 
 Invariants:
-- Page 0 and slot 0 of a device pool are padding: they are never allocated and never hold a live request.
+- Page 0 and slot 0 of a device pool are padding: never allocated.
 - `loc` is a token's place in a pool: `page * page_size + offset`.
 
 Letters used in shape comments throughout the package:
@@ -23,18 +23,16 @@ SlotId = NewType("SlotId", int)
 LayerId = NewType("LayerId", int)
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
-"""Host-side ids: pages, slots or locs, int64, one dimension unless said."""
+"""Host-side ids: pages, slots or locs; one dimension unless noted."""
 PageIndices: TypeAlias = IndexArray
 SlotIndices: TypeAlias = IndexArray
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that `tokens` tokens need: ceil(tokens / page_size)."""
     return -(-tokens // page_size)
 
 
 def floor_to_page(tokens: int, page_size: int) -> int:
-    """The largest whole-page length that is not above `tokens`."""
     return tokens - tokens % page_size
 
 
@@ -51,10 +49,7 @@ def spans_of(starts: IndexArray, stops: IndexArray) -> IndexArray:
 
 
 def locs_of(pages: PageIndices, start: int, stop: int, page_size: int) -> IndexArray:
-    """Locs of the logical tokens [start, stop) of a request that holds `pages` in order.
-
-    pages: [number of logical pages], physical ids. Returns [stop - start].
-    """
+    """Locs of the logical tokens [start, stop) of a request: [stop - start]. pages: its physical ids, in order."""
     positions = np.arange(start, stop, dtype=np.int64)
     locs: IndexArray = pages[positions // page_size] * page_size + positions % page_size
     return locs

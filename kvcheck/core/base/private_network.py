@@ -1,10 +1,9 @@
-"""PrivateNetwork: a network namespace for the engine processes of one machine, whose only interface is a loopback.
+"""PrivateNetwork: a network namespace for the engine processes of one machine; its only interface is a loopback.
 
-The library listens on all interfaces. A process holds the namespace. Engine processes enter it before they load the
-library, so they reach each other and nobody else. This module, run as a program, is the process that holds it.
+The library listens on all interfaces, so engine processes enter the namespace before they load it. This module, run as
+a program, holds the namespace.
 
 Invariants:
-- The library's ports can be reached only from inside the namespace, and the namespace ends with its holder.
 - If the system refuses the namespace, `path` is None and `why` gives the reason.
 """
 
@@ -32,8 +31,6 @@ OWN = "/proc/self/ns"
 
 
 class PrivateNetwork:
-    """The namespace, while it is open. path: where others find it, or None; why: the reason if there is none."""
-
     def __init__(self) -> None:
         self.path: str | None = None
         self.why = ""
@@ -94,7 +91,6 @@ def make() -> None:
 
 
 def main() -> None:
-    """Hold a namespace until standard input ends."""
     try:
         make()
     except OSError as error:

@@ -1,10 +1,9 @@
-"""RunRecord: all results of one run, as one versioned value that all reports are made from.
+"""RunRecord: all results of one run, as one versioned value; all reports are made from it.
 
 Invariants:
 - A key that does not apply is None, never 0.
-- Worst wins: FAIL over UNKNOWN over PASS, and the verdict over no scenarios is UNKNOWN.
-- A record is read back exactly as it was written. A file that is no record of this version, down to the type of each
-  key, is a UsageError.
+- Worst wins: FAIL over UNKNOWN over PASS; the verdict over no scenarios is UNKNOWN.
+- A record is read back exactly as it was written. Any other file, down to the type of each key, is a UsageError.
 """
 
 from __future__ import annotations
@@ -30,12 +29,14 @@ SCHEMA_VERSION = "1"
 RUN_ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_DEPTH = 32
 MAX_NUMBER = 10**20
+LEFT_OUT = "more findings were made and are not in this record"
+"""Stands in the warning of a run that kept only its first findings, beside their number."""
 
 T = TypeVar("T")
 
 
 class Verdict(Enum):
-    """PASS, UNKNOWN (nothing judged) or FAIL; the values are those of run.json."""
+    """UNKNOWN: nothing was judged. The values are those of run.json."""
 
     PASS = "pass"
     UNKNOWN = "unknown"
@@ -43,7 +44,6 @@ class Verdict(Enum):
 
     @staticmethod
     def worst(verdicts: Iterable[Verdict]) -> Verdict:
-        """FAIL over UNKNOWN over PASS; of nothing: UNKNOWN."""
         found = set(verdicts)
         if Verdict.FAIL in found:
             return Verdict.FAIL
@@ -51,18 +51,16 @@ class Verdict(Enum):
 
     @property
     def exit_code(self) -> int:
-        """0, 4 or 1."""
         return {Verdict.PASS: 0, Verdict.UNKNOWN: 4, Verdict.FAIL: 1}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """How much was judged. A count that does not apply to the scenario is None.
+    """Counts of judged work. A count that does not apply to the scenario is None.
 
-    observed: what a running server did under requests that were judged, by kind of evidence (`kvcheck list evidence`);
-    "token" counts the tokens that were judged. situations: how often something happened to a subject in a state, by the
-    key of the situation (`kvcheck list situations`). refusals: illegal calls of an engine that it refused.
-    traces: of the schedules, how many differ in what the process did from all others of their workload in this run.
+    observed: a running server's activity, by kind of evidence (`kvcheck list evidence`). situations: counts by key
+    (`kvcheck list situations`). refusals: illegal calls that an engine refused. traces: schedules with distinct host
+    traces, within a workload.
     """
 
     schedules: int = 0
@@ -92,7 +90,6 @@ class Evidence:
     situations: dict[str, int] = field(default_factory=dict)
 
     def plus(self, other: Evidence) -> Evidence:
-        """The sums of both. None plus a number is the number."""
         sums: dict[str, object] = {}
         for row in dataclasses.fields(self):
             mine, theirs = getattr(self, row.name), getattr(other, row.name)
@@ -106,13 +103,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One violation, with everything needed to name the owner and to see it again.
+    """One violation, with its owner and the way to reproduce it.
 
-    shape: what the scenario was tried with, as in ScenarioResult.
-    condition: an assumption that the engine does not make and this finding needs; None: it needs none. A conditional
-    finding is shown, and fails a run only if that was asked for.
-    cause: the id of the finding that this one is a symptom of; None: it is no symptom. story: how it came about, for
-    the first causes of a run; None for other findings.
+    shape: as in ScenarioResult. condition: an assumption that the engine does not make and this finding needs; a
+    conditional finding fails a run only on request. cause: id of the finding that this one is a symptom of. story: for
+    the first causes of a run only.
     """
 
     id: str = ""
@@ -138,17 +133,15 @@ class Finding:
 
     @property
     def cell(self) -> str:
-        """The id of the result that it belongs to."""
         return f"{self.scenario}/{self.shape}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of what was planned a cell has run.
+    """How much of its plan a cell has run.
 
-    wanted: schedules planned. floor: how many schedules a pass needs. tried, not_tried: strategies such as "lazy" and
-    settings such as "ranks 2x1" that were planned and have run, or have not run. scope: of which schedules none was
-    left out, in words; None where nothing can be said of all.
+    floor: schedules that a pass needs. tried, not_tried: planned strategies ("lazy") and settings ("ranks 2x1"). scope:
+    a class of schedules that was run completely, in words.
     """
 
     wanted: int
@@ -160,10 +153,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Digests of what a run judged. A digest is None if the run has nothing of that kind.
-
-    code: kvcheck's own. trace: the trace file's. target: the installed engine's.
-    """
+    """Digests of kvcheck's code, the trace file and the installed engine; None if the run has none."""
 
     code: str | None = None
     trace: str | None = None
@@ -172,9 +162,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """The verdict on one scenario with one shape. id: "scenario/shape". coverage: None where nothing was planned.
+    """The verdict on one scenario with one shape. id: "scenario/shape". coverage: None if nothing was planned.
 
-    shape: what the scenario was tried with: a shape, "SHAPE/TRANSPORT" where the ranks were processes, or a probe.
+    shape: a shape, "SHAPE/TRANSPORT" if the ranks were processes, or a probe.
     """
 
     id: str
@@ -190,9 +180,10 @@ class ScenarioResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantResult:
-    """One row of selftest. outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"; on
-    a device "reproduced", "not-reproduced", "clean-run-failed", "lost" or "not-begun"; "lost" is
-    one whose device or process was lost.
+    """One row of selftest.
+
+    outcome: "killed", "survived", "killed-by-other", "clean-run-failed" or "not-exercised"; on a device "reproduced",
+    "not-reproduced", "clean-run-failed", "lost" (its device or process) or "not-begun".
     """
 
     name: str
@@ -207,12 +198,12 @@ class MutantResult:
 
 
 ADDED_ARM = "plus-"
-"""How the name of an arm begins that is work on top of its baseline's."""
+"""Prefix of arms that are work on top of their baseline's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and a distribution-free interval of it, at least 95 %; lo and hi are None below six rounds."""
+    """An estimate and its distribution-free interval of at least 95 %; lo and hi are None below six rounds."""
 
     est: float
     lo: float | None = None
@@ -221,14 +212,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """What one arm of a case costs beside its baseline, at one size.
+    """The cost of one arm of a case relative to its baseline, at one size.
 
-    us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; below 1
-    is faster. An arm "plus-..." is work on top of the baseline's, and its ratio is that of both to the baseline.
-    ratios: the ratio of each round; `ratio` is made from them. floor: how far from 1 the baseline's ratio to itself
-    lies in a round of the same run (upper end of that distance's interval); smaller differences are noise. limit: the
-    physical limit that was measured beside it. limit_ratio: the share of the limit that the arm reached. status: "ok",
-    "noisy" if the floor is above 5 %, or "unknown" with the reason in `note`.
+    us, baseline_us: microseconds a call. ratio: time of the arm over time of the baseline, in the same rounds; of an
+    arm "plus-...", time of both over that of the baseline. ratios: one a round. floor: distance from 1 of the
+    baseline's ratio to itself (upper end of its interval). limit: the physical limit measured beside it. limit_ratio:
+    share of the limit reached. status: "ok", "noisy" if the floor is above 5 %, or "unknown" with the reason in `note`.
     """
 
     case: str
@@ -250,12 +239,10 @@ class BenchRow:
 
     @property
     def is_added(self) -> bool:
-        """Whether the arm is work on top of its baseline's."""
         return self.arm.startswith(ADDED_ARM)
 
     @property
     def id(self) -> str:
-        """ "case/arm/size", with the shape if it has one."""
         return "/".join(part for part in (self.case, self.arm, self.size, self.shape) if part)
 
 
@@ -285,12 +272,10 @@ class RunRecord:
     identity: Identity | None = None
 
     def to_json(self) -> str:
-        """The text of run.json."""
         return json.dumps(_plain(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def check_run_id(run_id: str) -> None:
-    """Raise UsageError unless a run id can name a file and nothing else: letters, digits, dot, dash, underscore."""
     if not RUN_ID.fullmatch(run_id):
         raise UsageError(
             f"run id {run_id[:80]!r} cannot name a folder: expected one plain file name of letters, digits, . _ and -"
@@ -298,8 +283,7 @@ def check_run_id(run_id: str) -> None:
 
 
 def read_record(path: Path) -> RunRecord:
-    """The record in `path`: run.json, the folder that holds it, or a file whose name ends in .gz. Raises UsageError for
-    anything else."""
+    """Read a record from run.json, the folder that holds it, or a .gz file. Raises UsageError."""
     file = path / "run.json" if path.is_dir() else path
     try:
         data = file.read_bytes()
@@ -339,13 +323,13 @@ def _no_number(text: str) -> float:
 
 
 def value_from(kind: Any, raw: object, where: str) -> Any:
-    """`raw`, parsed from JSON, as a value of the annotated type `kind`. Raises ValueError that says `where`."""
+    """Parse JSON data into the annotated type `kind`. Raises ValueError that names the place `where`."""
     return _reader(kind)(raw, where)
 
 
 @cache
 def _reader(kind: Any) -> Callable[[object, str], Any]:
-    """value_from for one kind: taking an annotation apart takes longer than reading a value by it."""
+    """Cached, since taking an annotation apart takes longer than reading a value by it."""
     if kind is object:
         return _any_json
     if isinstance(kind, types.UnionType):
@@ -370,7 +354,6 @@ def _reader(kind: Any) -> Callable[[object, str], Any]:
 
 
 def _row_reader(kind: Callable[..., Any]) -> Callable[[object, str], Any]:
-    """value_from for a dataclass: every key is there and no other."""
     readers = {key: _reader(hint) for key, hint in typing.get_type_hints(kind).items()}
 
     def read(raw: object, where: str) -> Any:
@@ -388,14 +371,13 @@ def _any_json(raw: object, where: str) -> object:
 
 
 def _expect(kind: type[T], raw: object, where: str) -> T:
-    """`raw` if it is of exactly this type; true is refused as a number."""
+    """`raw` if it is of exactly this type; true is no number."""
     if type(raw) is not kind:
         raise ValueError(f"{where}: expected {kind.__name__}, got {type(raw).__name__}")
     return raw
 
 
 def _checked(raw: object, where: str, room: int) -> object:
-    """Any JSON value with bounded depth and numbers, so that it can be written again later."""
     if isinstance(raw, (dict, list)):
         if room == 0:
             raise ValueError(f"{where}: expected at most {MAX_DEPTH} levels of nesting")
@@ -407,7 +389,6 @@ def _checked(raw: object, where: str, room: int) -> object:
 
 
 def to_plain(value: object) -> object:
-    """Dataclasses, enums and tuples as the JSON types that stand for them."""
     return _plain(value)
 
 

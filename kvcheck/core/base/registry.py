@@ -1,8 +1,7 @@
 """Registry: a literal table of names and objects that are imported when they are loaded.
 
 Invariants:
-- An entry is "module:attribute". Tables that people choose from also hold a sentence for `kvcheck list`. Importing the
-  table imports none of its entries.
+- An entry is "module:attribute", or that with a sentence for `kvcheck list`.
 - An unknown name is a UsageError that lists the known ones.
 """
 
@@ -19,8 +18,6 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A literal table of lazily imported objects of one kind."""
-
     def __init__(self, kind: str, entries: Mapping[str, str | tuple[str, str]]) -> None:
         self.kind = kind
         rows = {name: (row, "") if isinstance(row, str) else row for name, row in entries.items()}
@@ -28,23 +25,20 @@ class Registry(Generic[T]):
         self._about = {name: about for name, (_, about) in rows.items()}
 
     def load(self, name: str) -> T:
-        """The object behind `name`. Raises UsageError for a name that is not in the table."""
         self.require(name)
         module, attribute = self._entries[name].split(":")
         return cast(T, getattr(importlib.import_module(module), attribute))
 
     def require(self, name: str) -> None:
-        """Raise UsageError unless `name` is known; imports nothing."""
+        """Raise UsageError unless `name` is known; import nothing."""
         if name in self._entries:
             return
         raise UsageError(unknown_name(self.kind, name, self._entries))
 
     def names(self) -> tuple[str, ...]:
-        """Known names in table order."""
         return tuple(self._entries)
 
     def about(self, name: str) -> str:
-        """The sentence about a known name; empty where the table has none."""
         return self._about[name]
 
     def targets(self) -> Iterator[tuple[str, str]]:

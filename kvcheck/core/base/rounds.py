@@ -1,15 +1,13 @@
-"""The statistics of rounds: medians, intervals and tests that assume no distribution, and the noise floor.
+"""Statistics of rounds: medians, intervals and tests that assume no distribution, and the noise floor.
 
-A round is one number, measured with fresh memory and in a random order of its own. Only rounds count as independent
-samples. The interval of n rounds goes from the k-th smallest value to the k-th largest, with the largest k for which
-the median lies outside in at most 5 % of cases. A round falls on either side of the median with probability 1/2 in any
-distribution, so k follows from the binomial distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy
+A round is one number, measured with fresh memory and in a random order of its own; only rounds are independent samples.
+The interval of n rounds goes from the k-th smallest to the k-th largest value, with the largest k that excludes the
+median in at most 5 % of cases, by the binomial distribution. 15 rounds: from the 4th to the 12th value, 96.5 %. Busy
 machines give long tails, so means and variances are not used. Order statistics and sign tests: Conover, Practical
 Nonparametric Statistics; several claims at once: Holm, Scand. J. Statist. 6 (1979).
 
 Invariants:
-- Fewer than LEAST_ROUNDS values have no interval: from the smallest to the largest value it would have less than 95 %.
-- A value equal to a threshold is not above it.
+- Fewer than LEAST_ROUNDS values have no interval: even from the smallest to the largest, it has less than 95 %.
 - Statistics of ratios use logarithms, so that twice as fast and twice as slow lie equally far from 1.
 """
 
@@ -32,7 +30,6 @@ TAIL = (1.0 - CONFIDENCE) / 2.0
 
 @cache
 def order_of(rounds: int) -> int | None:
-    """k: the interval is from the k-th smallest to the k-th largest value; None if there is no interval."""
     if rounds < LEAST_ROUNDS:
         return None
     k, below = 0, 0.0
@@ -43,7 +40,6 @@ def order_of(rounds: int) -> int | None:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The median and its interval of at least 95 %."""
     ordered = sorted(values)
     k = order_of(len(ordered))
     middle = statistics.median(ordered)
@@ -51,7 +47,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_interval(logs: Sequence[float]) -> Interval:
-    """The interval of a ratio from the logarithms of it, one a round."""
+    """The interval of a ratio. logs: its logarithms, one a round."""
     found = interval(logs)
     return Interval(
         math.exp(found.est),
@@ -61,14 +57,13 @@ def ratio_interval(logs: Sequence[float]) -> Interval:
 
 
 def half_width(ratio: Interval) -> float | None:
-    """The half width of a ratio's interval, as a share of the ratio; None if there is no interval."""
     if ratio.lo is None or ratio.hi is None:
         return None
     return (math.log(ratio.hi) - math.log(ratio.lo)) / 2.0
 
 
 def floor_of(logs: Sequence[float]) -> float:
-    """The noise floor: the upper end of the interval for the distance from 1 of the baseline's ratio to itself."""
+    """The noise floor: upper end of the interval of the distance from 1 of the baseline's ratio to itself."""
     found = interval([abs(each) for each in logs])
     upper = found.hi if found.hi is not None else max(abs(each) for each in logs)
     return math.expm1(upper)
@@ -91,7 +86,6 @@ def holm(values: Sequence[float]) -> tuple[float, ...]:
 
 @cache
 def _chance(count: int, number: int) -> float:
-    """Probability of exactly `number` heads in so many tosses of a fair coin, by logarithms: the factors of a thousand
-    rounds overflow a float."""
+    """Probability of exactly `number` heads in `count` tosses, by logarithms: factors of a thousand rounds overflow."""
     ways = math.lgamma(count + 1) - math.lgamma(number + 1) - math.lgamma(count - number + 1)
     return math.exp(ways - count * math.log(2))

@@ -1,11 +1,10 @@
 """Scratch folders: temporary folders that are removed when their run ends, or else when the next run begins.
 
 Invariants:
-- A process owns a folder while it holds the folder's lock. The kernel releases the lock when the process ends.
-- Page stores lie in memory where no other folder for temporary files was named: each object that they keep is synced,
-  which takes a disk far longer than the schedule takes. TMPDIR names another place.
-- A folder is removed only if this user owns it, its name has the form that is made here, and nobody holds its lock. No
-  link is followed.
+- A process owns a folder while it holds its lock, which the kernel releases when the process ends.
+- Page stores lie in memory, if it has room and TMPDIR names no other folder: syncing each object takes a disk far
+  longer than the schedule.
+- A folder is removed only if this user owns it, its name has the form made here, and its lock is free.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ TRIES = 100
 MEMORY = Path("/dev/shm")
 """Memory as a folder, on Linux."""
 USUAL = ("/tmp", "/var/tmp")
-"""Folders for temporary files where nobody has named one."""
+"""Default folders for temporary files."""
 ROOM_BYTES = 256 << 20
-"""What has to be free in memory for stores to lie there. A container often has less."""
+"""Free memory that stores need in MEMORY. A container often has less."""
 
 
 class ScratchFolder:
@@ -49,7 +48,6 @@ class ScratchFolder:
         self._end = weakref.finalize(self, _remove, str(self.path), lock)
 
     def close(self) -> None:
-        """Remove the folder. If that fails now, a later run removes it."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -61,15 +59,12 @@ class ScratchFolder:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Folders of processes that have ended: those that were removed, and those that could not be removed, with the
-    reason."""
-
     removed: tuple[str, ...]
     kept: tuple[str, ...]
 
 
 def sweep() -> Swept:
-    """Remove the folders that dead runs of this user left in the folder for temporary files, and in memory."""
+    """Remove the folders that ended runs of this user left. kept: those that could not be removed, with the reason."""
     removed, kept = [], []
     paths = [path for folder in {Path(tempfile.gettempdir()), MEMORY} for path in _made_in(folder)]
     for path in sorted(paths):
@@ -89,13 +84,11 @@ def sweep() -> Swept:
 
 
 def _folder_of(kind: str) -> str:
-    """Where a folder of that kind is made."""
     usual = tempfile.gettempdir()
     return str(MEMORY) if kind == "store" and usual in USUAL and _has_room(MEMORY) else usual
 
 
 def _has_room(folder: Path) -> bool:
-    """True for a folder that this process may write, with room."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -104,7 +97,6 @@ def _has_room(folder: Path) -> bool:
 
 
 def _made_in(folder: Path) -> list[Path]:
-    """Folders there that kvcheck has made; none in one that is missing or unreadable."""
     try:
         return [entry for entry in folder.iterdir() if MADE_HERE.fullmatch(entry.name)]
     except OSError:
@@ -112,8 +104,7 @@ def _made_in(folder: Path) -> list[Path]:
 
 
 def _lock(path: Path, *, is_strict: bool = False) -> int | None:
-    """A descriptor that holds the folder's lock; None if another process holds it or if kvcheck has not made the
-    folder.
+    """Lock a folder and return its descriptor; None if another process holds it or kvcheck has not made it.
 
     is_strict: None also on a file system without locks, since the folder may then be in use.
     """

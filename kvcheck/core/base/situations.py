@@ -1,11 +1,10 @@
-"""Situations: what can happen to a request, a cached prefix or a stored object, by the state that it is in.
+"""Situations: events that can happen to a request, a cached prefix or a stored object, by its state.
 
-A schedule that ends well says little about a race that it never came near. So every run counts which of these rows it
-has reached, and names those that it has not.
+A schedule that ends well is no evidence about a race that it never came near, so every run counts the rows that it has
+reached and names the others.
 
 Invariants:
-- A row is legal: an engine has to survive it, and nothing that a user sees may change by it.
-- A row that a record names and this table lacks is shown by its name alone.
+- A row is legal: an engine has to survive it, without a change that a user sees.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ HAPPENINGS: Mapping[str, str] = {
     "remove": "it is deleted by somebody else",
     "overwrite": "somebody else writes it with the same content",
 }
-"""What can happen, each with its meaning. The order is that of a matrix's columns."""
+"""Events with their meaning, in the order of a matrix's columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of a subject. meaning: follows "a request" or the like. happenings: what can happen to it there, with the
-    scenarios in which it can."""
+    """A state of a subject. meaning: follows "a request". happenings: possible events, with their scenarios."""
 
     subject: str
     name: str
@@ -49,20 +47,16 @@ class State:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Situation:
-    """Something that happens to a subject in a state."""
-
     subject: str
     state: str
     happening: str
 
     @property
     def key(self) -> str:
-        """How records name it."""
         return f"{self.subject}/{self.state}/{self.happening}"
 
     @property
     def shows(self) -> str:
-        """A sentence for people."""
         state = next(each for each in STATES if (each.subject, each.name) == (self.subject, self.state))
         article = "An" if self.subject[0] in "aeiou" else "A"
         return f"{article} {self.subject} {state.meaning}: {HAPPENINGS[self.happening]}."
@@ -207,7 +201,6 @@ SITUATIONS: Mapping[str, Situation] = {
 
 
 def situations_of(scenario: str) -> tuple[Situation, ...]:
-    """The situations that a scenario can come into."""
     return tuple(
         Situation(state.subject, state.name, happening)
         for state in STATES
@@ -217,6 +210,5 @@ def situations_of(scenario: str) -> tuple[Situation, ...]:
 
 
 def never_reached(scenarios: Iterable[str], counts: Mapping[str, int]) -> list[Situation]:
-    """Situations that these scenarios can come into and that were not counted, in the order of the table."""
     legal = {situation.key: situation for name in scenarios for situation in situations_of(name)}
     return [each for key, each in SITUATIONS.items() if key in legal and not counts.get(key)]

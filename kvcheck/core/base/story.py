@@ -1,9 +1,8 @@
-"""Story: how one finding came about: a timeline of the operations that matter, a history in words, and a row as hex.
+"""Story: the origin of one finding: a timeline of the operations that matter, a history in words, and a row as hex.
 
 Invariants:
 - A story is bounded in steps, edges, lines, words and characters, whatever the schedule did.
-- Times are places in the schedule's history, never seconds. A story has no clock and is the same each time.
-- An edge names two steps of the same story.
+- Times are indices in the schedule's history, never seconds, so a story is the same each time.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ KINDS = (WRITE, READ, HOST, MESSAGE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What happened in a lane. kind: one of KINDS. begin, end: places in the history; end is None while it is pending.
+    """An event in a lane. begin, end: indices in the history; end is None while it is pending.
 
-    first, last: ordinals of the operations that it stands for; None where it is none. is_wrong: the finding names it.
+    first, last: ordinals of its operations; None if it has none. is_wrong: the finding names it.
     """
 
     lane: str
@@ -43,7 +42,6 @@ class Step:
 
     @property
     def number(self) -> str:
-        """ "#8", "#8 to #14", or nothing."""
         if self.first is None:
             return ""
         return f"#{self.first}" if self.last in (None, self.first) else f"#{self.first} to #{self.last}"
@@ -51,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A wait of one step for another, by their places in the story. is_missing: it has to be there, and is not."""
+    """A wait of one step for another, by index in the story. is_missing: required and absent."""
 
     source: int
     target: int
@@ -60,7 +58,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A word of the row that was read. seen, wanted: as hex. says: what each is. wanted is None where nobody knows."""
+    """A word of the row that was read. seen, wanted: hex. wanted: None if unknown."""
 
     index: int
     seen: str
@@ -74,10 +72,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """about: the place or the request that it follows. untold: why there is no more than that; None: it is told.
+    """One finding's story. about: the place or request that it follows. untold: why there is nothing else; None:
+    complete.
 
-    history: what happened to the place or the request, in words. row: where the words were read; None: no row is
-    known.
+    history: events of the place or the request. row: the row that was read; None: unknown.
     """
 
     about: str
@@ -103,7 +101,6 @@ class Story:
 
 
 def short(text: str) -> str:
-    """A text that fits into a story."""
     return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 2]} …"
 
 

@@ -1,8 +1,4 @@
-"""Why a finding has no story, as far as its record alone says it.
-
-Invariants:
-- Sees a finding alone, so that whatever reads a record gives the same reason.
-"""
+"""Why a finding has no story, from its record alone, so that all readers of a record give the same reason."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ OUTSIDE = {
 
 
 def why_untold(finding: Finding) -> str | None:
-    """Why no schedule can be run again to tell how it came about; None if one can."""
+    """Why no schedule can be run again for the finding's story; None if one can."""
     keys = keys_of(finding.schedule)
     if is_of_server(finding.schedule):
         return "nobody sees inside a running server"

@@ -1,8 +1,7 @@
 """Benchmarks: the cost of a function compared with the plainest code that does the same.
 
 Invariants:
-- Every case is a row of CASES.
-- Rows stand in the order of what they tell: where the time is short, the last have no price.
+- CASES is in order of importance: if time runs out, the last rows have no price.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 Invariants:
 - A maker gives its arm fresh memory at each call. Two arms never share a buffer.
-- Every arm has a check of its output.
 - The first arm of a point is its baseline A, and the only one that is run a second time as A'.
 """
 
@@ -29,11 +28,10 @@ CONTROL = "A'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One way to do the work. call: does it once. check: raises WrongOutput unless the last call left the right bytes;
-    the lanes of its memory have been joined.
+    """One way to do the work. check: raises WrongOutput unless the last call left the right bytes, once its lanes are
+    joined.
 
-    clock: how it is timed on a device: "wall" (the process waits for it) or "events". A CPU and threads have wall time
-    only. close: releases resources other than memory.
+    clock: on a device, "wall" (the process waits for it) or "events".
     """
 
     call: Callable[[], object]
@@ -47,10 +45,10 @@ Maker = Callable[[FreshMemory], Arm]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One row of the record: an arm compared with a baseline. limit: the arm that measures the most the machine can do.
+    """One row of the record. limit: the arm that measures the machine's maximum.
 
-    name: the arm's name in the row, needed if one arm has several baselines; "" for its own name. A name "plus-..." is
-    of an arm that does only work on top of the baseline's; the ratio is that of both together to the baseline.
+    name: the arm's name in the row if it has several baselines. An arm named "plus-..." does only work on top of the
+    baseline's; the ratio is that of both together to the baseline.
     """
 
     arm: str
@@ -60,14 +58,12 @@ class Comparison:
 
     @property
     def is_extra(self) -> bool:
-        """Whether the arm is added to its baseline."""
         return self.name.startswith(ADDED_ARM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A case at one size. bytes: moved by one call; None if that number means nothing. note: what a reader must
-    know."""
+    """A case at one size. bytes: moved by one call; None if not meaningful."""
 
     case: str
     size: str
@@ -84,20 +80,16 @@ class Point:
 
     @property
     def baseline(self) -> str:
-        """The arm that is run twice."""
         return next(iter(self.makers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What points are built for. device: cpu, threads, cuda or cuda:N."""
-
     shape: ModelShape
     device: str
 
     @property
     def kind(self) -> str:
-        """The kind of the device."""
         return kind_of(self.device)
 
 

@@ -1,9 +1,6 @@
-"""Case: a whole decode step with each protection on and off.
+"""Case: a whole decode step with each protection on and off, compared bit for bit with bare().
 
-Invariants:
-- All arms compute the same numbers from equal rows. The check compares them bit for bit with those of bare().
-- "guards-alone" computes nothing. Its time is what guards add to a step, without the noise of the step.
-- Rows with graphs exist on a device and over threads only.
+"guards-alone" computes nothing: its time is the guards' share, without the noise of the step.
 """
 
 from __future__ import annotations
@@ -22,8 +19,6 @@ SIZE = f"{REQUESTS}x{CONTEXT} tokens"
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A decode step with guarded reads, owned metadata and checked holdings, compared with the same step without
-    them."""
     shape = setting.shape
     makers: dict[str, Callable[[FreshMemory], Arm]] = {
         "bare": lambda memory: _arm(memory, shape, "bare"),
@@ -67,7 +62,7 @@ def _guards(memory: FreshMemory, shape: ModelShape) -> Arm:
 
 
 def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
-    """A step that is captured once and replayed. guarded: each replay first waits for a whole load."""
+    """guarded: each replay first waits for a whole load."""
     backend = memory.backend()
     step = DecodeStep(memory, shape, backend)
     call = step.graphed(getattr(step, name), is_guarded=name == "guarded")
@@ -77,8 +72,6 @@ def _graph_arm(memory: FreshMemory, shape: ModelShape, name: str) -> Arm:
 
 
 def arm_of(step: DecodeStep, name: str) -> Arm:
-    """A step with one degree of protection, checked against bare()."""
-
     def check() -> None:
         got = step.numbers()
         step.bare()

@@ -1,9 +1,7 @@
 """Case: read rows of a pool through the gate that waits for a layer's load, compared with reading the tensor directly.
 
-Invariants:
-- All arms gather the same rows of each layer that they name, from pools in the same state. The check compares the rows.
-- "behind-load" reads after a load that the process has not seen finish, so every read asks for its events.
-- All arms gather on the pool's forward lane, for which guarded reads wait.
+All arms gather equal rows of the same layers, on the pool's forward lane, for which guarded reads wait. "behind-load"
+reads after a load that the process has not seen finish, so every read queries its events.
 """
 
 from __future__ import annotations
@@ -22,11 +20,10 @@ from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
 
 ROWS = 1024
-"""Token rows that one layer's read gathers: 8 requests of 128 tokens."""
+"""Token rows of one layer's read: 8 requests of 128 tokens."""
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """Guarded reads of one layer and of all layers of a decode step, compared with the same reads without a guard."""
     return tuple(_point(setting.shape, name, layers) for name, layers in (("one layer", 1), ("all layers", None)))
 
 
@@ -98,7 +95,6 @@ def _arm(memory: FreshMemory, shape: ModelShape, layers: int, *, guard: str) -> 
 
 
 def _load(words: torch.Tensor | None) -> ChunkWork:
-    """Copies a layer's words to where they were, which is wiped first; nothing for a layer of other spaces."""
     if words is None:
         return nothing
     kept = words.clone()
@@ -111,7 +107,7 @@ def _load(words: torch.Tensor | None) -> ChunkWork:
 
 
 def queue_load(backend: Backend, gate: LayerGate, layers: Sequence[ChunkWork]) -> None:
-    """A load whose layers have all been queued and which the process has not seen finish. layers: what loads each."""
+    """Queue a load of all layers that the process has not seen finish. layers: the load of each."""
     lanes = backend.lane("load"), backend.lane("load.side")
     producer = gate.begin()
     assert producer is not None, "the ring is empty"

@@ -1,11 +1,8 @@
 """Case: load a prefix from the host tier next to a decode step that waits by layer, for the whole load, or not.
 
-Invariants:
-- All arms load the same pages and then run the same step on the forward lane. The check wipes the loaded pages before
-  the load, so it finds an arm that reads without a load.
-- An arm that does not wait is right on one thread only, where a copy runs when it is submitted. It is the baseline.
-  Where lanes go on beside the process, its step races with its load: there the loaded pages are checked, and a step
-  over them.
+The check wipes the loaded pages before the load, so it detects an arm that reads without a load. An arm without a wait
+is correct on one thread only; it is the baseline. With concurrent lanes its step races with its load: there the loaded
+pages are checked, and a step over them.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ RACES = "no-wait races with its load: its loaded pages are checked, and a step o
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A load from the host followed by a decode step: a wait for each layer, one wait for all layers, no wait."""
     ways = ("no-wait", "layer-wise", "whole-wait")
     shape = setting.shape
     return (

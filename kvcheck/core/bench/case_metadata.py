@@ -1,9 +1,6 @@
 """Case: read a request's metadata row as one packed copy that the caller owns, as ten views, and as ten clones.
 
-Invariants:
-- Every arm reads the same ten fields of the same slot. Their values are random.
-- The upstream method has ten tensors with one row for each slot. It slices a row of each (ten views); "ten clones"
-  copies each slice.
+The upstream method slices a row of each of ten tensors (ten views); "ten clones" copies each slice.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ REQUEST = 7
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A metadata row as one owned copy, compared with ten views of it and ten clones."""
     hidden = setting.shape.hidden_size
     fields = metadata_fields(hidden)
     return (

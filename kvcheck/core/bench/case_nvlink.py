@@ -1,12 +1,10 @@
 """Case: send a metadata row to a decode rank over peer memory with a seal, a socket, and peer memory without a seal.
 
-    unproved  row -> peer's slot, status at once                  fast, and wrong where bytes are late
-    sealed    row -> peer's slot, seal -> peer, peer verifies     what this project does
+    unproved  row -> peer's slot, status at once                  fast, and wrong if bytes are late
+    sealed    row -> peer's slot, seal -> peer, peer verifies     this project's way
     socket    row -> host -> TCP -> host -> slot                  the fallback
 
-Invariants:
-- Each way ends with the row in the peer's slot. The check compares its bytes.
-- Without two devices the peer's memory is host memory, and the note says so. The socket is always a real one.
+Without two devices the peer's memory is host memory, and the note states it. The socket is always a real one.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ ROOM, GENERATION = 5, 1
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """A metadata row to a peer: sealed in its memory, over a socket, and unproved."""
     shape = setting.shape
     return (
         Point(
@@ -92,7 +89,6 @@ def _sealed(memory: FreshMemory, *, shape: ModelShape, is_sealed: bool) -> Arm:
 
 
 def _seal(row: torch.Tensor) -> torch.Tensor:
-    """The words of the row's seal, where the row is."""
     known = known_words(Seal(room=ROOM, generation=GENERATION, bytes=row.numel(), digest=0))
     return sealed_words(torch.from_numpy(known).to(row.device), digest(row.view(torch.int64), key=KEY))
 

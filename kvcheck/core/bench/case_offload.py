@@ -1,12 +1,7 @@
 """Case: save and restore a retracted request, compared with the upstream method and two plain copies of as many bytes.
 
 The upstream method indexes each layer of each buffer by chunks of token rows and moves the result to the host. Its
-first version did not save the index buffer of an NSA model.
-
-Invariants:
-- Every arm moves the same request from fragmented pages to other fragmented pages, and every byte of the target is
-  checked. The index buffer is not checked for the partial method.
-- Each call saves, restores and releases the host memory.
+first version, the partial method, did not save the index buffer of an NSA model; this buffer is not checked then.
 """
 
 from __future__ import annotations
@@ -25,11 +20,10 @@ from kvcheck.core.stress.targets.mutants.retract_resume import SaveSkipsIndex
 CHUNK_ROWS = 8192
 INDEX = "index_k_with_scale"
 TARGET_BYTES = (4 << 20, 16 << 20, 64 << 20)
-"""What a save moves at each size, about."""
+"""Approximate bytes of a save at each size."""
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """Save and restore of a retracted request, compared with indexing by chunks and with plain copies."""
     return tuple(_point(setting.shape, tokens) for tokens in sizes(setting.shape))
 
 

@@ -1,10 +1,7 @@
 """Case: seal a transferred request with the digest of all its bytes at both ends, compared with moving those bytes.
 
-The baseline is the cheapest possible transfer: from the source's pages to one block and from there to the target's
-pages, in one memory. Over a network the cost of the seal is a smaller share.
-
-Invariants:
-- The check compares the seals of both ends, and the target's bytes with the source's.
+The baseline is the cheapest transfer: from the source's pages to one block and from there to the target's pages, in one
+memory. Over a network the cost of the seal is a smaller share.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 
 def points(setting: Setting) -> tuple[Point, ...]:
-    """The seal of a request as a share of moving its bytes, at one end and at both."""
     shape = setting.shape
     return tuple(
         Point(
@@ -59,8 +55,6 @@ def points(setting: Setting) -> tuple[Point, ...]:
 
 
 class _End:
-    """The seal of one holding of the pool."""
-
     def __init__(
         self, kind: type[Sealer], held: TwoHoldings, holding: Holding, layout: EndLayout, row: torch.Tensor
     ) -> None:
@@ -74,7 +68,6 @@ class _End:
         )
 
     def seal(self) -> torch.Tensor:
-        """The row of the seal of the bytes in memory, [8] int64."""
         return self._sealer.seal(self._sealer.plan(self._content))
 
 

@@ -1,14 +1,8 @@
 """Clocks: time a batch of calls on a CPU, on lanes that are threads, or on a CUDA device.
 
 On a device, "events" times work of one stream as it is launched. "wall" waits for the device before and after and reads
-the process's clock; only this shows what a wait costs the process. Batches use several buffer sets in turn, more than
-the second-level cache holds, so each call finds that cache cold. On a CPU the process's clock is used, less the time
-for which the measuring thread was ready while another thread had its core. Over threads all arms are timed by "wall",
-and what they took is no price.
-
-Invariants:
-- Only calls of one arm lie between two readings of a clock.
-- Clocks of the device are never set.
+the process's clock; only this includes the cost of a wait. Batches alternate between buffer sets that together exceed
+the second-level cache, so each call finds that cache cold.
 """
 
 from __future__ import annotations
@@ -27,41 +21,39 @@ from kvcheck.core.base.errors import InternalError, UnknownVerdict
 from kvcheck.core.bench.sm_clock import sm_clock_mhz
 
 Batch = Callable[[], int]
-"""Runs its calls and returns nanoseconds of all of them together."""
+"""Runs its calls and returns their total nanoseconds."""
 
 COLD_SHARE = 3
-"""Buffer sets together are so many times the second-level cache."""
+"""Total size of the buffer sets in second-level caches."""
 
 SETS_MOST = 16
 SCHEDULING = "/proc/thread-self/schedstat"
 NO_PRICE = "threads: outputs are checked, times are no prices"
 
 SPIN_S = 0.5
-"""So long a device works before the first round: an idle one is clocked at a fifth of its rate."""
+"""Work of a device before the first round: an idle one runs at a fifth of its clock rate."""
 SPIN_ROWS, SPIN_CALLS = 2048, 200
 
 
-def nothing() -> None:
-    """Do nothing."""
+def nothing() -> None: ...
 
 
 class Clock(Protocol):
-    """Times batches on one device. name: cpu, threads or cuda:N. no_price: why its times are no prices; None if they
-    are."""
+    """Times batches on one device. no_price: why its times are no prices; None if they are."""
 
     name: str
     no_price: str | None
 
     def spin(self) -> dict[str, object]:
-        """Make the device work until it is as fast as it gets. Returns facts of it for the record."""
+        """Bring the device to its full clock rate. Returns facts of it for the record."""
 
     def sets(self, size: int | None) -> int:
-        """How many buffer sets the batches of an arm use in turn, for calls that move so many bytes."""
+        """Return the number of buffer sets for an arm whose calls move `size` bytes."""
 
     def batch(
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
     ) -> Batch:
-        """Nanoseconds for `count` calls, one after the other, over the given ones in turn.
+        """Return a batch: `count` calls, cycling through the given ones, timed in nanoseconds.
 
         join: makes the process wait for the lanes of the calls.
         """
@@ -112,9 +104,6 @@ class CpuClock:
 
 
 class ThreadsClock(CpuClock):
-    """The process's clock, from when all lanes are joined until they are joined again, whatever clock an arm asks
-    for."""
-
     name = "threads"
     no_price: str | None = NO_PRICE
 
@@ -138,8 +127,6 @@ class ThreadsClock(CpuClock):
 
 
 class CudaClock:
-    """Events and the process's clock for work on a device."""
-
     no_price: str | None = None
 
     def __init__(self, device: torch.device) -> None:
@@ -147,7 +134,7 @@ class CudaClock:
         self.name = str(device)
 
     def spin(self) -> dict[str, object]:
-        """Products for SPIN_S. The rate of the multiprocessors is read while the last of them are under way."""
+        """The multiprocessors' clock rate is read while products are running."""
         left, right = (torch.ones((SPIN_ROWS, SPIN_ROWS), device=self.device) for _ in range(2))
         until = time.monotonic() + SPIN_S
         while time.monotonic() < until:
@@ -160,7 +147,7 @@ class CudaClock:
         return {"sm_clock_mhz": rate}
 
     def sets(self, size: int | None) -> int:
-        """More sets than the cache holds; one if a call does not say how many bytes it moves."""
+        """More sets than the cache holds; one if `size` is None."""
         if not size:
             return 1
         cache = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
@@ -169,7 +156,6 @@ class CudaClock:
     def batch(
         self, calls: list[Callable[[], object]], count: int, kind: str, join: Callable[[], None] = nothing
     ) -> Batch:
-        """Time the calls with the clock that the arm asks for. The whole device is waited for."""
         chosen = [call for _, call in zip(range(count), itertools.cycle(calls), strict=False)]
         if kind == "wall":
             return lambda: self._wall(chosen)
@@ -196,7 +182,6 @@ class CudaClock:
 
 
 def _run_delay(owner: object) -> Callable[[], int]:
-    """Nanoseconds for which the calling thread has waited for a core so far; 0 if the system does not say."""
     try:
         file = os.open(SCHEDULING, os.O_RDONLY)
     except OSError:
@@ -210,7 +195,7 @@ def _timing_event() -> torch.cuda.Event:
 
 
 def clock_for(device: str) -> Clock:
-    """The clock of a device. Raises UnknownVerdict if this machine has no such device."""
+    """Return the clock of a device. Raises UnknownVerdict if this machine has no such device."""
     kind, number = kind_of(device), number_of(device)
     if kind == "cpu":
         return CpuClock()

@@ -2,10 +2,8 @@
 
     requests  [ctx 0 ... 63 | new]  x 4      per layer: rows -> float32 -> scores -> softmax -> mix -> out[layer]
 
-Invariants:
-- With and without protections a step reads the same rows, computes the same products and writes the same rows.
-- Every layer computes on the forward lane, for which guarded reads wait. The process waits for it in `numbers` alone.
-- Values are normal numbers of the model's type, so no product is a NaN or a denormal.
+Every layer computes on the forward lane. Values are normal numbers of the model's type, so no product is a NaN or a
+denormal.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ SLOTS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer that attends: its place, and the buffers that its keys and values lie in. number: in the step."""
-
     number: int
     space: str
     local: int
@@ -47,7 +43,7 @@ class _Layer:
 
 
 class DecodeStep:
-    """A pool with four requests in it, and a step over it with several degrees of protection."""
+    """A pool with four requests, and a step over it with several degrees of protection."""
 
     def __init__(self, memory: FreshMemory, shape: ModelShape, backend: BenchBackend) -> None:
         self._backend = backend
@@ -86,24 +82,20 @@ class DecodeStep:
         backend.drain()
 
     def bare(self) -> None:
-        """The step without any protection."""
         self._read_metadata_views()
         launch, lane = self._launch, self.pool.forward
         for each in self._layers:
             launch(lane, self._layer, each, each.words[each.local], each.value_words[each.local])
 
     def guarded(self) -> None:
-        """Every read waits for its layer; nothing else is protected."""
         self._read_metadata_views()
         self._guarded_layers()
 
     def numbers(self) -> torch.Tensor:
-        """What the last step computed, of all layers."""
         self._backend.drain()
         return torch.stack([self.out[each.number] for each in self._layers])
 
     def guards(self) -> None:
-        """The waits of guarded() alone, without the work."""
         lane = self.pool.forward
         self.views = [
             (owner.read_view(each.keys, (each.local,), lane), owner.read_view(each.values, (each.local,), lane))
@@ -112,22 +104,18 @@ class DecodeStep:
         ]
 
     def check_guards(self) -> None:
-        """Raise WrongOutput unless guards() returned the rows that the layers attend to."""
         for number, (got, each) in enumerate(zip(self.views, self._layers, strict=True)):
             same(f"keys of layer {number}", got[0], each.words)
             same(f"values of layer {number}", got[1], each.value_words)
 
     def protected(self) -> None:
-        """Guarded reads, an owned metadata row, holdings that are checked before they grow."""
         self._grow()
         self._joined = self.metadata.get(self._slot, 1)
         self._guarded_layers()
 
     def graphed(self, work: Callable[[], None], *, is_guarded: bool) -> Callable[[], None]:
-        """Replay work() as a captured graph of the forward lane. guarded: each replay first waits for the whole load.
-
-        This makes the first replay, which captures the graph.
-        """
+        """Return a replay of work() as a graph of the forward lane, captured here. is_guarded: each replay first waits
+        for the whole load."""
         lane = self.pool.forward
         work()  # kernels and the libraries of products are loaded before a capture
         self._backend.drain()
@@ -156,18 +144,17 @@ class DecodeStep:
         return call
 
     def context_pages(self, space: str) -> IndexArray:
-        """The pages that a step reads and does not write: the whole pages of each context."""
+        """Return the pages that a step reads and does not write: the whole pages of each context."""
         size = self.pool.page_size
         return np.concatenate([self._pages(space, at)[: CONTEXT // size] for at in range(REQUESTS)])
 
     def context_rows(self, space: str, buffer: BufferSpec) -> torch.Tensor:
-        """The rows of a buffer that lie in those pages."""
         pages, size = self.context_pages(space), self.pool.page_size
         is_token = buffer.rows is Granularity.TOKEN
         return self._backend.index(locs_of(pages, 0, len(pages) * size, size) if is_token else pages)
 
     def load(self, layer: int) -> ChunkWork:
-        """Copies a global layer's keys and values to where they were. They are wiped first, which is joined."""
+        """Wipe a global layer's keys and values, and return work that restores them."""
         own = [each for each in self._layers if self.pool.sets[each.space].spec.layers[each.local] == layer]
         words = [words[each.local] for each in own for words in (each.words, each.value_words)]
         kept = [each.clone() for each in words]
@@ -187,7 +174,6 @@ class DecodeStep:
             launch(lane, self._layer, each, *self._guarded(each))
 
     def _guarded(self, each: _Layer) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer. What is given to the forward lane from now on may read them."""
         owner, lane = self.pool.sets[each.space], self.pool.forward
         keys = owner.read_view(each.keys, (each.local,), lane)[each.local]
         return keys, owner.read_view(each.values, (each.local,), lane)[each.local]
@@ -238,7 +224,6 @@ class DecodeStep:
 
     @staticmethod
     def _numbers(memory: FreshMemory, shape: tuple[int, ...]) -> torch.Tensor:
-        """Words of four bfloat16 numbers each, all near zero."""
         random = torch.Generator().manual_seed(int(memory.random.integers(1 << 31)))
         numbers = torch.randn((*shape[:-1], shape[-1] * 4), generator=random).to(torch.bfloat16)
         return numbers.view(torch.int64).to(memory.device)

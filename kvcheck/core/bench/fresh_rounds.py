@@ -1,8 +1,6 @@
 """Fresh rounds: the gate measures uncertain rows again, with the build and on the machine that they were recorded with.
 
-Invariants:
-- There are more rounds than a benchmark needs at least, with another seed. No recorded round is used again.
-- A row that cannot be measured here gets the reason. A wrong output becomes an integrity problem.
+The rounds exceed a benchmark's minimum and have another seed. No recorded round is used again.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ PRECISION = 0.03
 class FreshRounds:
     """Measures recorded rows again, at most MEASURED_AGAIN times and within max_time_s in all.
 
-    build: name and version of this kvcheck, and its environment, under the keys of a record. say: gets a line about
-    what is measured. progress: gets a line for each round.
+    build: name, version and environment of this kvcheck, under the keys of a record. say: receives a line for each
+    measurement.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class FreshRounds:
         self._left_s, self._calls = max_time_s, 0
 
     def __call__(self, wanted: Sequence[StoredRow]) -> list[BenchRow | str]:
-        """A fresh row for each, or why there is none."""
+        """Return a fresh row for each wanted row, or the reason for its absence."""
         started = time.monotonic()
         limit_s = self._left_s / max(1, MEASURED_AGAIN - self._calls)
         self._calls += 1
@@ -70,7 +68,6 @@ class FreshRounds:
         return [answers[at] for at in range(len(wanted))]
 
     def chosen(self, points: list[Point], rows: Sequence[BenchRow]) -> list[Point]:
-        """The points of these rows, with no other comparison."""
         from kvcheck.core.bench.selection import key, only
 
         return only(points, [key(row) for row in rows])
@@ -112,18 +109,16 @@ class FreshRounds:
 
 
 def _shape(record: RunRecord, row: BenchRow) -> str:
-    """The shape that the run was asked for. Rows without a shape do not name it."""
+    """Rows without a shape do not name the run's shape."""
     asked = record.plan.get("shape")
     return asked if isinstance(asked, str) else row.shape or ""
 
 
 def _of_server(row: BenchRow) -> str | None:
-    """Why a row of running servers cannot be measured again here; None for any other one."""
     return f"it needs its servers: run kvcheck bench {SERVE} again" if row.case in SERVE_CASES else None
 
 
 def _elsewhere(record: RunRecord, build: Mapping[str, object]) -> str | None:
-    """Why fresh rounds on this machine cannot be compared with that run; None if they can."""
     here: dict[str, object] = {**build, "hardware": machine()}
     there: dict[str, object] = {**record.environment, **record.tool}
     for name, value in here.items():

@@ -1,8 +1,4 @@
-"""TwoHoldings: a pool with two holdings of one request in random pages, to compare what is moved between them.
-
-Invariants:
-- The pages of both holdings are a random order of all pages, not the order in which a fresh allocator gives them.
-"""
+"""TwoHoldings: a pool with two holdings of one request in random pages, to compare the bytes moved between them."""
 
 from __future__ import annotations
 
@@ -22,8 +18,6 @@ REQUEST = 1
 
 
 class TwoHoldings:
-    """A pool with two holdings of the request in random pages: it is saved from one and restored into the other."""
-
     def __init__(self, memory: FreshMemory, shape: ModelShape, tokens: int) -> None:
         pages = -(-tokens // shape.page_size)
         self.tokens = tokens
@@ -42,7 +36,6 @@ class TwoHoldings:
 
     @staticmethod
     def bytes_of(shape: ModelShape, tokens: int) -> int:
-        """Bytes that one save moves."""
         rows = {Granularity.TOKEN: tokens, Granularity.PAGE: -(-tokens // shape.page_size), Granularity.SLOT: 1}
         return sum(
             len(spec.layers) * buffer.row_bytes * rows[buffer.rows]
@@ -51,11 +44,10 @@ class TwoHoldings:
         )
 
     def rows(self, holding: Holding, space: str, buffer: BufferSpec) -> torch.Tensor:
-        """The holding's rows of a buffer."""
         return self.backend.index(self.pool.extent(holding, self.tokens).rows(space, buffer))
 
     def whole_rows(self, holding: Holding, space: str, buffer: BufferSpec) -> torch.Tensor:
-        """The rows of all its pages, to the end of the last."""
+        """Rows of all its pages, to the end of the last."""
         units = self.pool.extent(holding, self.tokens).units[space]
         if buffer.rows is not Granularity.TOKEN:
             return self.backend.index(units)
@@ -63,7 +55,7 @@ class TwoHoldings:
         return self.backend.index(locs_of(units, 0, len(units) * size, size))
 
     def buffers(self) -> Iterator[tuple[str, BufferSpec, torch.Tensor]]:
-        """(space, buffer, words [L, R, W]) of the whole table."""
+        """Yield (space, buffer, words [L, R, W]) of the whole table."""
         for space, buffer in self.pool.buffers():
             yield space, buffer, self.pool.sets[space].write_view(buffer.name)
 

@@ -1,15 +1,12 @@
 """Samples: measures the rounds of a point and makes rows of them.
 
-A round gives every arm fresh memory, in a random order. It then runs a few batches that are not counted, and after
-those blocks: each block runs the arms in a random order and then backwards (with two arms: ABBA or BAAB). A batch has
-as many calls as take 100 to 500 microseconds. The value of an arm in a round is the median over its batches. Ratios are
-made within a round.
+A round gives every arm fresh memory, in a random order, runs a few uncounted batches, and then blocks: each block runs
+the arms in a random order and then backwards (with two arms: ABBA or BAAB). A batch takes 100 to 500 microseconds. The
+value of an arm in a round is the median of its batches. Ratios are formed within a round.
 
 Invariants:
 - No garbage is collected between the first batch and the last. On a CPU one thread on one core does the work.
-- Before an output is checked, the lanes of its arm are joined.
-- Each arm's output is checked after its last batch, outside the timed region. A wrong output raises WrongOutput, and
-  the arm has no price.
+- Each arm's output is checked after its last batch, once its lanes are joined. A wrong arm has no price.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ CALLS_MOST = 1 << 16
 BLOCKS = 10
 BLOCKS_LEAST = 4
 ROUND_NS = 100_000_000
-"""What an arm may take of a round before its blocks become fewer."""
+"""Time of an arm in a round, above which its blocks become fewer."""
 
 WARM_BATCHES = 3
 
@@ -53,11 +50,9 @@ class Samples:
 
     @property
     def rounds(self) -> int:
-        """Rounds that are complete."""
         return len(self._rounds)
 
     def add_round(self, random: np.random.Generator) -> None:
-        """Measure one more round. Raises WrongOutput if an arm's output is wrong."""
         makers = {**self.point.makers, CONTROL: self.point.makers[self.point.baseline]}
         sets = self._clock.sets(self.point.bytes)
         memories = {name: [FreshMemory(random, self._clock.name) for _ in range(sets)] for name in makers}
@@ -89,12 +84,11 @@ class Samples:
         return all(width is not None and width <= precision for width in widths)
 
     def rows(self) -> list[BenchRow]:
-        """A row for each comparison, from the rounds so far."""
         floor = floor_of(self._logs(CONTROL, self.point.baseline))
         return [self._row(row, floor) for row in self.point.comparisons]
 
     def _check(self, name: str, arm: Arm) -> None:
-        """Refuse the whole point if one of its arms is wrong: its earlier rounds are not reported either."""
+        """The earlier rounds of a wrong point are not reported either."""
         try:
             arm.check()
         except WrongOutput as error:
@@ -137,7 +131,6 @@ class Samples:
         return [math.log(each[arm] / each[baseline]) for each in self._rounds]
 
     def _batch(self, name: str, arms: list[Arm], memories: list[FreshMemory]) -> Batch:
-        """Run a warm batch of the arm. The first round finds out how many calls it has."""
         calls = [arm.call for arm in arms]
 
         def timed(count: int) -> Batch:
@@ -159,7 +152,6 @@ def _join(memories: list[FreshMemory]) -> None:
 
 
 def _calibrated(timed: Callable[[int], Batch]) -> int:
-    """Calls that take about BATCH_NS."""
     count = 1
     while True:
         batch = timed(count)
@@ -170,13 +162,12 @@ def _calibrated(timed: Callable[[int], Batch]) -> int:
 
 
 def _again(batch: Batch) -> int:
-    """Calls of a batch if the first call alone took long enough: 1 if later ones do, else calls for BATCH_NS."""
+    """Return 1 if later calls also take BATCH_NS_LEAST, else the number of calls that take BATCH_NS."""
     taken = max(1, min(batch() for _ in range(2)))
     return 1 if taken >= BATCH_NS_LEAST else max(1, round(BATCH_NS / taken))
 
 
 def run_blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[str, float]:
-    """Median nanoseconds of each arm's batches."""
     taken: dict[str, list[int]] = {name: [] for name in batches}
     most = max(batch() for batch in batches.values())
     count = min(BLOCKS, max(BLOCKS_LEAST, ROUND_NS // max(1, most)))
@@ -189,7 +180,6 @@ def run_blocks(batches: dict[str, Batch], random: np.random.Generator) -> dict[s
 
 @contextmanager
 def _undisturbed(device: str) -> Iterator[None]:
-    """Inside the block no garbage is collected, and on a CPU this thread stays on its core."""
     was_enabled = gc.isenabled()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     gc.disable()

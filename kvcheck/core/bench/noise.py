@@ -1,10 +1,7 @@
 """How busy the machine is: readings before and after a run, for its record.
 
-The pressure file gives the share of time in which some task had to wait for a core. Stolen time does not show other
-tasks, and load averages lag.
-
-Invariants:
-- A reading that this system does not have is None, never 0.
+The pressure file gives the share of time in which some task had to wait for a core. Stolen time does not include other
+tasks, and load averages lag. A reading that this system does not have is None, never 0.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def noise() -> dict[str, object]:
-    """Pressure, load and involuntary switches so far."""
     return {
         "pressure_some_avg10_percent": _pressure(),
         "load_average": list(os.getloadavg()),
@@ -28,13 +24,11 @@ def noise() -> dict[str, object]:
 
 
 def machine() -> dict[str, object]:
-    """Facts of the machine that prices depend on and that do not change during a run."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {"cpu_model": _cpu_model(), "cores_allowed": cores, "caches": _caches(), "threads": 1}
 
 
 def _pressure() -> float | None:
-    """The share of the last ten seconds in which some task waited for a core."""
     text = _text(PRESSURE_FILE)
     for part in text.split() if text is not None else ():
         if part.startswith("avg10="):
@@ -50,7 +44,6 @@ def _cpu_model() -> str | None:
 
 
 def _caches() -> dict[str, str] | None:
-    """Sizes of the first core's caches by level and type."""
     found = {}
     for folder in sorted(CACHES.glob("index*")):
         level, kind, size = (_text(folder / name) for name in ("level", "type", "size"))

@@ -1,8 +1,4 @@
-"""BenchPlan: what a run of benchmarks measures, and how closely.
-
-Invariants:
-- A plan names only cases and shapes that exist, and numbers that are possible.
-"""
+"""BenchPlan: cases, device, precision and limits of a run of benchmarks."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 class BenchPlan:
     """cases: rows of CASES. shape: a model preset. device: cpu, threads, cuda or cuda:N.
 
-    precision: half width of a ratio's interval at which its rounds may stop. max_time_s: the run ends after it, also
-    within a round. rounds_min, rounds_max: for each size; there are fewer than rounds_min if the time is over.
+    precision: half width of a ratio's interval at which its rounds may stop. max_time_s: also ends a round in progress.
+    rounds_min, rounds_max: for each size; fewer than rounds_min if time runs out.
     """
 
     cases: tuple[str, ...]

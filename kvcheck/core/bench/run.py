@@ -1,11 +1,10 @@
-"""run_bench: measures the points of all cases, round by round, until each is precise enough or the time is over.
+"""run_bench: measures the points of all cases, round by round, until each is precise enough or time runs out.
 
 Invariants:
-- Rounds of all points alternate, so that a disturbed minute affects one round of each. A round begins with one point of
-  each case, in the order of the plan, whose cases stand in the order of what they tell.
+- Rounds of all points alternate, so that a disturbed minute affects one round of each.
 - Rounds stop for precision or time only, never because of a result.
 - When interrupted, it reports every row that has a round, then raises the interruption again.
-- The time limit also ends a round. Such a round is dropped, and a point without a complete round is named.
+- A round that the time limit ends is dropped, and a point without a complete round is named.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ Choose = Callable[[list[Point]], list[Point]]
 
 
 def all_of(points: list[Point]) -> list[Point]:
-    """Choose all points of the plan."""
     return points
 
 
@@ -50,12 +48,11 @@ def run_bench(
     learn: Learn | None = None,
     choose: Choose = all_of,
 ) -> tuple[BenchRow, ...]:
-    """Measure what the plan names. Each row is reported once, when its last round is done.
+    """Measure the plan. Each row is reported once, after its last round.
 
-    late: gets each case with its sizes that have no round when the time is over; no sizes if it was not prepared.
-    choose: replaces the plan's points by those to be measured. progress: gets a line between rounds. learn: gets facts
-    of the device, for the record. Raises WrongOutput if an arm left wrong bytes, UnknownVerdict where this machine
-    lacks the device.
+    late: receives each case with its sizes without a round; no sizes if it was not prepared. choose: selects the points
+    to be measured. learn: receives facts of the device. Raises WrongOutput if an arm left wrong bytes, UnknownVerdict
+    if this machine lacks the device.
     """
     deadline = time.monotonic() + plan.max_time_s
     clock = clock_for(plan.device)
@@ -88,7 +85,6 @@ def run_bench(
 
 
 def _points(plan: BenchPlan, setting: Setting, deadline: float) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
-    """The points of all cases, and the cases that could not be prepared in time, each without sizes."""
     points: list[Point] = []
     left: dict[str, tuple[str, ...]] = {}
     for name in dict.fromkeys(plan.cases):
@@ -124,7 +120,7 @@ def _rounds(
 
 
 def across(samples: Sequence[Samples]) -> list[Samples]:
-    """The first point of each case, then the second of each, and so on: the time may be up in the first round."""
+    """Order: the first point of each case, then the second. Time may run out in the first round."""
     seen: Counter[str] = Counter()
     place: dict[int, int] = {}
     for at, each in enumerate(samples):

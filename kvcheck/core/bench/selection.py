@@ -1,7 +1,6 @@
-"""Selection: picks the comparisons of a case that were asked for.
+"""Selection: picks requested comparisons of a case.
 
-Invariants:
-- The first arm of a point stays in it: it is the baseline whose second run gives the noise floor.
+The first arm of a point stays in it: it is the baseline whose second run gives the noise floor.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ Key = tuple[str, str, str, str, str | None]
 
 
 def key(row: BenchRow) -> Key:
-    """The key of a row: what it compares."""
     return row.case, row.size, row.arm, row.baseline, row.shape
 
 
 def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
-    """The wanted comparisons: each point with the arms that they need. Points without any are left out."""
+    """Return the points with wanted comparisons, each with the arms that they need."""
     kept = []
     for point in points:
         rows = tuple(

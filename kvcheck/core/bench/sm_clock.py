@@ -1,9 +1,4 @@
-"""The clock rate of a GPU's multiprocessors, as the driver's library of management functions (NVML) tells it.
-
-Invariants:
-- What is not told is a reason in words, never a number.
-- No process is started, and no setting of the device is read or changed but this one.
-"""
+"""The clock rate of a GPU's multiprocessors, read from the driver's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -12,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
-"""It comes with the driver."""
+"""Part of the driver."""
 OF_MULTIPROCESSORS = 1
 """NVML_CLOCK_SM of nvml.h."""
 
 
 def sm_clock_mhz(uuid: str, open_library: Callable[[str], Any] = ctypes.CDLL) -> int | str:
-    """MHz now of the GPU with that uuid, without "GPU-" before it; or why nobody knows."""
+    """Return the current MHz of the GPU with that uuid (without "GPU-"), or the reason why it is unknown."""
     try:
         nvml = open_library(LIBRARY)
     except OSError as error:

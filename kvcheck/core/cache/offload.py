@@ -1,11 +1,11 @@
 """Offload: saves a retracted request as one typed value, for every pool family, and restores it.
 
 Invariants:
-- An OffloadedKV holds every buffer of the pool's table; `restore` checks that against the pool before it writes.
-- A value has memory of its own, so later changes of the pool do not change it. (mutant: offload-value-aliases-pool)
-- Only rows of the request are read and only rows of the request are written, never a page the prefix tree owns.
-- The pool's pages are pinned until `saved` is reached, and those of a restore until the restore is. A value may be
-  dropped once its restore is reached. Anything earlier is refused, and so is the use of a dropped value.
+- A value holds every buffer of the pool's table; `restore` checks that before it writes.
+- A value has memory of its own. (mutant: offload-value-aliases-pool)
+- Only rows of the request are read; a restore writes no page that the prefix tree owns.
+- The pool's pages are pinned until the save or restore that touches them is reached. A value may be discarded once its
+  restores are reached. Earlier frees raise FreeInFlight; using a discarded value raises ForeignAccess.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 VALUES = "host.offload"
-"""The space of offloaded values, in footprints and for listeners; ids are their numbers."""
+"""The space of offloaded values in footprints; ids are their numbers."""
 
 CHUNK_ROWS = 8192
 """Rows copied by one chunk; the order of the chunks of a copy is free."""
@@ -34,7 +34,7 @@ CHUNK_ROWS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadedBuffer:
-    """One buffer's rows: words [L, n, W], in logical order. memory: the backend's name for it, "" where not owned."""
+    """One buffer's rows: words [L, n, W], in logical order. memory: the backend's name for it, "" if not owned."""
 
     space: str
     name: str
@@ -44,33 +44,29 @@ class OffloadedBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadedKV:
-    """All KV of one request. tokens: committed length. window_start: first logical window page that was live.
-
-    page_size, layout: of the pool it was saved from. saved: reached once every row has arrived here.
-    number: which save this is; names the value to its Offload and in footprints.
-    """
+    """All KV of one request, copied from a pool."""
 
     request: int
-    tokens: int
-    window_start: int
+    tokens: int  # committed length
+    window_start: int  # first live logical window page
     shape_name: str
-    page_size: int
-    layout: tuple[SpaceSpec, ...]
+    page_size: int  # of the source pool
+    layout: tuple[SpaceSpec, ...]  # of the source pool
     buffers: tuple[OffloadedBuffer, ...]
-    saved: Signal
-    number: int
+    saved: Signal  # reached once every row has been copied
+    number: int  # identifies the value to its Offload and in footprints
 
 
 @dataclass(slots=True, kw_only=True)
 class _Kept:
-    """A value that is not dropped yet, with the copies that touch it and the pool's ids that they touch."""
+    """A value that is not discarded yet, its copies and the pool ids that they touch."""
 
     copies: list[Signal]
     uses: list[tuple[str, Use]] = field(default_factory=list)
 
 
 class Offload:
-    """Saves and restores requests of one pool on two copy lanes. listener: is told of values by their numbers."""
+    """Saves and restores requests of one pool. listener: gets values by their numbers."""
 
     def __init__(self, pool: KVPool, backend: Backend, *, listener: AllocationListener | None = None) -> None:
         self.pool = pool
@@ -82,10 +78,10 @@ class Offload:
         self._listener = listener
 
     def save(self, holding: Holding) -> OffloadedKV:
-        """Copy all rows of a request to pinned host memory, behind everything the forward lane has been given."""
+        """Copy all rows of a request to pinned host memory, after all work queued on the forward lane."""
         tokens = holding.committed
         self._check_saved(holding, tokens)
-        window_start = self._window_start(holding)  # it refuses too, so it comes before anything is told or made
+        window_start = self._window_start(holding)  # may raise, so it comes before any report or allocation
         extent = self.pool.extent(holding, tokens)
         number = self._next_number()
         if self._listener is not None:
@@ -125,10 +121,8 @@ class Offload:
         return replace(value, buffers=tuple(buffers))
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """Copy a saved request into the rows of its new holding; readers wait for the returned signal.
-
-        The caller commits the tokens: it knows what waits for that signal.
-        """
+        """Copy a saved request into its new holding; readers wait for the returned signal. The caller commits the
+        tokens."""
         extent = self._checked(offloaded, holding)
         behind = self._mark_forward()
         for kept in self.restored_buffers(offloaded):
@@ -154,7 +148,7 @@ class Offload:
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:
-        """Give the host memory of a value back. Raises FreeInFlight while a copy from or to it is not known done.
+        """Free the host memory of a value. Raise FreeInFlight unless all its copies are known to be done.
 
         (mutant: value-dropped-before-restored)
         """
@@ -181,7 +175,7 @@ class Offload:
         return self.pool.buffers()
 
     def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
-        """The buffers of a value that a restore writes: every one. (mutant: restore-skips-index-buffer)"""
+        """The buffers of a value that a restore writes: all. (mutant: restore-skips-index-buffer)"""
         return offloaded.buffers
 
     def _saved_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
@@ -189,11 +183,10 @@ class Offload:
         return extent.rows(space, buffer)
 
     def _restored_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
-        """The rows of the new holding, in the order in which they were saved."""
         return extent.rows(space, buffer)
 
     def _window_start(self, holding: Holding) -> int:
-        """Logical window pages that are gone; only leading ones may be, or a count would not say which are live."""
+        """Logical window pages that are gone. Only leading ones may be, since a count cannot express others."""
         gone = np.flatnonzero(holding.window_pages == 0)
         if len(gone) and int(gone[-1]) >= len(gone):
             raise LengthMismatch(
@@ -203,7 +196,7 @@ class Offload:
         return len(gone)
 
     def _next_number(self) -> int:
-        """A number under which the backend holds no memory, also where several pools are offloaded on one backend."""
+        """An unused number, as several pools may share a backend."""
         self._count += 1
         taken = {name.split(".")[1] for name in self._backend.allocated() if name.startswith("offload.")}
         while str(self._count) in taken:
@@ -211,12 +204,10 @@ class Offload:
         return self._count
 
     def _hold(self, kept: _Kept, extent: Extent, done: Signal) -> None:
-        """Pin what a copy touches until it is done; freeing it earlier is FreeInFlight."""
         for space, ids in extent.units.items():
             kept.uses.append((space, self.pool.allocators[space].hold(ids, partial(self._backend.query, done))))
 
     def _check_saved(self, holding: Holding, tokens: int) -> None:
-        """The holding is open and holds the tokens that it says are committed."""
         self.pool.check_open(holding)
         pages = [len(holding.pages), *([len(holding.window_pages)] if self.pool.has_window else [])]
         if not 0 <= tokens <= min(pages) * self.pool.page_size:
@@ -226,7 +217,7 @@ class Offload:
             )
 
     def _owned_extent(self, offloaded: OffloadedKV, holding: Holding) -> Extent:
-        """Where a restore writes: the value is still kept, and every row belongs to the request it was saved from."""
+        """Raise ForeignAccess unless the value is kept and every row belongs to its request."""
         extent = self.pool.extent(holding, offloaded.tokens)
         if any(kept.memory for kept in offloaded.buffers) and offloaded.number not in self._kept:
             raise ForeignAccess(
@@ -242,7 +233,6 @@ class Offload:
         return extent
 
     def _checked(self, offloaded: OffloadedKV, holding: Holding) -> Extent:
-        """Where a restore writes, once the value is known to fit the pool and the holding."""
         expected = [(space, buffer.name) for space, buffer in self._table()]
         got = [(kept.space, kept.name) for kept in offloaded.buffers]
         if got != expected or offloaded.shape_name != self.pool.shape.name:
@@ -284,10 +274,8 @@ class Offload:
         return len(self.pool.sets[space].spec.layers)
 
     def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
-        """The request's units in the pool, the last page only as far as it has tokens, unless `whole`.
-
-        (mutant: offload-declares-one-page-less)
-        """
+        """The request's units; of the last page only the tokens, unless `whole`. (mutant:
+        offload-declares-one-page-less)"""
         units, tokens = extent.units[space], extent.tokens
         spans = None
         if not whole and buffer.rows is not Granularity.SLOT and len(units):
@@ -298,7 +286,6 @@ class Offload:
         return Footprint(space, (buffer.name,), (0, self._layers(space)), units, spans, owners)
 
     def _value_footprint(self, value: OffloadedKV, space: str, buffer: str) -> Footprint:
-        """The host memory of one buffer of a value."""
         return Footprint(
             VALUES,
             (f"{space}.{buffer}",),
@@ -315,7 +302,6 @@ class Offload:
 
 
 def _describe(layout: tuple[SpaceSpec, ...]) -> str:
-    """Layers, item shapes and dtypes of a layout, in one line."""
     return ", ".join(
         f"{spec.name}.{buffer.name} of {len(spec.layers)} layers, {list(buffer.item_shape)} {buffer.dtype}"
         for spec in layout

@@ -1,5 +1,1 @@
-"""Running servers, judged by a model whose every answer is known before the run.
-
-Invariants:
-- Nothing here imports the cache, the stress runner or a probe: a server is reached from outside.
-"""
+"""Running servers, judged from outside by a model with known answers; imports no cache, stress runner or probe."""

@@ -1,8 +1,8 @@
-"""What the rounds of a scenario come to: its verdict, and what a pass lacks.
+"""RoundCell: a scenario's rounds, and the reasons why they are no pass.
 
 Invariants:
-- A pass has judged tokens and no finding, all its requests were judged, and what the scenario is about was seen.
-- What was asked for with --require and not seen is UNKNOWN, with what to change.
+- A pass has judged tokens, no finding, no unjudged request, and the scenario's evidence.
+- Evidence that --require names and no round shows is UNKNOWN, with the setting to change.
 """
 
 from __future__ import annotations
@@ -13,66 +13,59 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
 from kvcheck.core.base.evidence_kinds import KINDS, TOKEN
-from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.server_facts import REQUIRED
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.run.cell import Cell, CellPlan, decided
 
-NOT_EXERCISED = "KV990"
 MOST_REASONS = 4
 BY_COUNT = ("hit", "hit-token", "lost-prefix", "host-hit", "storage-hit")
-"""Evidence that rests on the cached tokens that answers report."""
+"""Evidence from the cached tokens that answers report."""
 
 
-class RoundPlan(Protocol):
-    """What decides the requests of one round, and the line that says it."""
+class RoundPlan(CellPlan, Protocol):
+    """The requests of one round, and their line."""
 
-    @property
-    def cell(self) -> str:
-        """The id of the result that it belongs to."""
-
-    def at(self, round_: int) -> Self:
-        """The same plan for another round."""
+    def at(self, round_: int) -> Self: ...
 
     def line(self) -> str:
-        """The line that `kvcheck replay` takes."""
+        """The argument of `kvcheck replay`."""
 
 
 P = TypeVar("P", bound=RoundPlan)
 
 
-@dataclass(slots=True)
-class Progress(Generic[P]):
-    """The rounds of one scenario so far. flags: kind of evidence -> what to change in the server to see it."""
+@dataclass(slots=True, kw_only=True)
+class RoundCell(Cell[P], Generic[P]):
+    """The rounds of one scenario so far. flags: kind of evidence -> server setting that makes it appear."""
 
-    plan: P
     scenario: Scenario
     flags: Mapping[str, str]
-    wanted: int
-    ran: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    duration_s: float = 0.0
+    evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
+    found: list[Finding] = field(default_factory=list)
     why_not: str | None = None
     stopped: str | None = None
-    evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     reasons: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
     elsewhere: str | None = None
     refuted: str | None = None
 
     @property
+    def ran(self) -> int:
+        """Rounds so far."""
+        return self.evidence.schedules
+
+    @property
     def is_done(self) -> bool:
-        """Whether no further round is sent: all were, one has a finding, or none can be."""
         return bool(self.ran >= self.wanted or self.findings or self.why_not or self.stopped)
 
     def stop(self, why: str) -> None:
-        """Send no further round."""
         self.stopped = why
 
     def add(self, result: RoundResult) -> None:
-        """One round more."""
-        self.ran += 1
-        self.findings += result.findings
+        self.found += result.findings
+        self.findings += len(result.findings)
         self.duration_s += result.duration_s
         self.elsewhere = self.elsewhere or result.elsewhere
         self.refuted = self.refuted or result.refuted
@@ -81,27 +74,22 @@ class Progress(Generic[P]):
             self.moved[kind] = self.moved.get(kind, 0) + count
         self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
 
-    def result(self) -> ScenarioResult:
-        """The row of the record, as of now."""
+    def lacks(self) -> str | None:
         told = [] if self.elsewhere is None else [self.elsewhere]
-        reasons = told if self.findings else [*told, *self._reasons()]
-        verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
-        return ScenarioResult(
-            id=self.plan.cell,
-            shape=self.plan.cell.rpartition("/")[2],
-            verdict=verdict,
-            code=NOT_EXERCISED if verdict is Verdict.UNKNOWN else None,
-            reason="; ".join(reasons[:MOST_REASONS]) or None,
-            schedules=self.ran,
-            duration_s=round(self.duration_s, 3),
-            evidence=dataclasses.replace(self.evidence, observed=self.observed),
-            coverage=Coverage(wanted=self.wanted, floor=1),
-        )
+        return "; ".join([*told, *self._reasons()][:MOST_REASONS]) or None
+
+    def beside(self) -> str | None:
+        return self.elsewhere
+
+    def coverage(self) -> Coverage:
+        return Coverage(wanted=self.wanted, floor=self.floor)
+
+    def total(self) -> Evidence:
+        return dataclasses.replace(self.evidence, observed=self.observed)
 
     @property
     def observed(self) -> dict[str, int]:
-        """What was seen, without what rests on a count that is refuted. Where no answer reports a hit, nothing
-        shows that one could: then no prefix was lost."""
+        """Counts without doubtful ones: refuted cached counts, and lost prefixes if no answer ever reports a hit."""
         counts = self.evidence.observed
         doubtful = BY_COUNT if self.refuted else () if counts.get("hit") else ("lost-prefix",)
         return {kind: count for kind, count in counts.items() if kind not in doubtful}
@@ -127,7 +115,7 @@ class Progress(Generic[P]):
 
     @property
     def advice(self) -> Mapping[str, str]:
-        """What to change to see a kind of evidence: of a count that is reported, not that it be reported."""
+        """Settings to change. If cached tokens are reported as 0, the report is not the problem."""
         by = self.moved.get("hit-token", 0)
         if self.evidence.observed.get("hit") != 0:
             return self.flags
@@ -138,7 +126,6 @@ class Progress(Generic[P]):
         return {**self.flags, **dict.fromkeys(("hit", "hit-token"), f"it reports cached tokens, as none{own}; {see}")}
 
     def _frozen(self) -> list[str]:
-        """Counters that stood still while answers said that they had to move: one of the two is wrong."""
         said = self.evidence.observed.get("hit-token", 0)
         if self.refuted is not None:
             return [self.refuted]
@@ -151,8 +138,10 @@ class Progress(Generic[P]):
 
 
 def common_place(findings: Sequence[Finding]) -> tuple[int | None, int, int] | None:
-    """(layer, page of the request, requests) of the place that most requests with a wrong token point to, also by its
-    page alone; None where no finding has a page, or two places are named equally often."""
+    """Return (layer, page of the request, requests) of the place that most wrong requests point to.
+
+    None without a page, or for a tie. A finding with a page and no layer counts for every layer of that page.
+    """
     places: dict[tuple[int | None, int], set[int | None]] = {}
     for finding in findings:
         if finding.page is not None:
@@ -169,7 +158,7 @@ def common_place(findings: Sequence[Finding]) -> tuple[int | None, int, int] | N
 
 
 def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mapping[str, str]) -> str | None:
-    """Why a count is too small for a pass, and what to change; None where it is large enough."""
+    """Return why a count is too small for a pass, with the setting to change."""
     seen = observed.get(kind)
     if seen is not None and seen >= least:
         return None
@@ -182,25 +171,16 @@ def missing(kind: str, observed: Mapping[str, int], *, least: int, flags: Mappin
 def requirements(
     asked: Mapping[str, int], total: Mapping[str, int], flags: Mapping[str, str], refuted: str | None = None
 ) -> list[ScenarioResult]:
-    """A row for each --require: PASS where the whole run has seen so much, UNKNOWN otherwise. refuted: why counts of
-    answers are no evidence."""
+    """A row for each --require. refuted: why cached counts are no evidence."""
     rows = []
     for kind, least in asked.items():
         lack = missing(kind, total, least=least, flags=flags)
         if lack is not None and refuted is not None and kind in BY_COUNT:
             lack = f"{kind}: {refuted}"
-        rows.append(
-            ScenarioResult(
-                id=f"{REQUIRED}{kind}",
-                shape=kind,
-                verdict=Verdict.PASS if lack is None else Verdict.UNKNOWN,
-                code=None if lack is None else NOT_EXERCISED,
-                reason=lack,
-            )
-        )
+        verdict, code = decided(is_failed=False, reason=lack)
+        rows.append(ScenarioResult(id=f"{REQUIRED}{kind}", shape=kind, verdict=verdict, code=code, reason=lack))
     return rows
 
 
 def unseen(total: Mapping[str, int]) -> list[str]:
-    """Kinds of evidence that no scenario of a run has seen: what its pass says nothing about."""
     return [kind for kind in KINDS if not total.get(kind)]

@@ -1,8 +1,8 @@
-"""Counts what a server did under judged requests: from their answers, from counters that moved, from its order of work.
+"""Counts a server's activity under judged requests: from answers, counters and the order of answers.
 
 Invariants:
-- What an engine says of each request comes before its counters; `sources` says which of them each count is from.
-- A count is absent where nothing says it. Counters count by how they moved while the round ran.
+- Reports with each request take precedence over counters.
+- A kind without a source is absent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ PAIR = "the order in which answers came"
 OURS = "connections and calls of this run"
 BY_PREFIX = "cached tokens beside what had been sent before"
 SLACK_PAGES = 2
-"""A prefix that is missing from the cache by more pages than this was lost: engines leave out the last page."""
+"""Pages that may be missing from a prefix that is not lost: engines leave out the last page."""
 
 
 class Observed:
-    """Counts by kind of evidence. sources: where each was read. moved: by how much the counter of a kind has moved that
-    answers say too; 0 for one that the engine does not show among its metrics."""
+    """Counts by kind of evidence. moved: movement of the counter, for kinds that answers report too."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -32,7 +31,6 @@ class Observed:
         self.moved: dict[str, int] = {}
 
     def add(self, kind: str, count: int, source: str) -> None:
-        """Count, also nothing: a kind that was looked at has a count."""
         self.counts[kind] = self.counts.get(kind, 0) + count
         self.sources.setdefault(kind, source)
 
@@ -47,8 +45,7 @@ def observe(
     page: int,
     by_chance: int = 0,
 ) -> Observed:
-    """Counts of one round. judged: those of the exchanges whose tokens were compared. page: its tokens. by_chance: as
-    many first tokens a cold prompt may have in common with what others sent, which is no hit."""
+    """Count one round. page: its tokens. by_chance: cached tokens of a common beginning, which are no hit."""
     seen = Observed()
     answers = [each.answer for each in judged]
     _from_answers(seen, client, answers, by_chance)
@@ -71,7 +68,6 @@ def observe(
 
 
 def read_counters(client: Client) -> tuple[Counters | None, list[str]]:
-    """All counters, and why there are none where reading them failed."""
     try:
         return client.counters(), []
     except Trouble as trouble:
@@ -79,7 +75,6 @@ def read_counters(client: Client) -> tuple[Counters | None, list[str]]:
 
 
 def _from_answers(seen: Observed, client: Client, answers: Sequence[Answer], by_chance: int) -> None:
-    """What the engine says of each judged request. A field that no answer has counts nothing."""
     cached = [answer.cached for answer in answers if answer.cached is not None]
     if cached:
         seen.add("hit", sum(1 for count in cached if count > by_chance), "each request: cached tokens")
@@ -100,14 +95,12 @@ def _from_answers(seen: Observed, client: Client, answers: Sequence[Answer], by_
 
 
 def _add_uncounted(seen: Observed, moved: tuple[int, str] | None) -> None:
-    """Retractions by the counter, where it tells more than the judged requests do."""
     if moved is not None and moved[0] > seen.counts.get("retract", 0):
         seen.counts["retract"] = moved[0]
         seen.sources["retract"] = moved[1]
 
 
 def moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int, str] | None:
-    """How far the first of these metrics that exists has moved, and its name; None where none exists."""
     for name in names:
         if name in after:
             return max(0, round(after[name] - before.get(name, 0.0))), name
@@ -115,13 +108,12 @@ def moved(names: Sequence[str], before: Counters, after: Counters) -> tuple[int,
 
 
 def shows_metrics(names: Sequence[str], after: Counters) -> bool:
-    """Whether the engine's own metrics are shown, whichever they are: those with the prefix of these names."""
     prefixes = {name.partition(":")[0] + ":" for name in names}
     return any(key.startswith(tuple(prefixes)) for key in after)
 
 
 def overtakes(exchanges: Sequence[Exchange]) -> int:
-    """Requests that ended before one of lower priority that had begun earlier."""
+    """Count requests that ended before one of lower priority that had begun earlier."""
     done = [each for each in exchanges if each.answer.end is End.DONE]
     return sum(
         any(
@@ -135,8 +127,7 @@ def overtakes(exchanges: Sequence[Exchange]) -> int:
 
 
 def lost_prefixes(exchanges: Sequence[Exchange], *, page: int) -> int | None:
-    """Requests whose prefix had been computed before they began and was not in the cache any more, by more than two
-    pages; None where no answer says how much was cached."""
+    """Count requests with a prefix computed earlier, of which more than SLACK_PAGES pages are no longer cached."""
     said = [each for each in exchanges if each.answer.cached is not None]
     if not said:
         return None
@@ -151,7 +142,7 @@ def lost_prefixes(exchanges: Sequence[Exchange], *, page: int) -> int | None:
 
 
 def parse_requirements(texts: Sequence[str]) -> Mapping[str, int]:
-    """ "retract=10,hit=100", repeated or in one, as kind -> least count. Raises UsageError."""
+    """Parse "retract=10,hit=100" into kind -> least count. Raises UsageError."""
     found: dict[str, int] = {}
     for part in (part for text in texts for part in text.split(",")):
         kind, equals, number = part.partition("=")

@@ -1,15 +1,11 @@
-"""Answers that may not be the engine's own: a response cache gives right answers that no KV cache was read for.
+"""Doubts whether answers are the engine's own: right answers of a response cache read no KV cache.
 
-    counters moved by less than was answered     settled; two rounds of new prompts are counted whole: not the engine's
-                                                 new prompts are not counted whole: several servers, nothing is compared
-    answers count more cached tokens than the counter of them moved by              neither counts
-
-Counters may count more than was asked: others' requests, warm-up, what was aborted. They may be late: they are read
-until they stand still. Counters that go back are those of several servers, or of one that was started again.
+If counters moved by less than was answered, two rounds of new prompts are sent. If these are counted whole, the other
+answers are not the engine's; if not, several servers answer, and nothing is compared. Counters may exceed this run's
+requests, and may be late; counters that decrease are those of several servers, or of a restarted one.
 
 Invariants:
-- A doubt accuses nobody: it makes a round UNKNOWN.
-- Only answers that came to their end are looked at: an aborted one may say less.
+- A doubt is no finding: it makes a round UNKNOWN.
 """
 
 from __future__ import annotations
@@ -25,22 +21,22 @@ from kvcheck.core.live.questions import WALK_FRAME, QuestionSource
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 
 STILL, READINGS, PAUSE_S = 3, 24, 0.5
-"""Counters stand still once so many readings, such seconds apart, are equal; of at most so many."""
+"""Counters stand still once STILL readings, PAUSE_S seconds apart, are equal; at most READINGS are read."""
 SLACK = 2
-"""Requests that counters may lack at the end of a run without a word."""
+"""Requests that counters may lack at the end of a run."""
 CONTROLS = 2
-"""Rounds of new prompts that have to be counted whole before anything is said of those that were not."""
+"""Rounds of new prompts that must be counted whole before other answers are doubted."""
 LEAST_NEW = 8
-"""New prompts of a control: of several servers behind one address, each gets some."""
+"""Least number of new prompts of a control, so that each of several servers behind one address gets some."""
 WHOLE = frozenset({End.DONE, End.ABORTED, End.REFUSED})
-"""Ends of answers that counters are compared with: of others nobody knows what the engine computed."""
+"""Ends of answers that counters are compared with; for others the computed tokens are unknown."""
 HIT = "hit-token"
 _STARTED = "process_start_time_seconds"
 
 
 @dataclass(slots=True, kw_only=True)
 class AnswerTotals:
-    """What was answered to its end since counters were read. cached: prompt tokens that answers count as cached."""
+    """Totals of answers completed since `before`. cached: reported cached prompt tokens."""
 
     before: Counters
     requests: int = 0
@@ -48,7 +44,6 @@ class AnswerTotals:
     cached: int = 0
 
     def add(self, exchanges: Iterable[Exchange]) -> None:
-        """More answers. An engine may count one that was aborted, or not."""
         for each in exchanges:
             if each.answer.end is End.DONE and each.answer.tokens:
                 self.requests += 1
@@ -58,9 +53,8 @@ class AnswerTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterCheck:
-    """Answers beside the engine's own counters. elsewhere: that not all of the answers are the
-    engine's. contradicted: that cached tokens of answers are not those of its counter. notes: why nothing is compared.
-    """
+    """Answers compared with counters. elsewhere: why some are not the engine's. contradicted: why cached counts are
+    false."""
 
     elsewhere: str | None = None
     contradicted: str | None = None
@@ -75,7 +69,7 @@ def compare(
     ask_new: Callable[[], Sequence[Exchange]],
     sleep: Callable[[float], None],
 ) -> CounterCheck:
-    """What counters say of the answers. ask_new: sends prompts that nobody has sent, as long and as many at a time."""
+    """Compare answers with counters. ask_new: sends prompts never sent before, of like lengths and concurrency."""
     if not _short(client, answered, after) and not _overstated(client, answered, after):
         return CounterCheck()
     settled = _settled(client, after, sleep)
@@ -100,7 +94,7 @@ def compare(
 def is_one_server(
     client: Client, after: Counters | None, *, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]
 ) -> bool:
-    """Whether its own counters count each new prompt, so that no other server answers at this address."""
+    """Whether its counters count each new prompt, so that no other server answers at this address."""
     settled = None if after is None else _settled(client, after, sleep)
     if settled is None or all(moved(names, settled, settled) is None for names in client.computed.values()):
         return False
@@ -110,7 +104,7 @@ def is_one_server(
 def _counted_whole(
     client: Client, settled: Counters, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]
 ) -> tuple[list[Exchange], Counters] | None:
-    """New prompts, with the counters after them; None where these do not count each one."""
+    """New prompts with the counters after them; None if these do not count each one."""
     asked: list[Exchange] = []
     for _ in range(CONTROLS):
         new = AnswerTotals(before=settled)
@@ -124,7 +118,6 @@ def _counted_whole(
 
 
 def new_prompts(questions: QuestionSource, rng: Rng, like: Iterable[Question], concurrency: int) -> Round:
-    """Prompts that nobody has sent, as long as these and as many at a time."""
     lengths = sorted((len(each.ids), len(each.expected)) for each in like)
     count = max(LEAST_NEW, concurrency)
     drawn = [lengths[at * (len(lengths) - 1) // (count - 1)] for at in range(count)]
@@ -139,7 +132,6 @@ _SEVERAL = (
 
 
 def _short(client: Client, answered: AnswerTotals, after: Counters, *, slack: int = SLACK) -> str | None:
-    """By which counter, and how much, the engine computed less than was answered; None where none says so."""
     mean = answered.tokens / max(1, answered.requests)
     for unit, count, spare in (("request", answered.requests, slack), ("token", answered.tokens, slack * mean)):
         computed = moved(client.computed.get(unit, ()), answered.before, after)
@@ -149,7 +141,6 @@ def _short(client: Client, answered: AnswerTotals, after: Counters, *, slack: in
 
 
 def _overstated(client: Client, answered: AnswerTotals, after: Counters) -> str | None:
-    """That answers count more cached tokens than the engine's own counter of them; None where they do not."""
     names = client.counted.get(HIT, ())
     hits = moved(names, answered.before, after)
     if hits is None:
@@ -164,7 +155,7 @@ def _overstated(client: Client, answered: AnswerTotals, after: Counters) -> str 
 
 
 def _settled(client: Client, last: Counters, sleep: Callable[[float], None]) -> Counters | None:
-    """Counters once they stand still; None where they do not, go back, or cannot be read."""
+    """Counters once they stand still; None if they never do, decrease, or cannot be read."""
     names = {name for table in (client.computed, client.counted) for each in table.values() for name in each}
     rows = [{name: last.get(name, 0.0) for name in names}]
     for _ in range(READINGS):
@@ -184,7 +175,7 @@ def _settled(client: Client, last: Counters, sleep: Callable[[float], None]) -> 
 
 
 def doubts(exchanges: Sequence[Exchange]) -> list[str]:
-    """Why answers of a round may come from something else than the engine; none where nothing speaks for it."""
+    """Reasons to suspect a round's answers, from themselves alone."""
     done = [each for each in exchanges if each.answer.end is End.DONE]
     found = []
     foreign = [each for each in done if each.answer.rid is not None and each.sending.rid not in each.answer.rid]

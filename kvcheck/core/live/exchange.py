@@ -1,8 +1,8 @@
-"""What is sent to a server and what comes back, as values: the same for every engine.
+"""Requests and answers of a server as values, the same for every engine.
 
 Invariants:
-- What an engine does not say is None, never 0.
-- An answer that is no answer says why, in `end` and `reason`; it holds the tokens that arrived before.
+- A field that an engine does not report is None, never 0.
+- A failed answer keeps the tokens that arrived before.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from enum import Enum
 
 
 class Tier(Enum):
-    """Where cached tokens of a prompt were found; the values are those of records."""
-
     DEVICE = "device"
     HOST = "host"
     STORAGE = "storage"
@@ -22,7 +20,7 @@ class Tier(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request. number: of the run, from 0. ids: tokens to send. expected: all that a right server answers."""
+    """One request. number: of the run, from 0. ids: prompt tokens. expected: the right answer."""
 
     number: int
     ids: tuple[int, ...]
@@ -31,8 +29,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """That a request is to be aborted. after: answered tokens to wait for first. by_call: the engine's call for it
-    instead of closing the connection, where the engine has one."""
+    """An abort of a request. after: answered tokens to wait for. by_call: by the engine's call, not by closing the
+    connection."""
 
     after: int
     by_call: bool = False
@@ -40,12 +38,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """How a question is sent. rid: the name of the request at the server, new for each sending. priority: larger is
-    served first, for every engine; None says nothing of it. salt: requests of two salts share no cached prefix; None:
-    the cache that requests without one share. top: log-probabilities that are asked for beside each answered token's.
-    is_timed: its answer comes as a stream, so that the times of its tokens are seen, and nothing is asked for that
-    costs the server time beside them.
-    """
+    """One sending of a question. rid: new for each. priority: larger is served first, on every engine. salt: requests
+    of two salts share no cached prefix; None: the shared cache. top: log-probabilities for each answered token.
+    is_timed: stream the answer to time its tokens, without fields that cost server time."""
 
     question: Question
     rid: str
@@ -57,18 +52,18 @@ class Sending:
 
 
 class End(Enum):
-    """How an exchange ended; the values are those of records."""
+    """The end of an exchange, as records name it."""
 
     DONE = "done"
-    """The engine answered to the end, by what it says: all tokens that were asked for, or fewer with a reason."""
+    """The engine reported the end: all requested tokens, or fewer with a reason."""
     ABORTED = "aborted"
-    """We closed the connection, or the engine says that it aborted the request."""
+    """The client closed the connection, or the engine reported an abort."""
     REFUSED = "refused"
     """An HTTP status of 400 or more, or an error object in its place."""
     CUT = "cut"
     """The connection ended inside an answer."""
     UNREADABLE = "unreadable"
-    """What came is not the engine's own format, such as text that is no JSON."""
+    """The answer is not in the engine's format, such as text that is no JSON."""
     SILENT = "silent"
     """No byte came within the time limit."""
     UNREACHED = "unreached"
@@ -77,16 +72,10 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back.
-
-    logprobs: of `tokens`, in nats, as long as they are. top: of each of `tokens`, the most likely tokens of that step
-    with their log-probabilities, where they were asked for. cached: prompt tokens that the engine says it did not
-    compute, in all; cached_by: by tier, where it says so. prompt_tokens: as the engine counts them. rid: the name under
-    which the engine gives the answer, where that is made of the one that was sent. after_abort: tokens that arrived 10
-    s and more after the engine had acknowledged the abort. began_s, ended_s: of one clock. first_s, last_s: by the same
-    clock, when the first event with tokens arrived and the last one; first_tokens: how many the first one held. None
-    where no token arrived, or the answer came whole.
-    """
+    """One answer. logprobs: of `tokens`, in nats. top: the most likely tokens of each step with their
+    log-probabilities. cached: prompt tokens that the engine reports as not computed. rid: if derived from the one sent.
+    after_abort: tokens 10 s and more after the abort was acknowledged. first_s, last_s: of the first and last event
+    with tokens, on the clock of began_s and ended_s; first_tokens: tokens in the first. None without a stream."""
 
     end: End
     tokens: tuple[int, ...] = ()
@@ -109,20 +98,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One sending with what came back."""
-
     sending: Sending
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a server says of itself.
+    """A server's report about itself.
 
-    model: the name to ask by. longest: tokens of a request and its answer; pool: tokens that its device tier holds;
-    page: tokens of a page. has_host_tier, has_storage, has_priorities: None where it does not say. mode: "prefill" or
-    "decode" for one half of a pair. bootstrap: (host, port) of a prefill server's rooms. facts: what else is worth a
-    place in a record.
+    longest: tokens of a request and its answer. pool: tokens of its device tier. page: tokens of a page. mode:
+    "prefill" or "decode" for one half of a pair. bootstrap: (host, port) of a prefill server's rooms. facts: further
+    fields for the record.
     """
 
     engine: str

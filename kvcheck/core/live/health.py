@@ -1,9 +1,8 @@
-"""Whether a server died or hung while a round ran, or was only busy.
+"""Whether a server died, hung, or was only busy while a round ran.
 
 Invariants:
-- A server hung only where it was idle: a request that waits while others are answered is no finding.
-- A server died only where it answered before, and takes no connection or says that it is not well afterwards, asked
-  several times.
+- A hang needs an idle server: a request that waits while others are answered is no finding.
+- A death needs several failed health calls after earlier answers.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ PAUSE_S = 1.0
 def judge_health(
     client: Client, exchanges: Sequence[Exchange], *, timeout_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """Findings of a server that answers no more, and reasons where it cannot be told. It has answered before.
-
-    timeout_s: seconds of silence after which a request was given up.
-    """
+    """Findings of a server that no longer answers, and reasons if that is unclear."""
     lost = [each for each in exchanges if each.answer.end in (End.SILENT, End.UNREACHED, End.CUT)]
     if not lost:
         return (), ()
@@ -76,7 +72,6 @@ def _is_alive(client: Client, sleep: Callable[[float], None]) -> bool:
 
 
 def _idle_s(waiting: Exchange, exchanges: Sequence[Exchange]) -> float:
-    """Seconds before a request was given up in which no other one was answered."""
     given_up = waiting.answer.ended_s
     answered = [
         each.answer.ended_s

@@ -1,11 +1,9 @@
-"""Calls to a server over HTTP, with every way in which they fail told apart.
+"""Calls to a server over HTTP, with a distinct failure for every way in which they fail.
 
 Invariants:
-- Nothing that a server sends is trusted: answers have a largest size, waits have a limit, and text of a server is one
-  short line before it goes anywhere.
-- A key goes into one header of the requests and nowhere else: it is in no text, also where the server repeats it.
-- The environment names no proxy. Certificates are checked against the system's authorities.
-- Each call opens a connection and closes it. A connection that is kept hides that a server closes them.
+- A key goes into one header and into no text, also if the server repeats it.
+- Proxies of the environment are ignored. Certificates are checked against the system's authorities.
+- Each call opens and closes a connection: a kept one hides that a server closes them.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _EXPECTED = "expected http://HOST:PORT or https://HOST:PORT, with a path if the 
 
 
 class CallFailed(Exception):
-    """A call has no whole answer. end: in which way. reason: one line. status: of HTTP, where there was one."""
+    """A call without a whole answer. reason: one line."""
 
     def __init__(self, end: End, reason: str, status: int | None = None) -> None:
         super().__init__(reason)
@@ -43,7 +41,7 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a server is. base: what stands before each path, without a slash at its end."""
+    """A server's address. base: prefix of each path, without a slash at its end."""
 
     scheme: str
     host: str
@@ -56,10 +54,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """The address that a user wrote. Raises UsageError; a password in the text is not repeated.
-
-    A /v1 at its end is left out, as clients of OpenAI's calls have it: each path here names its own version.
-    """
+    """Parse an address; drop a /v1 at its end. Raises UsageError, which does not repeat a password."""
     if "@" in text:
         raise UsageError(f"an address holds no user and no password; {_EXPECTED}. A key is named, not written")
     if not text or not text.isascii() or not text.isprintable() or any(c in text for c in ' "\\'):
@@ -82,7 +77,6 @@ def parse_address(text: str) -> Address:
 
 
 def is_loopback(address: Address) -> bool:
-    """Whether the address is of this machine alone: 127.0.0.0/8, ::1, or the name localhost."""
     if address.host == "localhost":
         return True
     try:
@@ -93,13 +87,12 @@ def is_loopback(address: Address) -> bool:
 
 
 def one_line(text: str, most: int = MOST_TEXT) -> str:
-    """Text of a server as one printable line of so many characters at most."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 16 * most]).split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 class Http:
-    """One server. silence_s: seconds without a byte, or without an event of a stream, after which a call gives up."""
+    """One server. silence_s: seconds without a byte, or without a stream's event, after which a call fails."""
 
     def __init__(self, address: Address, *, key: str | None = None, silence_s: float = 60.0) -> None:
         if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
@@ -112,19 +105,16 @@ class Http:
         return f"Http({self.address})"
 
     def get_json(self, path: str, *, silence_s: float | None = None) -> object:
-        """The JSON value at `path`. Raises CallFailed."""
         return self._json(_name("GET", path), self.call("GET", path, silence_s=silence_s))
 
     def get_text(self, path: str, *, silence_s: float | None = None) -> str:
-        """The text at `path`. Raises CallFailed."""
         return self.call("GET", path, silence_s=silence_s).decode(errors="replace")
 
     def post_json(self, path: str, body: object) -> object:
-        """What the server answers to `body`. Raises CallFailed."""
         return self._json(_name("POST", path), self.call("POST", path, body))
 
     def call(self, method: str, path: str, body: object = None, *, silence_s: float | None = None) -> bytes:
-        """The whole answer to one call. Raises CallFailed."""
+        """The whole answer to one call. Raises CallFailed, as the other calls do."""
         limit_s = self.silence_s if silence_s is None else silence_s
         name = _name(method, path)
         with self._open(method, path, body, limit_s) as exchange:
@@ -139,10 +129,7 @@ class Http:
             return bytes(answer)
 
     def stream(self, path: str, body: object) -> Events:
-        """The events of an answer as they come; the connection is closed where the `with` block of the events ends.
-
-        Raises CallFailed.
-        """
+        """Start a stream of events; leaving its `with` block closes the connection."""
         name = _name("POST", path)
         exchange = self._open("POST", path, body, self.silence_s)
         kind = exchange.response.getheader("Content-Type", "")
@@ -153,14 +140,14 @@ class Http:
         return Events(self, exchange, name, is_whole=known == _WHOLE)
 
     def shown(self, text: str) -> str:
-        """Text of the server as one line without the key."""
+        """A server's text as one line without the key."""
         if self._key is not None:
             for written in {self._key, json.dumps(self._key)[1:-1]}:
                 text = text.replace(written, "<key>")
         return one_line(text)
 
     def _open(self, method: str, path: str, body: object, limit_s: float) -> _Exchange:
-        """Send one request and read the head of its answer. Raises CallFailed, also for a status of 300 or more."""
+        """Send a request and read the head of its answer. A status of 300 or more is CallFailed."""
         name = _name(method, path)
         headers = {"Connection": "close", "Accept": "*/*"}
         sent = None if body is None else json.dumps(body).encode()
@@ -215,7 +202,6 @@ class Http:
         return CallFailed(End.UNREACHED, f"{name}: {self.address}: {one_line(why)}")
 
     def _failure(self, name: str, error: OSError | http.client.HTTPException, limit_s: float) -> CallFailed:
-        """How a call on an open connection failed."""
         if machine_trouble(error) is not None:
             raise error
         if isinstance(error, TimeoutError):
@@ -237,8 +223,6 @@ class Http:
 
 
 class _Exchange:
-    """An open connection with the head of its answer."""
-
     def __init__(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, peer: socket.socket
     ) -> None:
@@ -254,12 +238,11 @@ class _Exchange:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, whatever the server still sends."""
         self.response.close()
         self._connection.close()
 
     def pieces(self) -> Iterator[bytes]:
-        """The answer as it comes. Raises IncompleteRead where it ends before its length."""
+        """Raises IncompleteRead if the answer ends before its length."""
         left = self.response.length  # None: in chunks, or until the connection is closed
         while left is None or left > 0:
             piece = self.response.read1(_READ if left is None else min(_READ, left))
@@ -271,7 +254,6 @@ class _Exchange:
             yield piece
 
     def beginning(self) -> bytes:
-        """The first bytes of an answer that says an error, as far as they come."""
         answer = bytearray()
         try:
             for piece in self.pieces():
@@ -285,11 +267,10 @@ class _Exchange:
 
 
 class Events:
-    """Server-sent events of one answer: an iterator over their data, and a context manager that closes the connection.
+    """Server-sent events of one answer, as JSON values. Leaving the context closes the connection.
 
-    Only events count against the limit of silence: an engine that hangs may go on to send comments.
-    is_ended: whether the server sent the event that ends a stream, [DONE]. reads: pieces that have been read: events of
-    one piece have come together. is_whole: the server does not stream, and its answer is the one event.
+    Comments are no activity: an engine that hangs may still send them. is_ended: the server sent [DONE]. reads: pieces
+    read; events of one piece arrived together. is_whole: the answer is one event, not streamed.
     """
 
     def __init__(self, server: Http, exchange: _Exchange, name: str, *, is_whole: bool = False) -> None:
@@ -307,7 +288,6 @@ class Events:
         self._exchange.close()
 
     def __iter__(self) -> Iterator[object]:
-        """The JSON values of the events. Raises CallFailed."""
         limit_s = self._server.silence_s
         pieces, buffer, total = self._exchange.pieces(), bytearray(), 0
         last_s = time.monotonic()
@@ -339,7 +319,7 @@ class Events:
                     last_s = time.monotonic()
 
     def _data(self, line: bytes) -> bytes | None:
-        """The data of a line; None where it has none, or empty data. Each engine puts an event's data on one line."""
+        """Each engine puts an event's data on one line."""
         name, _, data = line.rstrip(b"\r").partition(b":")
         data = data.strip()
         if name == b"error":  # llama.cpp
@@ -350,7 +330,7 @@ class Events:
 
 
 def parse_json(text: bytes | str) -> object:
-    """The JSON value. Raises ValueError for anything else, also for one that nests too deep to be read."""
+    """Parse JSON. Raises ValueError, also for too deep nesting."""
     try:
         value: object = json.loads(text)
     except RecursionError as error:
@@ -359,12 +339,10 @@ def parse_json(text: bytes | str) -> object:
 
 
 def _name(method: str, path: str) -> str:
-    """What a call is called in a reason."""
     return f"{method} {path.partition('?')[0]}"
 
 
 def _said(answer: bytes) -> str:
-    """What the body of a refusal says: its message, or all of it."""
     try:
         value = parse_json(answer)
     except ValueError:
@@ -376,5 +354,4 @@ def _said(answer: bytes) -> str:
 
 
 def error_text(value: object) -> str:
-    """What an error object inside an answer says."""
     return _said(json.dumps(value).encode())

@@ -1,9 +1,8 @@
-"""Counters of a server, from the text that it shows to Prometheus.
+"""Counters of a server from its Prometheus metrics.
 
 Invariants:
-- A counter is the sum over all its labels. What is no finite number, a histogram's bucket or a time of creation counts
-  for nothing.
-- A line that is no sample is passed over: it can hide a counter, and a hidden counter is no evidence.
+- Values that are not finite, buckets of histograms and creation times are left out.
+- A malformed line is skipped: a hidden counter is no evidence.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ _LONGEST_LINE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: a metric with its labels, and its value."""
-
     name: str
     labels: Mapping[str, str]
     value: float
 
 
 def parse_samples(text: str) -> Iterator[Sample]:
-    """The samples of a text in Prometheus' or OpenMetrics' format, in order."""
     for line in text.split("\n"):
         if line.startswith("#") or len(line) > _LONGEST_LINE or not (match := _SAMPLE.match(line.strip())):
             continue
@@ -44,7 +40,7 @@ def parse_samples(text: str) -> Iterator[Sample]:
 
 
 def counters(samples: Iterable[Sample], labelled: Iterable[str] = ()) -> dict[str, float]:
-    """Metric -> sum over its labels. labelled: further sums to make, as `name{label="value"}` of one label."""
+    """Metric -> sum over its labels. labelled: further sums, as `name{label="value"}` with one label."""
     wanted: dict[tuple[str, str, str], str] = {}
     for row in labelled:
         match = _SAMPLE.match(f"{row} 0")
@@ -62,5 +58,4 @@ def counters(samples: Iterable[Sample], labelled: Iterable[str] = ()) -> dict[st
 
 
 def _plain(written: str) -> str:
-    """A label's value without its escapes."""
     return re.sub(r"\\(.)", lambda match: _ESCAPED.get(match[1], match[0]), written)

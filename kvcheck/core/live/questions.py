@@ -1,11 +1,9 @@
-"""Questions: requests that are drawn from seeds, each with the one right answer.
+"""Questions: requests drawn from seeds, each with its one right answer.
 
 Invariants:
-- Equal seeds and names give equal requests. Other names give the same situation with other tokens: the same shared
-  prefixes and lengths, and not one token of a place in common.
-- Two walks share the places of a common beginning and no others, as long as the alphabet has unused ones: a page of
-  another walk then holds no second key for a place of this one.
-- Every walk is read in all its places, in each layer, where its answer is long enough (`cover`).
+- Other names give the same shared prefixes and lengths with other tokens at every place.
+- Two walks share only the places of a common beginning while the alphabet has unused ones, so a page of another walk
+  has no second key for a place of this one.
 """
 
 from __future__ import annotations
@@ -17,31 +15,30 @@ from typing import Protocol
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 
 WALK_FRAME = len(HEADER) + 2
-"""Tokens of a walk beside its places: the header, the place that closes it, and the node that is asked for."""
+"""Tokens of a walk beside its places: the header, the place that closes it, and the node in question."""
 SHORTEST = 24
 MORE_MARKS = 8
 STRIDE = 8
-"""Of the tokens that read a walk's pages: a page of 16 holds a place of each stride of at most 8 hops."""
+"""Most places that `cover` counts for a token: a page of 16 holds a place of each stride up to 8 hops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a request is about, before it is given names. A walk: its nodes. A position test: its values."""
+    """The content of a request before names are assigned: nodes of a walk, or values of a position test."""
 
     values: tuple[int, ...]
     is_walk: bool = True
 
     def cut(self, length: int) -> Subject:
-        """The first part of it: a prefix that another request continues."""
         return Subject(self.values[:length], self.is_walk)
 
 
 class QuestionSource(Protocol):
-    """What scenarios draw from, with answers that are known (`Questions`) or not (`core.live.own.prompts`).
+    """A source of requests, with answers that are known (`Questions`) or not (`core.live.own.prompts`).
 
     longest: tokens of a request and its answer together.
     """
@@ -50,29 +47,26 @@ class QuestionSource(Protocol):
 
     @property
     def has_marks(self) -> bool:
-        """Whether a position test fits into a request here; `marks` is asked for only then."""
+        """Whether a position test fits into a request; required before `marks`."""
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
-        """A subject of about so many tokens. prefix: how it begins."""
+        """Draw a subject of about `places` tokens. prefix: its beginning."""
 
     def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:
-        """A position test. prefix: how it begins."""
+        """Draw a position test. prefix: its beginning."""
 
     def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
-        """The question about a subject. tokens: of the answer, fewer where no more fit. start: where it is asked at."""
+        """Make a question. tokens: of the answer, fewer if no more fit. start: place in the walk; None: drawn."""
 
     def again(self, rng: Rng, before: Question, tokens: int) -> Question:
-        """The next turn of a conversation: the request, its answer, and another question."""
+        """Make the next turn of a conversation: the request, its answer, and another question."""
 
     def cover(self, subject: Subject) -> int:
         """Tokens of an answer that read the whole subject, or as much of it as is worth its time."""
 
 
 class Questions:
-    """Draws subjects and puts them as questions.
-
-    longest: tokens of a request and its answer together. names: chooses which tokens stand for the drawn nodes.
-    """
+    """Questions with known answers. names: selects the tokens for drawn nodes."""
 
     def __init__(self, alphabet: Alphabet, *, longest: int, names: int, first: int = 0) -> None:
         self.alphabet = alphabet
@@ -89,8 +83,6 @@ class Questions:
         self._masks = [draws.below(1 << parameters.bits) for _ in range(parameters.farthest + 1 + MORE_MARKS)]
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
-        """A walk of about so many places: the next length that shares no factor with the hops. prefix: its first
-        places."""
         parameters = self.alphabet.parameters
         shared = prefix.values if prefix is not None else ()
         most = min(self.longest - WALK_FRAME - 1, parameters.nodes)
@@ -102,8 +94,7 @@ class Questions:
         return Subject((*shared, *drawn))
 
     def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:
-        """A position test that is a few marks longer than the distance that it reads back: earlier marks would be read
-        by no token of the answer. prefix: its first marks, of which the last is left out where it is a whole test."""
+        """Draw a few marks more than the distance that the test reads back; no token reads earlier ones."""
         parameters = self.alphabet.parameters
         count = parameters.farthest + 1 + rng.below(MORE_MARKS)
         shared = prefix.values[: count - 1] if prefix is not None else ()
@@ -112,12 +103,9 @@ class Questions:
 
     @property
     def has_marks(self) -> bool:
-        """Whether a position test fits into a request here."""
         return self.alphabet.parameters.farthest + len(HEADER) + 2 * MORE_MARKS < self.longest
 
     def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
-        """The question about a subject. tokens: of the answer, fewer where no more fit. start: of a walk, the number of
-        the place that it is asked at; drawn where it is None."""
         drawn = rng.below(len(subject.values))
         if subject.is_walk:
             nodes = [self._name(value) for value in subject.values]
@@ -131,24 +119,19 @@ class Questions:
         return self._question(ids, min(tokens, self.longest - len(ids)))
 
     def again(self, rng: Rng, before: Question, tokens: int) -> Question:
-        """The next turn of a conversation: the request and its whole answer, then another node of the same walk.
-
-        tokens: fewer where no more fit. Raises UsageError where none fits, or `before` is no walk.
-        """
+        """Raises UsageError if no token fits or `before` is no walk."""
         listed = [node for node in map(self.alphabet.as_place, before.ids) if node is not None]
         ids = (*before.ids, *before.expected, self.alphabet.node(listed[rng.below(len(listed) - 1)]))
         return self._question(ids, max(1, min(tokens, self.longest - len(ids))))
 
     def cover(self, subject: Subject) -> int:
-        """Tokens of an answer that read each page of 16 places of a walk in each layer; of a position test, all marks
-        but the first few."""
+        """Read each page of 16 places of a walk in each layer; of a position test, all marks but the first few."""
         parameters = self.alphabet.parameters
         if not subject.is_walk:
             return parameters.farthest + 1
         return -(-len(subject.values) // min(parameters.hops, STRIDE)) + 1
 
     def _question(self, ids: tuple[int, ...], tokens: int) -> Question:
-        """The next question in number, with its answer. Raises UsageError where no such answer exists."""
         question = Question(number=self._next, ids=ids, expected=answers(self.alphabet, ids, tokens))
         self._next += 1
         return question
@@ -162,7 +145,6 @@ class Questions:
 
 
 def _unit(rng: Rng, modulus: int) -> int:
-    """A factor that permutes the numbers below `modulus`."""
     while True:
         factor = 1 + rng.below(modulus)
         if gcd(factor, modulus) == 1:

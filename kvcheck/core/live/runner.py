@@ -1,8 +1,8 @@
-"""LiveRunner: sends rounds to one server that serves a known-answer model, and judges what comes back.
+"""LiveRunner: sends rounds to one server with a known-answer model, and judges the answers.
 
 Invariants:
-- Nothing is judged before the server has answered a cold request with a right token: any other server is a UsageError.
-- A round without a finding whose requests were not all judged has reasons, and is no pass.
+- A server without one right first token to a cold request is a UsageError; nothing is judged before.
+- A round with unjudged requests and no finding has reasons and is no pass.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from kvcheck.core.live.judge.cached import by_chance
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, Wrong, finding
 from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
 from kvcheck.core.live.sending import Sender, new_rid, typical_s
+from kvcheck.core.model.alphabet import Alphabet
 
 COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
 GAP = 0.4
-"""Two retractions on demand are this part of a typical answer apart."""
+"""Time between two retractions on demand, as a part of a typical answer's."""
 SETTLE_S = 1.5
-"""vLLM 0.32.0 counts what a step did up to a second after its answers."""
+"""vLLM 0.32.0 updates its counters up to a second after the answers of a step."""
 CACHED, BROKEN_OFF, AFTER_ABORT = "KV805", "KV807", "KV804"
 _UNAIMED = (
     "no counters of its own show that one server answers at this address, and a balancer may have sent the abort to "
@@ -50,10 +50,9 @@ _UNAIMED = (
 class RoundResult:
     """One judged round.
 
-    sources: kind of evidence -> where its count was read. moved: as in Observed. reasons: why it is no pass, where it
-    has no finding. notes: what was assumed, and what went wrong beside the requests. is_over: the server answers no
-    more. elsewhere: why not all answers are the engine's, which no finding may hide. refuted: why cached counts of
-    answers are no evidence. facts: what the record says of the scenario beside its evidence; of all its rounds so far.
+    sources, moved: as in Observed. reasons: why it is no pass, without a finding. notes: assumptions and troubles.
+    is_over: the server no longer answers. elsewhere: why some answers are not the engine's. refuted: why cached counts
+    are no evidence. facts: further fields for the record, of all rounds so far.
     """
 
     evidence: Evidence
@@ -72,9 +71,8 @@ class RoundResult:
 class LiveRunner:
     """Rounds against one server, from one thread.
 
-    timeout_s: seconds of silence after which a request is given up. is_replay: the server may have seen the requests
-    before, so cached counts are compared with the prompt alone. is_balanced: several servers may answer, since the
-    counters are not read where they are asked.
+    is_replay: the server may have seen the requests before, so cached counts are compared with the prompt alone.
+    is_balanced: several servers may answer, since counters have other addresses.
     """
 
     def __init__(
@@ -101,11 +99,8 @@ class LiveRunner:
         self._sender: Sender | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
-        """Ask cold walks until one is answered rightly from its first token on, at most three. Those that were not are
-        judged with the first round.
-
-        Raises UsageError where the server does not serve this model, or cannot be asked.
-        """
+        """Send cold walks until one has a right first token; they are judged with the first round. Raises
+        UsageError."""
         self._served = served
         questions = self._questions(names, served.longest or self._alphabet.parameters.length)
         rng = Rng(names)
@@ -129,9 +124,9 @@ class LiveRunner:
         until: float | None = None,
         told: Callable[[int], None] = lambda answered: None,
     ) -> RoundResult:
-        """Send one round and judge it. Raises KeyboardInterrupt; `taken` judges what was answered until then.
+        """Send one round and judge it. After KeyboardInterrupt, `taken` judges the answers so far.
 
-        is_last: no round of its scenario follows, so counters that come late are waited for.
+        is_last: last round of its scenario, so late counters are waited for.
         """
         self._began, self._before, self._sender = time.monotonic(), None, None
         scenario = LIVE_SCENARIOS.load(plan.scenario)
@@ -159,7 +154,6 @@ class LiveRunner:
         return result
 
     def taken(self, plan: LivePlan) -> RoundResult:
-        """The judgement of a round that was interrupted, as far as it was answered."""
         answered = [] if self._sender is None else [*self._sender.interrupted.exchanges]
         return self._judge(plan, answered, is_whole=False, is_last=True, troubles=[])
 
@@ -233,7 +227,6 @@ class LiveRunner:
         )
 
     def _compare(self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None) -> CounterCheck:
-        """All answers beside the engine's counters, where it has some and no request was cut off."""
         if after is None or self._answered is None or not {each.answer.end for each in exchanges} <= WHOLE:
             return CounterCheck()
         return compare(
@@ -243,7 +236,7 @@ class LiveRunner:
     def _aimed(
         self, plan: LivePlan, exchanges: Sequence[Exchange], after: Counters | None, wrong: list[Wrong]
     ) -> tuple[list[Wrong], list[str]]:
-        """What is wrong, without answers whose abort may have reached another server, and why."""
+        """Drop wrong answers after aborts that may have reached another server, with the reason."""
         aborted = [each for each in wrong if each.code == AFTER_ABORT]
         if not aborted or (
             not self._is_balanced
@@ -253,7 +246,6 @@ class LiveRunner:
         return [each for each in wrong if each.code != AFTER_ABORT], [f"{aborted[0].message}; {_UNAIMED}"]
 
     def _ask_new(self, plan: LivePlan, exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
-        """Answers to prompts that begin as no other one."""
         questions = self._questions(secrets.randbelow(1 << 32), plan.longest)
         like = [each.sending.question for each in exchanges]
         round_ = new_prompts(questions, Rng(self._next), like, plan.concurrency)
@@ -267,9 +259,8 @@ class LiveRunner:
 
 
 def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
-    """Raise UsageError where a server cannot have answered a cold request of this model, or, at the last one, where its
-    first token is wrong. A server whose later tokens are wrong serves the model, and is judged.
-    """
+    """Raise UsageError if a cold request was not answered, or at the last try its first token is wrong. A server whose
+    later tokens are wrong is judged."""
     if answer.end in (End.UNREACHED, End.SILENT):
         raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
     if answer.end is not End.DONE:
@@ -291,7 +282,7 @@ def check_cold(question: Question, answer: Answer, *, is_last: bool) -> None:
 
 
 def _check_half(served: Served, question: Question, answer: Answer) -> None:
-    """Raise UsageError where a prefill server of a pair ends its answer early: it answers one token by itself."""
+    """A lone prefill server of a pair answers one token by itself."""
     if served.mode == "prefill" and len(answer.tokens) < len(question.expected):
         raise UsageError(
             f"this is the prefill server of a pair, and it answered {len(answer.tokens)} of {len(question.expected)} "
@@ -300,10 +291,7 @@ def _check_half(served: Served, question: Question, answer: Answer) -> None:
 
 
 def unjudged_reasons(judged: Judgement, exchanges: Iterable[Exchange]) -> list[str]:
-    """Why requests were not judged to their end: a line for each way they ended, with the first one's own words.
-
-    Those that this run aborted are left out: what had arrived was judged.
-    """
+    """A line for each kind of end, with the first one's reason. This run's own aborts were judged."""
     ours = {each.sending.rid for each in exchanges if each.sending.abort is not None}
     kinds: dict[str, list[str]] = {}
     for each in judged.unjudged:
@@ -315,7 +303,7 @@ def unjudged_reasons(judged: Judgement, exchanges: Iterable[Exchange]) -> list[s
 
 
 def _may_have_retracted(client: Client, before: Counters | None, after: Counters | None) -> bool:
-    """Whether retractions may have happened while a round ran: unless a counter of them that exists stood still."""
+    """True unless an existing counter of retractions stood still."""
     names = client.counted.get("retract", ())
     if before is None or after is None:
         return True
@@ -330,5 +318,4 @@ def _placed(found: Finding, plan: LivePlan) -> Finding:
 
 
 def _told_once(texts: Sequence[str]) -> list[str]:
-    """Each text once, with how often it came."""
     return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(texts).items()]

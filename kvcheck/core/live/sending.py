@@ -1,9 +1,8 @@
-"""Sends a round to a server: waves of requests from threads, aborts, retractions on demand, and an end on every path.
+"""Sends a round to a server: waves of requests from threads, aborts, and retractions on demand.
 
 Invariants:
-- Each order is answered, or has an answer that says why there is none. An interrupt ends the round at once, and what
-  was answered is kept.
-- The order in which requests are handed out is the round's. When each arrives is up to the machine.
+- An interrupt ends the round at once and keeps the answers so far.
+- Requests are handed out in the round's order; their order of arrival is up to the machine.
 """
 
 from __future__ import annotations
@@ -23,25 +22,22 @@ from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 POLL_S = 0.1
 SHORTEST_GAP_S = 0.02
 FORCED_CALL_S = 30.0
-"""A call that retracts has so long to come back after its wave."""
+"""Time limit of a retraction call after the end of its wave."""
 
 
 class Asked(Protocol):
-    """What a round is sent to: a `Client`, or an arm of requests to one."""
+    """The receiver of a round: a `Client`, or an arm of requests to one."""
 
     def ask(self, sending: Sending) -> Answer:
         """Send a request and wait for its answer."""
 
     def retract(self) -> None:
-        """Make the engine retract all that runs. Raises Trouble."""
+        """Make the engine retract all running requests. Raises Trouble."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """What a round came to. forced: retractions on demand that the engine accepted; troubles: why others failed.
-
-    is_whole: every order was sent and answered.
-    """
+    """The exchanges of a round. forced: accepted retractions on demand; troubles: why others failed."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     forced: int = 0
@@ -52,9 +48,8 @@ class Delivery:
 class Sender:
     """Sends rounds to one server.
 
-    gap_s: seconds between two retractions on demand; a fraction of what an answer takes, so that several hit it.
-    may_force: whether retractions may be asked for. until: a time of time.monotonic() after which no request is begun.
-    is_timed: as in Sending.
+    gap_s: between retractions on demand; less than an answer takes, so that several hit it. until: time.monotonic()
+    after which no request begins.
     """
 
     def __init__(
@@ -73,8 +68,8 @@ class Sender:
         self.interrupted = Delivery()
 
     def send(self, round_: Round, told: Callable[[int], None] = lambda answered: None) -> Delivery:
-        """Send all waves. told: called with the number of answers so far. Raises KeyboardInterrupt with nothing lost:
-        `interrupted` holds what was answered."""
+        """Send all waves. told: called with the number of answers so far. After KeyboardInterrupt, `interrupted` holds
+        the answers."""
         sent = Delivery()
         self.interrupted = sent
         for wave in round_.waves:
@@ -85,7 +80,7 @@ class Sender:
         return sent
 
     def _send_wave(self, wave: Wave, sent: Delivery, told: Callable[[int], None]) -> None:
-        """Hand out a wave's orders to threads. They are daemons: an interrupt does not wait for a server's answers."""
+        """Threads are daemons, so that an interrupt does not wait for answers."""
         orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         for order in wave.orders:
             orders.put(order)
@@ -122,7 +117,6 @@ class Sender:
         ended: threading.Event,
         results: queue.SimpleQueue[list[Exchange] | OSError],
     ) -> None:
-        """Take orders until there are none. An error of this machine, such as too many open files, ends the run."""
         while not ended.is_set():
             try:
                 order = orders.get_nowait()
@@ -137,7 +131,6 @@ class Sender:
                 results.put(result)
 
     def _one(self, order: Order) -> list[Exchange]:
-        """The exchange of an order, and of its second sending after an abort; nothing where the time is over."""
         if self._is_over():
             return []
         first = Sending(
@@ -163,7 +156,6 @@ class Sender:
                 self._running -= 1
 
     def _force(self, times: int, ended: threading.Event, sent: Delivery) -> None:
-        """Make the engine retract what runs, so often, while something runs."""
         while times > 0 and not ended.wait(self._gap_s):
             if self._running < 2:
                 continue
@@ -179,11 +171,9 @@ class Sender:
 
 
 def typical_s(answers: Sequence[Answer]) -> float:
-    """The median duration of answers, in seconds; 0 of none."""
     spans = sorted(answer.ended_s - answer.began_s for answer in answers)
     return spans[len(spans) // 2] if spans else 0.0
 
 
 def new_rid() -> str:
-    """A name that no other request at the server has."""
     return f"kvcheck-{secrets.token_hex(8)}"

@@ -1,1 +1,1 @@
-"""Probes of installed engines: drive the caches of SGLang, vLLM and LMCache and judge what they hold."""
+"""Probes of installed engines: drive the caches of SGLang, vLLM and LMCache, and transfers of Mooncake."""

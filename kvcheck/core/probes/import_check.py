@@ -1,12 +1,8 @@
-"""Import check: whether what the probes look for in an engine can be imported, as the probes' child imports it.
+"""Import check: whether an engine's capabilities can be imported, as the probes' child imports them.
 
-It runs under the interpreter of the engine's environment. Each line that it writes is an error, with all that it takes
-away; no line means that all that is there can be imported, and on a device that compiled code runs there. What a
-release does not have is no matter.
-
-Invariants:
-- The names, the stand-ins and the start are the child's own; nothing is looked for that no probe needs.
-- Only answers are written to standard output. What an engine prints goes to standard error.
+It runs under the interpreter of the engine's environment. Each line of output is an error with the capabilities that it
+takes away. No output: all existing capabilities can be imported, and compiled code runs on a device. Capabilities that
+a release lacks are ignored.
 """
 
 from __future__ import annotations
@@ -25,11 +21,10 @@ from kvcheck.core.probes.frame.wire import Hello, Refusal
 from kvcheck.core.probes.installed import ENGINES
 
 MOST_NAMED = 4
-"""Capabilities that an error takes away, by name; the first ones are needed by most probes."""
+"""Capabilities named by an error; the first ones are needed by most probes."""
 
 
 def errors(engine: str, device: str = "cpu") -> list[str]:
-    """What breaks, in words: each error once."""
     spec = ENGINES.load(engine)
     module, attribute = spec.start.split(":")  # it is loaded here, because not every environment has torch
     start = cast(Callable[..., Hello | Refusal], getattr(importlib.import_module(module), attribute))
@@ -45,7 +40,6 @@ def errors(engine: str, device: str = "cpu") -> list[str]:
 
 
 def compiled_errors(spec: EngineSpec, device: str) -> list[str]:
-    """Why the engine's compiled code does not run on the device, if it does not."""
     if not spec.compiled:
         return []
     module, attribute = spec.compiled.split(":")
@@ -57,7 +51,7 @@ def compiled_errors(spec: EngineSpec, device: str) -> list[str]:
 
 
 def breaks(spec: EngineSpec) -> dict[str, list[str]]:
-    """Error -> the capabilities that are in the release and cannot be imported for it."""
+    """Return error -> capabilities that are in the release and cannot be imported for it."""
     names, broken = Names(spec.table), defaultdict(list)
     for name in spec.table:
         if error := names.find(name).error:
@@ -66,7 +60,6 @@ def breaks(spec: EngineSpec) -> dict[str, list[str]]:
 
 
 def main(engine: str, device: str = "cpu") -> None:
-    """Answer on what was standard output."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         answers.writelines(" ".join(text.split()) + "\n" for text in errors(engine, device))

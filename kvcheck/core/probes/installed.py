@@ -3,8 +3,7 @@
     sglang                  the engine of the interpreter that runs kvcheck
     vllm:/path/to/venv      the engine of that environment, or of the interpreter at that path
 
-Invariants:
-- Only the child imports an engine. Naming one, listing its probes and parsing a target do not.
+Only the child imports an engine. Naming one, listing its probes and parsing a target do not.
 """
 
 from __future__ import annotations
@@ -31,38 +30,34 @@ ENGINES: Registry[EngineSpec] = Registry(
 )
 
 ROOTS = ("python", "", "src")
-"""Where a checkout has the folder of its package."""
+"""Parent folders of the package in a checkout."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """The engine that `--target` names, and the interpreter of its environment."""
-
     engine: str
     python: Path
 
     @property
     def spec(self) -> EngineSpec:
-        """The engine's tables."""
         return ENGINES.load(self.engine)
 
     def start(
         self, patience: Patience, device: str = "cpu", variables: Mapping[str, str] | None = None
     ) -> EngineProcess:
-        """A child that holds the engine. variables: the engine's own. Raises UnknownVerdict."""
+        """Start a child that holds the engine. variables: the engine's own. Raises UnknownVerdict."""
         entry = dict(ENGINES.targets())[self.engine]
         program = self.spec.program
         return EngineProcess(self.engine, entry, self.python, patience, device, program=program, variables=variables)
 
 
 def checkout_of(engine: str, folder: Path) -> Path | None:
-    """The folder of an engine's package in a checkout of it, or in that folder itself; None if there is none."""
     places = (folder / root / engine for root in ROOTS)
     return next((place for place in places if (place / "__init__.py").is_file()), None)
 
 
 def parse_target(target: str) -> EngineTarget:
-    """The engine and interpreter of "sglang" or "sglang:/path". Raises UsageError for a path without an interpreter."""
+    """Parse "sglang" or "sglang:/path". Raises UsageError for a path without an interpreter."""
     name, colon, place = target.partition(":")
     ENGINES.require(name)
     if not colon:
@@ -71,12 +66,12 @@ def parse_target(target: str) -> EngineTarget:
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.is_file() and (source := checkout_of(name, path)) is not None:
         raise UsageError(
-            f"--target {target}: this is a checkout of {name} ({source}), and no environment; "
-            f"next: kvcheck engine-env {name} VENV --source {place}, then --target {name}:VENV"
+            f"{target}: this is a checkout of {name} ({source}), and no environment; "
+            f"next: kvcheck env --source {place} VENV, then kvcheck probe {name}:VENV"
         )
     if not place or not python.is_file() or not os.access(python, os.X_OK):
         raise UsageError(
-            f"--target {target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "
+            f"{target}: expected {name}, or {name}:DIR with an interpreter at DIR/bin/python; "
             f"found none at {python.absolute()}"
         )
     return EngineTarget(name, python.absolute())

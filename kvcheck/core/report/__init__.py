@@ -1,8 +1,8 @@
-"""Reports: one RunRecord in, one file or folder out, a module for each format.
+"""Reports: one RunRecord in, one file or folder out, one module per format.
 
 Invariants:
-- A writer is `write(record, path)`; it reads the record alone, and afterwards the whole file is there, or the old one.
-- Importing this package imports no writer: pandas, matplotlib and jinja2 load only when their format is asked for.
+- A writer is `write(record, path)`. It reads only the record and replaces each file in one step.
+- Importing this package imports no writer: pandas, matplotlib and jinja2 load when their format is requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITERS: Registry[Writer] = Registry(
     "format",
     {
         "json": (
-            "kvcheck.core.report.store:write_json",
+            "kvcheck.core.run.store:write_json",
             "Writes the whole record as one JSON file; in a folder it is run.json.",
         ),
         "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or six tables into a folder."),
@@ -89,7 +89,7 @@ STORY_WRITERS: Registry[StoryWriter] = Registry(
     {"perfetto": ("kvcheck.core.report.to_perfetto:write", "Writes a trace: lanes as threads, waits as arrows.")},
 )
 
-# What a writer puts into a folder. Kept here, so that a path can be checked without loading a writer.
+# Files that a writer puts into a folder, listed here so that a path can be checked without loading a writer.
 FILES = {
     "json": ("run.json",),
     "csv": ("findings.csv", "scenarios.csv", "words.csv", "observed.csv", "situations.csv", "mutants.csv", "bench.csv"),
@@ -101,14 +101,14 @@ FILES = {
 }
 
 ENDINGS = {"junit": "junit.xml", "github": "github.txt", "gitlab": "gitlab.json"}
-"""How the name of a format's file ends, where it is not the format's own name."""
+"""Endings of file names, for formats whose ending is not the format's name."""
 
 STDOUT = Path("-")
-"""Where the format github prints; for no other format a path."""
+"""Path of stdout, for the format github only."""
 
 
 def destinations(format_name: str, path: Path) -> tuple[Path, ...]:
-    """The files that the writer of a format replaces when it is given `path`; none on stdout."""
+    """Return the files that a format's writer replaces for `path`; none for stdout."""
     if path == STDOUT:
         return ()
     if (path.is_dir() and format_name in FILES) or (format_name == "csv" and path.suffix.lower() != ".csv"):

@@ -1,9 +1,8 @@
-"""The cells of a run as a matrix, scenarios by what they were tried with, and a table with a row for each cell.
+"""The cells of a run: a matrix of scenarios by shapes or variants, and a table with a row per cell.
 
 Invariants:
-- Every cell of the record is in the matrix once, and leads to its row. A place without a cell is empty.
-- A sign and a number say what the colour says.
-- A count that nobody took is left out, never 0.
+- Colour never carries meaning alone: a sign and a number repeat it.
+- A count that was not taken is left out, never 0.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from kvcheck.core.report.wording import MARKS, WORST_FIRST, conditional_text, co
 
 MOST_COLUMNS = 10
 LEAST_FILLED = 0.4
-"""A share of the places. With fewer cells, each row lists its own, since most places would be empty."""
+"""Smallest share of filled places in a matrix. Below it, each row lists its cells."""
 MOST_OPEN = 12
-"""Rows of cells that no finding explains and that are shown unfolded."""
+"""Most unfolded rows of cells that no finding explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a cell stands in the matrix. row: the scenario, with its transport or probe. column: a shape or variant."""
+    """row: the scenario, with its transport or probe. column: a shape or a variant."""
 
     row: str
     column: str
 
 
 def place_of(cell: ScenarioResult, *, is_probe: bool) -> Place:
-    """The place of a cell: of a plain shape, of a shape over a transport, or of a probe's variant."""
     scenario = cell.id.removesuffix(f"/{cell.shape}")
     if is_probe:
         probe, _, variant = cell.shape.partition(".")
@@ -41,7 +39,7 @@ def place_of(cell: ScenarioResult, *, is_probe: bool) -> Place:
 
 
 def cells_section(record: RunRecord) -> dict[str, object] | None:
-    """Values for the page's template; None for a run without cells. Of a price list only what did not pass is told."""
+    """Return the template's values. A price list shows only cells that did not pass."""
     numbered = [(f"cell:{at}", cell) for at, cell in enumerate(record.scenarios, start=1)]
     told = [each for each in numbered if not record.bench or each[1].verdict is not Verdict.PASS]
     if not told:
@@ -63,13 +61,12 @@ def cells_section(record: RunRecord) -> dict[str, object] | None:
 
 
 def _families(record: RunRecord) -> Mapping[str, str]:
-    """The pool family of each shape, which older records do not say."""
     found = record.plan.get("families")
     return {str(name): str(family) for name, family in found.items()} if isinstance(found, dict) else {}
 
 
 def _grid(record: RunRecord, cells: Sequence[tuple[str, ScenarioResult]]) -> dict[str, object]:
-    """Rows in the order of the record, columns by family. Without columns each row lists its cells by name."""
+    """In a wide or sparse matrix each row lists its cells instead of columns."""
     families, is_probe = _families(record), "engine" in record.environment
     places: dict[str, dict[str, list[dict[str, str]]]] = {}
     for anchor, cell in cells:
@@ -104,7 +101,6 @@ def _entry(anchor: str, cell: ScenarioResult, place: Place, conditional: str) ->
 
 
 def _row(anchor: str, cell: ScenarioResult, conditional: str) -> dict[str, str]:
-    """One row of the table."""
     return {
         "anchor": anchor,
         "verdict": cell.verdict.value,
@@ -120,13 +116,11 @@ def _row(anchor: str, cell: ScenarioResult, conditional: str) -> dict[str, str]:
 
 
 def _evidence(evidence: Evidence) -> str:
-    """What was counted; "" where a cell has no events and no requests, as a price has none."""
     text = evidence_text(evidence, but=("schedules",))
     return text if evidence != Evidence(schedules=evidence.schedules) else ""
 
 
 def judged_text(record: RunRecord) -> str:
-    """What a run that passed rests on, in short: the first counts of its evidence."""
     evidence, planned = record.evidence, [cell.coverage for cell in record.scenarios]
     known = [cell.wanted for cell in planned if cell is not None]
     of = f" of {sum(known):,} planned" if known and len(known) == len(planned) else ""

@@ -1,10 +1,9 @@
-"""Markdown of texts from a record: escaped text, code spans, code blocks and rows of tables.
+"""Markdown from texts of a record: escaped text, code spans, code blocks and table rows.
 
 Invariants:
-- Text of a record cannot become markup, a link or a new line. In text, what markdown could read so is a character
-  reference; an underscore inside a word and a colon before a space are none. Inside code nothing is escaped, and the
-  fence is longer than any run of backticks in it.
-- A text is cut after MOST_CHARS, and ends in … then.
+- Text of a record cannot become markup, a link or a new line: characters with a meaning in markdown become character
+  references. In code nothing is escaped; the fence is longer than any run of backticks in it.
+- A longer text is cut after MOST_CHARS and ends in ….
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ BACKTICKS = re.compile("`+")
 
 
 def escaped(text: str) -> str:
-    """`text` as markdown that shows just this text, on one line."""
     return PLAIN.sub(lambda found: "".join(f"&#{ord(char)};" for char in found[0]), _shown(text))
 
 
 def code_span(text: str) -> str:
-    """`text` as code in a line; not for a table, whose rows | would split."""
+    """Return `text` as inline code; not for a table, since | would split its row."""
     shown = _shown(text) or " "
     fence = "`" * (_longest(shown) + 1)
     padded = f" {shown} " if shown.startswith(("`", " ")) or shown.endswith(("`", " ")) else shown
@@ -33,14 +31,13 @@ def code_span(text: str) -> str:
 
 
 def code_block(lines: Sequence[str]) -> list[str]:
-    """Lines of code, each cut at its end only where it has more than 20 times MOST_CHARS."""
+    """Return a fenced block. A line is cut only after 20 times MOST_CHARS."""
     shown = [printable(line[: 20 * MOST_CHARS]) for line in lines]
     fence = "`" * max(3, *(_longest(line) + 1 for line in shown)) if shown else "```"
     return [fence, *shown, fence]
 
 
 def table_line(texts: Sequence[str]) -> str:
-    """A row of a table."""
     return "| " + " | ".join(escaped(text) for text in texts) + " |"
 
 

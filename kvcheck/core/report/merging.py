@@ -1,8 +1,8 @@
-"""Merging: what several runs say together, as the rows of one record; and why some runs cannot be taken together.
+"""Merging: rows of several runs as the rows of one record, and checks that the runs may be merged.
 
 Invariants:
-- A cell and a seed are counted once. Two runs that have both are refused, so that counts of distinct traces add up.
-- Worst wins. Sums are sums of what the rows say, and a scope names no workload that one of them did not.
+- Runs that share a cell and seed are refused, so that counts of distinct traces add up.
+- Worst verdict wins; counts are sums. A row that lacks evidence alone does not count against a sum that has enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 
 OF_CELLS = ("cells", "families", "shows")
-"""Keys of a plan that say which cells a run has."""
+"""Keys of a plan that list the cells of a run."""
 LIMITS = ("max_time_s",)
 OF_SEEDS = ("seeds", "shard")
 """Keys of a plan that name the seeds of a run of many."""
@@ -30,7 +30,7 @@ SCOPE = re.compile(r"(every schedule within .+), of ([\d,]+) workloads?")
 
 
 def check_each(records: Sequence[RunRecord]) -> None:
-    """Raise UsageError for a run that is no evidence by itself, or that is of another build than the first."""
+    """Raise UsageError for a run that is no evidence by itself, or of another build than the first."""
     seen: dict[str, RunRecord] = {}
     for record in records:
         if record.run_id in seen:
@@ -51,7 +51,7 @@ def check_each(records: Sequence[RunRecord]) -> None:
 
 
 def check_runs(records: Sequence[RunRecord]) -> None:
-    """Raise UsageError for runs of different plans, and for a cell and a seed that two of them have."""
+    """Raise UsageError for runs of different plans, or that share a cell and a seed."""
     first = records[0]
     owners: dict[str, list[tuple[range, RunRecord]]] = {}
     lines: dict[str, tuple[dict[str, str], RunRecord]] = {}
@@ -121,7 +121,6 @@ def merged_rows(
 
 
 def _merged(named: Sequence[tuple[str, ScenarioResult]], gap: Callable[[Evidence], str | None]) -> ScenarioResult:
-    """The sum of a cell's rows. A row that lacks evidence alone does not count against a sum that has enough."""
     rows = [row for _, row in named]
     evidence = Evidence(schedules=0)
     for row in rows:
@@ -157,7 +156,7 @@ def _covered(found: Sequence[Coverage]) -> Coverage:
 
 
 def _scope(scopes: Sequence[str | None]) -> str | None:
-    """One sentence for scopes within one bound; None where something was run without a scope, or bounds differ."""
+    """Join scopes of one bound, adding their workloads; None if a scope is missing or bounds differ."""
     found = [SCOPE.fullmatch(scope or "") for scope in scopes]
     heads = {each[1] for each in found if each is not None}
     if None in found or len(heads) != 1:
@@ -167,7 +166,6 @@ def _scope(scopes: Sequence[str | None]) -> str | None:
 
 
 def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """The keys in which two plans differ, but for those of the cells, of seeds and of limits."""
     names = sorted({*one, *other} - {*OF_CELLS, *OF_SEEDS, *LIMITS})
     return [name for name in names if one.get(name) != other.get(name)]
 

@@ -1,9 +1,7 @@
 """The price list on a page: a table by cases with dots, and each case's cost over its sizes.
 
 Invariants:
-- Each comparison is shown at its largest size; the table of every size has all rows.
-- A share of a decode step is drawn only where the run measured a step, as in the list.
-- Nothing is drawn of rows of threads, which have no price.
+- A share of a decode step is drawn only if the run measured a step.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from kvcheck.core.base.record import BenchRow, Interval
-from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, cost_svg, dot_svg, ratio_axis
+from kvcheck.core.report.charts import cost_svg
+from kvcheck.core.report.price_drawing import SHARES, Axis, axis_svg, dot_svg, ratio_axis
 from kvcheck.core.report.prices import (
     ORDER,
     SERVER,
@@ -30,7 +29,6 @@ from kvcheck.core.report.prices import (
 
 
 def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
-    """Values for the page's template; None for a run without prices."""
     if not rows:
         return None
     priced = [row for row in rows if not is_check(row)]
@@ -43,7 +41,7 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
     by_case: dict[str, list[BenchRow]] = {}
     for row in priced:
         by_case.setdefault(row.case, []).append(row)
-    drawn = [(case, cost_svg(case, each)) for case, each in by_case.items()]
+    drawn = [(case, Markup(cost_svg(each))) for case, each in by_case.items()]
     return {
         "steps": [{"where": where, "time": text} for where, text in steps.items()],
         "of_servers": all(kind_of(row.case) == SERVER for row in rows),
@@ -52,12 +50,11 @@ def price_section(rows: Sequence[BenchRow]) -> dict[str, object] | None:
         "groups": _groups(largest(rows), rows, axis),
         "all": _groups(rows, rows, axis),
         "curves": curves(priced),
-        "panels": [{"case": case, "drawing": drawing} for case, drawing in drawn if drawing is not None],
+        "panels": [{"case": case, "drawing": drawing} for case, drawing in drawn if drawing],
     }
 
 
 def _groups(chosen: Sequence[BenchRow], rows: Sequence[BenchRow], axis: Axis) -> list[dict[str, object]]:
-    """The cases by kind, each with its rows."""
     groups: dict[str, list[BenchRow]] = {}
     for row in sorted(chosen, key=lambda row: ORDER.index(kind_of(row.case))):
         groups.setdefault(row.case, []).append(row)

@@ -1,12 +1,9 @@
-"""The price list: what each clone, wait and seal adds, in microseconds and as a share of a decode step.
+"""The price list: the cost of each clone, wait and seal, in microseconds and as a share of a decode step.
 
 Invariants:
-- The added time is (ratio - 1) times the baseline's time, so it has the ratio's interval.
-- "free" depends on the interval's upper end only; "faster" and "costs" need the whole interval beyond the noise floor;
-  everything else is not told apart.
-- A share of a limit above the whole of it is no share, and is shown with what it is.
-- A share of a decode step is given only if the same run measured a step on the same shape and device.
-- Of running servers a price is "faster", "slower" or "not told apart", and it is none where an answer was wrong.
+- "free" depends only on the interval's upper end. "faster" and "costs" need the whole interval beyond the noise floor.
+- A share of a decode step needs a step measured in the same run on the same shape and device.
+- Running servers have no "free" and "costs", only "faster" and "slower".
 """
 
 from __future__ import annotations
@@ -42,12 +39,12 @@ FREE_SHARE = 0.001
 
 
 FREE_RATIO = 1.01
-"""So is what is certainly at most a hundredth slower."""
+"""An arm that is certainly at most 1 % slower is free as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """One row as it is shown: texts only, "n/a" for what does not apply."""
+    """One row as shown: texts only, "n/a" for a value that does not apply."""
 
     kind: str
     what: str
@@ -66,7 +63,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The cost of an arm over its sizes: a part for each call and a part for each byte."""
+    """Cost of an arm over its sizes: a part per call (fixed) and a part per byte (rate)."""
 
     what: str
     fixed: str
@@ -75,17 +72,16 @@ class Curve:
 
 
 def price_list(rows: Sequence[BenchRow]) -> list[Price]:
-    """Each comparison at its largest size, by kind; arms that are only baselines are left out."""
+    """Return each comparison at its largest size, by kind."""
     return _prices(largest(rows), rows)
 
 
 def all_prices(rows: Sequence[BenchRow]) -> list[Price]:
-    """Every row."""
     return _prices(rows, rows)
 
 
 def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float | None:
-    """Time of a decode step without protections on that shape and device; None if none was measured."""
+    """Return the time of an unprotected decode step; None if none was measured."""
     for row in rows:
         if row.case == "decode-step" and row.device == device and (shape is None or row.shape == shape):
             return row.baseline_us.est
@@ -93,17 +89,15 @@ def step_us(rows: Iterable[BenchRow], shape: str | None, device: str) -> float |
 
 
 def is_check(row: BenchRow) -> bool:
-    """Whether the row is of lanes that are threads: its outputs were checked, and its times are no prices."""
+    """Whether the row's lanes are threads: its outputs were checked, and its times are no prices."""
     return row.device == "threads"
 
 
 def has_price(row: BenchRow) -> bool:
-    """Whether the row is a measurement, and its ratio has an interval."""
     return row.status != "unknown" and row.ratio.lo is not None and row.ratio.hi is not None
 
 
 def is_enough(row: BenchRow) -> bool:
-    """Whether the row has its price, or over threads its check: as many rounds as a price needs."""
     return len(row.ratios) >= LEAST_ROUNDS if is_check(row) else has_price(row)
 
 
@@ -115,8 +109,6 @@ def added_us(row: BenchRow) -> Interval:
 
 
 def verdict(row: BenchRow, step: float | None) -> str:
-    """faster, free, costs, or why it is none of them; of running servers: faster, slower, or why it is neither; of
-    threads: that it was checked."""
     if is_check(row):
         return CHECKED if is_enough(row) else TOO_FEW
     if row.status == "unknown":
@@ -134,8 +126,10 @@ def verdict(row: BenchRow, step: float | None) -> str:
 
 
 def _told_apart(row: BenchRow) -> str:
-    """faster or slower, where the interval and enough of the rounds lie beyond the noise floor. A run makes a claim for
-    each of its cases, so each gets its part of what one claim may err: seven rounds at least."""
+    """Return faster or slower if interval and sign test of the rounds exceed the noise floor, else ALIKE.
+
+    A run makes one claim per case, which divides the error level: at least seven rounds.
+    """
     part, noise = TAIL / len(SERVE_CASES), 1 + row.floor
     assert row.ratio.lo is not None and row.ratio.hi is not None, "it has a price"
     if row.ratio.lo > noise and sign_p(row.ratios, noise) <= part:
@@ -146,14 +140,12 @@ def _told_apart(row: BenchRow) -> str:
 
 
 def is_alike(row: BenchRow) -> bool:
-    """Whether its ratio has an interval, of which a part lies within the noise floor."""
+    """Whether the ratio's interval overlaps the noise floor around 1; False without an interval."""
     lo, hi = row.ratio.lo, row.ratio.hi
     return lo is not None and hi is not None and lo <= 1 + row.floor and hi >= 1 - row.floor
 
 
 def limit_text(row: BenchRow) -> str | None:
-    """The share of its limit that the arm reached; of more than all of it, whether that is beyond what was taken for
-    the most."""
     if row.limit is None or (share := row.limit_ratio) is None:
         return None
     text = f"{100 * share.est:.0f} % of {row.limit}"
@@ -165,26 +157,22 @@ def limit_text(row: BenchRow) -> str | None:
 
 
 def ratio_text(ratio: Interval) -> str:
-    """A ratio with its interval."""
     span = "n/a" if ratio.lo is None or ratio.hi is None else f"{_near_one(ratio.lo)}–{_near_one(ratio.hi)}"
     return f"{_near_one(ratio.est)} ({span})"
 
 
 def floor_text(row: BenchRow) -> str:
-    """Its noise floor, in per cent. One round has none."""
     if len(row.ratios) == 1:
         return "n/a"
     return f"{100 * row.floor:.1f} %" if row.floor >= 0.001 or not row.floor else f"{100 * row.floor:.1g} %"
 
 
 def instead_text(row: BenchRow) -> str:
-    """What the arm is compared with."""
     return f"added to {row.baseline}" if row.is_added else row.baseline
 
 
 def in_short(rows: Sequence[BenchRow]) -> str:
-    """The prices in one line: the cases of which all parts are free, and those with a part that costs. Of running
-    servers: each of their numbers."""
+    """Return one line: free cases and cases with a part that costs; for running servers each number."""
     if of_server := [row for row in rows if kind_of(row.case) == SERVER]:
         first = of_server[0]
         told = ", ".join(f"{row.case} {row.ratio.est:.3g} ({verdict(row, None)})" for row in of_server)
@@ -209,17 +197,15 @@ def in_short(rows: Sequence[BenchRow]) -> str:
 
 
 def kind_of(case: str) -> str:
-    """What a case prices, one of ORDER."""
     return KINDS.get(case, "other")
 
 
 def bench_command(case: str) -> str:
-    """The command that measures a case."""
     return f"kvcheck bench {SERVE if kind_of(case) == SERVER else case}"
 
 
 def largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """One row of each comparison: the one of the largest size. Torch forms are left out."""
+    """Keep the row of the largest size of each comparison, without Torch forms."""
     found: dict[tuple[str, str], BenchRow] = {}
     for row in rows:
         kept = found.get((row.case, row.arm))
@@ -229,12 +215,11 @@ def largest(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 
 def size_key(row: BenchRow) -> tuple[int, list[int]]:
-    """Orders the sizes of a case: by bytes, or where they do not differ by the numbers in their names."""
     return row.bytes or 0, [int(number) for number in NUMBER.findall(row.size)]
 
 
 def curves(rows: Sequence[BenchRow]) -> list[Curve]:
-    """Least squares over the sizes of each arm that was measured at three or more."""
+    """Fit arms that were measured at three sizes or more."""
     by_arm: dict[tuple[str, str], list[BenchRow]] = {}
     for row in sorted(rows, key=size_key):
         if row.bytes is not None:
@@ -256,10 +241,9 @@ def curves(rows: Sequence[BenchRow]) -> list[Curve]:
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """(a, b) of y = a + b x, each point weighted by 1 / y**2, so that small sizes count as much as large ones.
+    """Fit y = a + b x with weights 1 / y**2, so that small sizes count as much as large ones, and return (a, b).
 
-    None if a y is not above 0, since such a point has no weight. Weights are relative to the largest, so none is
-    infinite.
+    None if a y is not above 0. Weights are relative to the largest, so none is infinite.
     """
     least = min(y for _, y in points)
     if least <= 0:
@@ -274,7 +258,6 @@ def fitted(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
 
 
 def time_text(value: float) -> str:
-    """Microseconds with three digits, in the unit that fits."""
     sign, size = ("-" if value < 0 else ""), abs(value)
     for unit, scale in (("s", 1e6), ("ms", 1e3)):
         if size >= scale:
@@ -283,7 +266,6 @@ def time_text(value: float) -> str:
 
 
 def _near_one(value: float) -> str:
-    """Three digits, or so many that what is near 1 differs from it."""
     return f"{value:.4f}" if 0 < abs(value - 1) < 0.005 else f"{value:.3g}"
 
 
@@ -293,7 +275,6 @@ def _rate(size_bytes: int, us: float) -> str:
 
 
 def _percent(value: float) -> str:
-    """Two digits, and never an exponent."""
     if not math.isfinite(value):
         return "n/a"
     return f"{value:+.0f} %" if abs(value) >= 10 else f"{value:+.2f} %" if abs(value) >= 0.01 else f"{value:+.4f} %"
@@ -311,7 +292,7 @@ def _prices(chosen: Iterable[BenchRow], rows: Sequence[BenchRow]) -> list[Price]
 
 
 def price_of(row: BenchRow, step: float | None) -> Price:
-    """The row as texts. step: the time of a decode step on its shape and device. Of threads no number is shown."""
+    """Format a row. step: time of a decode step. A row of threads shows no numbers."""
     if is_check(row):
         numbers = dict.fromkeys(("cost", "rate", "added", "share", "ratio", "floor", "limit"), "n/a")
         named = {"kind": kind_of(row.case), "what": f"{row.case} {row.arm}", "instead": row.baseline, "size": row.size}

@@ -1,14 +1,10 @@
-"""Printable text: characters that control a terminal, or are invisible, become escapes.
-
-Invariants:
-- No unprintable character is left, except those in `keep`. Text without such characters is returned unchanged.
-"""
+"""Printable text: terminal control characters and invisible characters become escapes."""
 
 from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    """`text` with control, format and surrogate characters, and odd spaces, as \\x1b or \\u202e; `keep` stays."""
+    r"""Escape control, format and surrogate characters and odd spaces as \x1b or \u202e, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(

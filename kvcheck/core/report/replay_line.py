@@ -1,9 +1,8 @@
-"""RUN#N, the name of a finding, and the command that runs it again: by its line, or where that is long, by name.
+"""RUN#N, the name of a finding, and the command that replays it: by its schedule line or, if that is long, by name.
 
 Invariants:
-- A short line works where the run's command was given: it names the folder of runs that the command named.
-- A line of at most LONG characters is printed as it is: it needs no stored run.
-- A finding without a number of its run has its whole line.
+- A short command repeats the run's --out, so it works in the same working folder.
+- A line of at most LONG characters is printed in full: it needs no stored run.
 """
 
 from __future__ import annotations
@@ -15,53 +14,50 @@ from collections.abc import Sequence
 from kvcheck.core.base.record import Finding, RunRecord
 
 LONG = 100
-"""Characters of a command that a reader takes in, and that a chat or a ticket does not fold."""
+"""Most characters of a command that a chat or a ticket does not fold."""
 PROOF = ":proof"
-"""Behind a number: the run in the other order, which shows that a missing wait does harm."""
+"""Suffix of a number: the run in the other order, which shows the harm of a missing wait."""
 
 SMALL = ":small"
-"""Behind a number: the smaller schedule that fails as the finding does."""
+"""Suffix of a number: the smaller schedule with the same failure."""
 
 FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<part>{PROOF}|{SMALL})?")
-"""RUN#N, as commands take it. With a dot in place of # it is the finding's id."""
+"""RUN#N, an argument of commands. With a dot instead of # it is the finding's id."""
 
 
 def replay_line(record: RunRecord, finding: Finding) -> str:
-    """The shortest command that runs the finding again; the run's own where the finding is of no one schedule."""
+    """Return the shortest command that replays the finding; the run's own if no single schedule shows it."""
     return shorter(finding.replay, record, finding) or record.repro
 
 
 def proof_line(record: RunRecord, finding: Finding) -> str:
-    """The command for the order that proves a missing wait; "" without one."""
+    """Return the command for the order that proves a missing wait; "" if there is none."""
     return shorter(whole_proof_line(finding), record, finding, PROOF)
 
 
 def whole_proof_line(finding: Finding) -> str:
-    """The command of the proof with its whole schedule line; "" without one."""
     return str((finding.minimal or {}).get("replay", ""))
 
 
 def small_line(finding: Finding) -> str:
-    """The command of a smaller schedule that fails as the finding does; "" where none was found."""
     line = (finding.minimal or {}).get("line")
     return f"kvcheck replay {line}" if isinstance(line, str) and line else ""
 
 
 def wait_text(finding: Finding) -> str:
-    """The wait that removes the failure around the smaller schedule, with its evidence, or that none does; "" where
-    none was searched for."""
+    """Return the wait that removes the failure of the smaller schedule, with its evidence, or that none does."""
     wait = (finding.minimal or {}).get("wait")
     return wait if isinstance(wait, str) and small_line(finding) else ""
 
 
 def shorter(whole: str, record: RunRecord, finding: Finding, part: str = "") -> str:
-    """`whole`, or the finding's number in its run where that is shorter. part: of the finding, such as PROOF."""
+    """Return `whole`, or the command by name if that is shorter. part: a suffix such as PROOF."""
     named = None if len(whole) <= LONG else by_name("replay", record, finding, part)
     return whole if named is None else min(whole, named, key=len)
 
 
 def by_name(verb: str, record: RunRecord, finding: Finding, part: str = "") -> str | None:
-    """The command that names the finding by its number in its run; None if it has no such number."""
+    """Return the command with RUN#N; None if the finding has no number in its run."""
     number = re.fullmatch(re.escape(record.run_id) + r"\.([1-9][0-9]*)", finding.id)
     if number is None:
         return None
@@ -70,7 +66,6 @@ def by_name(verb: str, record: RunRecord, finding: Finding, part: str = "") -> s
 
 
 def _out(argv: Sequence[str]) -> list[str]:
-    """The option of the run's command that names the folder of runs; nothing where it is the usual one."""
     for at, word in enumerate(argv):
         if word == "--out" and at + 1 < len(argv):
             return ["--out", argv[at + 1]]

@@ -1,8 +1,8 @@
-"""What the page says of a run against a server: what never happened, evidence by scenario, and the server's facts.
+"""The page's section on a run against a server: gaps, evidence by scenario, the server's facts.
 
 Invariants:
-- What the server does not say is "n/a". 0 is a count that somebody read.
-- A record comes from a file: facts of any kind are shown as they are, and a list that is none is left out.
+- A value that the server does not report is "n/a"; 0 is a count that was read.
+- A record comes from a file: facts may have any type.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from kvcheck.core.report.wording import WORST_FIRST, amount, in_order, why_text
 
 NA = "n/a"
 SOURCES = "evidence"
-"""The fact that says where each kind of evidence was read."""
+"""The fact with the source of each kind of evidence."""
 
 
 def server_section(record: RunRecord) -> dict[str, object] | None:
-    """Values for the template; None for a run without a server."""
     server = server_of(record)
     if server is None:
         return None
@@ -43,7 +42,6 @@ def server_section(record: RunRecord) -> dict[str, object] | None:
 
 
 def _never(record: RunRecord, row: ScenarioResult) -> dict[str, str]:
-    """What was asked for and is not judged, why, and what would change it."""
     if not is_requirement(row):
         return {"asked": row.id, "seen": "not judged", "why": row.reason or why_text(row) or "no reason was recorded"}
     kind = row.id.removeprefix(REQUIRED)
@@ -57,7 +55,6 @@ def _never(record: RunRecord, row: ScenarioResult) -> dict[str, str]:
 
 
 def _met(record: RunRecord, row: ScenarioResult) -> str:
-    """A requirement that was met, and by how much."""
     kind = row.id.removeprefix(REQUIRED)
     seen = record.evidence.observed.get(kind)
     least = required(record).get(kind, NA)
@@ -65,7 +62,7 @@ def _met(record: RunRecord, row: ScenarioResult) -> str:
 
 
 def _row(row: ScenarioResult, kinds: list[str], *, is_whole: bool) -> dict[str, object]:
-    """is_whole: the id says which of two servers or loads it is about; otherwise the page is about one server."""
+    """is_whole: keep the part of the id that names one of two servers or loads."""
     return {
         "verdict": row.verdict.value,
         "id": row.id if is_whole else row.id.removesuffix(f"/{row.shape}"),
@@ -90,7 +87,7 @@ ARM_COLUMNS = ("requests", "tokens", "cached", "compared", "other", "flips")
 
 
 def _arms(server: Mapping[str, object]) -> list[dict[str, object]]:
-    """A row for each arm of each cell: what was sent, what it hit, and how far it is from the cold reference."""
+    """A row per arm and cell: requests sent, cache hits, largest deviation from the cold reference."""
     rows: list[dict[str, object]] = []
     for cell, own in _own_model(server):
         arms = own.get("arms")
@@ -110,7 +107,6 @@ def _arms(server: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 def _recitals(server: Mapping[str, object]) -> list[str]:
-    """How many cold answers of each cell recite their code, and how likely crosstalk by chance is."""
     lines = []
     for cell, own in _own_model(server):
         chance = own.get("chance")

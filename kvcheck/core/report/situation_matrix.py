@@ -1,8 +1,8 @@
-"""The matrix of situations: for each subject its states by what can happen there, with how often it did in this run.
+"""The matrix of situations: for each subject its states by happenings, with their counts in this run.
 
 Invariants:
-- A count is 0 only where one of the run's scenarios could have come into the situation. Elsewhere there is none.
-- A situation that a record names and the table lacks is shown in a line of its own.
+- A count is 0 only if one of the run's scenarios can reach the situation; otherwise it is None.
+- A situation of the record that the table lacks has a line of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHADES = 4
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """A state. counts: by column; None where it cannot happen in any scenario of the run."""
+    """A state and its counts by column."""
 
     state: str
     meaning: str
@@ -32,16 +32,13 @@ class MatrixRow:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A subject. columns: what can happen to it."""
-
     subject: str
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
 
 
 def scenarios_of(record: RunRecord) -> tuple[str, ...]:
-    """The scenarios of a run that have situations; none of a run that counted none, as older versions did, nor of one
-    against a server or an installed engine."""
+    """Return scenarios with situations; none for records of older versions, servers and installed engines."""
     if not record.evidence.situations or server_of(record) is not None or "engine" in record.environment:
         return ()
     names = dict.fromkeys(row.id.partition("/")[0] for row in record.scenarios)
@@ -49,7 +46,6 @@ def scenarios_of(record: RunRecord) -> tuple[str, ...]:
 
 
 def matrices(scenarios: Sequence[str], counts: Mapping[str, int]) -> tuple[Matrix, ...]:
-    """One matrix for each subject of these scenarios."""
     legal = {each for name in scenarios for each in situations_of(name)}
     made = []
     for subject in dict.fromkeys(state.subject for state in STATES):
@@ -73,15 +69,15 @@ def _counts(
 
 
 def reached_text(scenarios: Sequence[str], counts: Mapping[str, int]) -> str:
-    """ "37 of 52": reached, of those that these scenarios can come into."""
+    """Return reached of reachable situations, such as "37 of 52", for these scenarios."""
     legal = {each.key for name in scenarios for each in situations_of(name)}
     return f"{sum(bool(counts.get(key)) for key in legal)} of {len(legal)}"
 
 
 def matrix_lines(record: RunRecord) -> list[str]:
-    """The matrix as text, and what was never reached; nothing for a run without situations.
+    """Return the matrix as text, with the situations never reached.
 
-    One line for a run with findings, which say more than what a cut run has not reached.
+    One line for a run with findings: it may have been cut, so that unreached situations mean little.
     """
     scenarios, counts = scenarios_of(record), record.evidence.situations
     if not scenarios:
@@ -106,7 +102,6 @@ def matrix_lines(record: RunRecord) -> list[str]:
 
 
 def _never(scenarios: Sequence[str], counts: Mapping[str, int]) -> list[str]:
-    """What was never reached, a state with all that did not happen in it."""
     by_state: dict[str, list[str]] = {}
     for each in never_reached(scenarios, counts):
         by_state.setdefault(f"{each.subject} {each.state}", []).append(each.happening)
@@ -114,7 +109,6 @@ def _never(scenarios: Sequence[str], counts: Mapping[str, int]) -> list[str]:
 
 
 def matrix_section(record: RunRecord) -> dict[str, object] | None:
-    """Values for the page's template; None for a run without situations."""
     scenarios, counts = scenarios_of(record), record.evidence.situations
     if not scenarios:
         return None

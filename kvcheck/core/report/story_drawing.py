@@ -1,8 +1,7 @@
 """The lanes of a story as a drawing: lanes from left to right, time downwards, waits as arrows between steps.
 
 Invariants:
-- All text of the record is escaped. The drawing needs no script and takes its colours from the page.
-- A step has the number of its row in the list beside it. A missing wait is dashed, crossed out and named, besides red.
+- A missing wait is dashed, crossed out and named, besides red.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from kvcheck.core.report.printable import printable
 from kvcheck.core.report.story_text import is_pending, lane_letter, lanes_of, step_text
 
 ROW, TOP, LEFT, HALF = 38, 26, 30, 7
-"""Height of a step, the lanes' names above, the numbers' width, half of a mark."""
+"""Height of a step, height of the lane names, width of the step numbers, half of a mark."""
 
 WIDE, NARROW, MOST_WIDE = 46, 30, 6
-"""Width of a lane, and where there are more than so many: the list beside the drawing needs its place for two lines."""
+"""Width of a lane, and its width beyond MOST_WIDE lanes: the list beside the drawing needs room for two lines."""
 
 
 def story_svg(story: Story) -> Markup:
-    """The `<svg>` element."""
     lanes = lanes_of(story)
     width, height = LEFT + _lane_width(lanes) * len(lanes) + 24, TOP + ROW * len(story.steps)
     title = f"{len(story.steps)} steps in {len(lanes)} lanes"
@@ -40,7 +38,6 @@ def _lane_width(lanes: list[str]) -> int:
 
 
 def _lane_x(lanes: list[str], at: int) -> int:
-    """The middle of a lane."""
     return LEFT + _lane_width(lanes) * at + _lane_width(lanes) // 2
 
 
@@ -63,7 +60,6 @@ def _frame(story: Story, lanes: list[str], height: int) -> Iterator[Markup]:
 
 
 def _bars(story: Story, lanes: list[str], height: int) -> Iterator[Markup]:
-    """A bar below each operation, as long as it is pending."""
     for at, step in enumerate(story.steps):
         later = [row for row in range(at + 1, len(story.steps)) if is_pending(step, story.steps[row].begin)]
         if later:

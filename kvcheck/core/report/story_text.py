@@ -1,9 +1,4 @@
-"""The story of a finding as text: lanes as columns with time downwards, the history, and the row that was read.
-
-Invariants:
-- A step has one row. Its letter stands in the column of its lane, and a bar below it as long as it is pending.
-- A wait that is missing is said in words, beside the step that should have waited.
-"""
+"""The story of a finding as text: lanes as columns with time downwards, the history, and the row that was read."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ NOT_KEPT = "its record has no story: it was made without one, or only the first 
 
 
 def story_lines(finding: Finding) -> list[str]:
-    """What `kvcheck show` prints of a finding."""
+    """Return the output of `kvcheck show` for a finding."""
     known = CODES.get(finding.code)
     title = known.title if known else "unknown code"
     lines = [f" {finding.id}  {finding.code} {title}   {finding.cell}", f"    what    {finding.message}"]
@@ -39,36 +34,33 @@ def story_lines(finding: Finding) -> list[str]:
 
 
 def why_no_story(finding: Finding) -> str | None:
-    """Why there is nothing to show; None if there is."""
     if finding.story is None:
         return why_untold(finding) or NOT_KEPT
     return finding.story.untold
 
 
 def show_line(record: RunRecord, finding: Finding) -> str | None:
-    """The command that shows how a finding of a stored run came about; None if it has no story."""
+    """Return the command that shows the story of a stored finding; None if it has no story."""
     if finding.story is None or finding.story.untold is not None:
         return None
     return by_name("show", record, finding)
 
 
 def lanes_of(story: Story) -> list[str]:
-    """Its lanes, in the order in which something happens in them."""
+    """Return the lanes in the order of their first steps."""
     return list(dict.fromkeys(step.lane for step in story.steps))
 
 
 def lane_letter(at: int) -> str:
-    """The name of a lane in a drawing; a story has at most twelve."""
+    """Return the letter of a lane; a story has at most twelve lanes."""
     return chr(ord("A") + at)
 
 
 def step_text(step: Step) -> str:
-    """What happened, with the numbers of its operations."""
     return " ".join(part for part in (step.text, step.number) if part)
 
 
 def waits_text(story: Story, at: int) -> str:
-    """What a step waits for, and what it does not."""
     rows = [edge for edge in story.edges if edge.target == at]
     missing = ", ".join(str(edge.source + 1) for edge in rows if edge.is_missing)
     waits = ", ".join(str(edge.source + 1) for edge in rows if not edge.is_missing)
@@ -97,7 +89,7 @@ def _cell(story: Story, at: int, lane: str) -> str:
 
 
 def is_pending(step: Step, moment: int) -> bool:
-    """Whether one operation that began before has not run at that moment. Several of them are not drawn as one."""
+    """Whether an operation that began earlier has not run at that moment. Several operations are not drawn as one."""
     is_one = step.first == step.last
     return is_one and step.kind in (WRITE, READ) and step.begin < moment and (step.end is None or moment <= step.end)
 

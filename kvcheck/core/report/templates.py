@@ -1,7 +1,7 @@
-"""The templates of pages, each compiled once: compiling one takes longer than filling it.
+"""The templates of pages, each compiled once: compiling takes longer than filling.
 
 Invariants:
-- Every value is escaped, and a name that the page does not get is an error.
+- Every value is escaped, and a name without a value is an error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,5 @@ from kvcheck.core.report.wording import asset
 
 @cache
 def template(name: str, finalize: Callable[[object], object]) -> Template:
-    """The template in the file `name`; it prints what `finalize` makes of a value."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=finalize)
     return environment.from_string(asset(name))

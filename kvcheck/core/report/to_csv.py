@@ -1,13 +1,11 @@
-"""The record as CSV tables: findings, scenarios, words per buffer, what servers did, situations, mutants, prices.
+"""The record as CSV tables: findings, scenarios, words per buffer, observed counts, situations, mutants, prices.
 
-A path that ends in .csv gets one table, whose `kind` column tells scenario, observed, finding and price rows apart; any
-other path is a folder that gets findings.csv, scenarios.csv, words.csv, observed.csv, situations.csv, mutants.csv and
-bench.csv.
+A path that ends in .csv gets one table with a `kind` column; any other path is a folder of tables.
 
 Invariants:
-- A text that a spreadsheet would run as a formula gets a leading apostrophe. Numbers stay numbers. Invisible characters
-  before a formula are skipped, and wide forms of its first character count too.
-- Control characters, except tabs and line breaks, are escaped, so a printed table cannot control a terminal.
+- A text that a spreadsheet would run as a formula gets a leading apostrophe, also behind invisible characters and in
+  wide forms. Numbers stay numbers.
+- Control characters except tabs and line breaks are escaped, so that a printed table cannot control a terminal.
 - A value that does not apply is an empty cell, never 0. A column exists even if no row fills it.
 """
 
@@ -36,7 +34,7 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.situations import SITUATIONS, situations_of
-from kvcheck.core.report.store import make_folder, write_text
+from kvcheck.core.run.store import make_folder, write_text
 
 Row = Mapping[str, object]
 
@@ -61,7 +59,7 @@ WORD_COLUMNS = ("scenario", "shape", "buffer", "words_verified")
 SITUATION_COLUMNS = ("scenario", "shape", "subject", "state", "happening", "count")
 OBSERVED_COLUMNS = ("scenario", "shape", "kind", "count", "unit")
 COMBINED_OBSERVED = ("observed_kind", "count", "unit")
-"""Those of them that no other row of the combined table has; there `kind` says what a row is."""
+"""Columns of observed counts in the combined table, whose `kind` column is the type of a row."""
 
 MUTANT_COLUMNS = tuple(row.name for row in dataclasses.fields(MutantResult))
 INTERVALS = ("us", "baseline_us", "ratio", "limit_ratio")
@@ -73,7 +71,6 @@ BENCH_COLUMNS = (
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """One table into a .csv file, or all tables into a folder."""
     if path.suffix.lower() == ".csv" and not path.is_dir():
         write_text(path, combined(record))
         return
@@ -83,7 +80,6 @@ def write(record: RunRecord, path: Path) -> None:
 
 
 def tables(record: RunRecord) -> dict[str, str]:
-    """File name to CSV text."""
     return {
         "findings.csv": _csv(record, FINDING_COLUMNS, [_finding_row(finding) for finding in record.findings]),
         "scenarios.csv": _csv(record, SCENARIO_COLUMNS, _scenario_rows(record)),
@@ -96,7 +92,6 @@ def tables(record: RunRecord) -> dict[str, str]:
 
 
 def combined(record: RunRecord) -> str:
-    """Scenarios with verdicts and counts, what servers did, findings, then prices; the column `kind` says which."""
     columns = dict.fromkeys(("kind", *SCENARIO_COLUMNS, *FINDING_COLUMNS, *BENCH_COLUMNS, *COMBINED_OBSERVED))
     scenarios = [{"kind": "scenario", **row} for row in _scenario_rows(record)]
     observed = [{**row, "kind": "observed", "observed_kind": row["kind"]} for row in _observed_rows(record)]
@@ -110,7 +105,6 @@ def _csv(record: RunRecord, columns: Sequence[str], rows: Sequence[Row]) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table as CSV, its texts made safe for a spreadsheet."""
     # dtype object keeps 3 from becoming 3.0 in a column that also holds None.
     cells = [[_safe(cell) for cell in row] for row in rows]
     frame = pandas.DataFrame(cells, columns=[*columns], dtype=object)
@@ -126,7 +120,6 @@ def _safe(cell: object) -> object:
 
 
 def _starts_formula(text: str) -> bool:
-    """True if the first visible character, or its plain form, begins a formula."""
     seen = next((char for char in text if unicodedata.category(char) not in UNSEEN), "")
     return unicodedata.normalize("NFKC", seen)[:1] in FORMULA_STARTS
 
@@ -145,7 +138,6 @@ def _finding_row(finding: Finding) -> dict[str, object]:
 
 
 def _scenario_rows(record: RunRecord) -> list[Row]:
-    """A row for each scenario, with what the run judged and shortened digests."""
     identity: dict[str, object] = {}
     for row in dataclasses.fields(Identity):
         value = getattr(record.identity, row.name, None)
@@ -186,7 +178,6 @@ def _word_rows(record: RunRecord) -> list[Row]:
 
 
 def _observed_rows(record: RunRecord) -> list[Row]:
-    """What a server did. A kind that this version does not know has no unit."""
     return [
         {
             "scenario": scenario,
@@ -201,10 +192,7 @@ def _observed_rows(record: RunRecord) -> list[Row]:
 
 
 def _situation_rows(record: RunRecord) -> list[Row]:
-    """How often each situation was reached, and 0 for those that a scenario can come into and did not.
-
-    A key that this version does not know is all subject.
-    """
+    """Counts of situations; 0 for reachable ones that were not reached."""
     rows: list[Row] = []
     for scenario, shape, evidence in _judged(record):
         counts = {each.key: 0 for each in situations_of((scenario or "").partition("/")[0])} | evidence.situations
@@ -225,5 +213,5 @@ def _situation_rows(record: RunRecord) -> list[Row]:
 
 
 def _judged(record: RunRecord) -> list[tuple[str | None, str | None, Evidence]]:
-    """Evidence per scenario, so that a sum counts nothing twice; a run without scenarios has its own."""
+    """Evidence per scenario, so that sums count nothing twice."""
     return [(row.id, row.shape, row.evidence) for row in record.scenarios] or [(None, None, record.evidence)]

@@ -1,13 +1,11 @@
 """The record as one HTML page that needs no network and no other file.
 
 Invariants:
-- The page loads nothing. Its own policy forbids it, and its only script is allowed by hash.
+- The page's own policy forbids loading; its only script is allowed by hash.
 - Letters and words carry the meaning. Colour only repeats it.
 - Text of the record reaches the page only through autoescape; the embedded JSON holds no `<`, `>` or `&`.
-- A card is a cause. Its symptoms, and what else was found of it, lie folded in it.
-- The page shows the first CAUSES_SHOWN causes and SYMPTOMS_SHOWN symptoms of each, and says how many more there are;
-  the embedded JSON is complete.
-- What does not apply is "n/a", never 0. No control character of the record is in the page.
+- A card is a cause, with its symptoms and repetitions folded. Only the first are shown; the embedded JSON is complete.
+- A value that does not apply is "n/a", never 0. No control character of the record is in the page.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
+from kvcheck.core.report.charts import words_svg
 from kvcheck.core.report.price_section import price_section
 from kvcheck.core.report.prices import in_short
 from kvcheck.core.report.replay_line import LONG, replay_line, small_line, wait_text
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.story_drawing import story_svg
 from kvcheck.core.report.story_text import lane_letter, lanes_of, step_text, waits_text
+from kvcheck.core.report.suspects import suspects_of
 from kvcheck.core.report.templates import template
-from kvcheck.core.report.walk_drawing import Suspect, picture_of, walk_svg
 from kvcheck.core.report.wording import (
     MARKS,
     WORST_FIRST,
@@ -51,7 +49,7 @@ from kvcheck.core.report.wording import (
     whose_text,
     why_text,
 )
-from kvcheck.core.report.words_chart import words_svg
+from kvcheck.core.run.store import write_text
 
 CAUSES_SHOWN = 100
 SYMPTOMS_SHOWN = 40
@@ -64,10 +62,10 @@ KNOWN_ANSWERS = "known-answers"
 """The oracle of running servers. Its findings name pages and positions of a request."""
 
 FOUND = {"killed": "K", "reproduced": "K"}
-"""Outcomes of a mutant that was found by what had to, as the matrix shows them."""
+"""Marks in the matrix for a mutant that its own oracle found, by outcome."""
 
 LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
-"""What the matrix shows for what had to find a mutant and did not; other outcomes are not judged."""
+"""Marks for a mutant that its own oracle did not find, by outcome; other outcomes are not judged."""
 
 # One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
 LETTERS = {
@@ -88,12 +86,10 @@ LETTERS = {
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """The page at `path`, or as report.html in an existing folder."""
     write_text(path / "report.html" if path.is_dir() else path, render(record))
 
 
 def render(record: RunRecord) -> str:
-    """The text of the page."""
     found = bugs(record.findings)
     shown = found[:CAUSES_SHOWN]
     maps = _maps(record.findings)
@@ -130,7 +126,7 @@ def render(record: RunRecord) -> str:
 
 
 def _embed(text: str) -> tuple[str, str]:
-    """(encoding, text for the template element): JSON without markup characters, or packed when it is long."""
+    """Return (encoding, text): JSON without markup characters, or gzip if it is long."""
     compact = json.dumps(json.loads(text), ensure_ascii=True, separators=(",", ":"))
     if len(compact) > PLAIN_JSON_BYTES:
         return "gzip", base64.b64encode(gzip.compress(compact.encode(), mtime=0)).decode()
@@ -183,7 +179,6 @@ def _judged(record: RunRecord) -> str:
 
 
 def _causes_text(found: tuple[Bug, ...], conditional: int) -> str:
-    """How many causes, and how many of them are conditional. Where none has a symptom they are called findings."""
     number = len(found)
     noun = "cause" if any(len(bug.findings) > 1 for bug in found) else "finding"
     if number == conditional:
@@ -192,7 +187,7 @@ def _causes_text(found: tuple[Bug, ...], conditional: int) -> str:
 
 
 def _why_not(record: RunRecord) -> str:
-    """Why a run without findings is no pass."""
+    """Why a run without findings did not pass."""
     for verdict in (Verdict.FAIL, Verdict.UNKNOWN):
         for row in record.scenarios:
             if row.verdict is verdict:
@@ -241,7 +236,7 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
         if anchor in taken:
             anchor = f"{anchor}-{number}"
         taken.add(anchor)
-        picture = picture_of(finding.minimal)
+        suspects, left_out = suspects_of(finding.minimal)
         others = [each for each in bug.findings if each is not finding]
         cards.append(
             {
@@ -259,9 +254,8 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
                 "others": [*map(_other, others[:SYMPTOMS_SHOWN])],
                 "others_left_out": len(others[SYMPTOMS_SHOWN:]),
                 "oracle": finding.oracle,
-                "drawing": "" if picture is None else walk_svg(picture),
-                "suspects": [] if picture is None else [*map(_suspect, picture.suspects)],
-                "left_out": 0 if picture is None else picture.left_out,
+                "suspects": suspects,
+                "left_out": left_out,
                 "story": _story(finding),
                 "replay": (command := replay_line(record, finding)),
                 "small": clip(small_line(finding), MESSAGE_CHARS),
@@ -276,7 +270,6 @@ def _cards(found: tuple[Bug, ...], record: RunRecord) -> list[dict[str, object]]
 
 
 def _story(finding: Finding) -> dict[str, object]:
-    """How it came about; empty where the record has no story. untold: why there is none."""
     story = finding.story
     if story is None or story.untold is not None:
         return {} if story is None else {"untold": story.untold}
@@ -297,7 +290,6 @@ def _story(finding: Finding) -> dict[str, object]:
 
 
 def _other(finding: Finding) -> dict[str, str]:
-    """A row of a card: a symptom, or the cause once more."""
     return {
         "id": finding.id,
         "code": finding.code,
@@ -305,10 +297,6 @@ def _other(finding: Finding) -> dict[str, str]:
         "oracle": finding.oracle,
         "message": clip(finding.message, OTHER_CHARS),
     }
-
-
-def _suspect(suspect: Suspect) -> dict[str, str]:
-    return {"letter": suspect.letter, "where": str(suspect), "why": suspect.why}
 
 
 def _where(finding: Finding) -> str:
@@ -325,7 +313,7 @@ def _letter(code: str) -> str:
 
 
 def _maps(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
-    """One layer x page map per buffer that a finding places somewhere."""
+    """One layer x page map per buffer with a located finding."""
     placed: dict[str, dict[tuple[int | None, int | None], list[str]]] = {}
     for finding in findings:
         if finding.buffer is not None and (finding.layer is not None or finding.page is not None):
@@ -354,7 +342,6 @@ def _maps(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
 
 
 def _axis(values: Iterable[int | None]) -> tuple[list[int | None], int]:
-    """The values to show, sorted, with None ("any") last, and how many are left out."""
     found = sorted(set(values), key=lambda value: (value is None, value or 0))
     return found[:MAP_AXIS], max(0, len(found) - MAP_AXIS)
 
@@ -368,7 +355,7 @@ def _cell(codes: list[str] | None, *, layer: int | None, page: int | None) -> di
 
 
 def _mutants(record: RunRecord) -> dict[str, object]:
-    """The detection matrix: mutants by the oracles that had to find them or did."""
+    """The detection matrix: mutants by the oracles that should find them or did."""
     found = {row.name: _found_by(row) for row in record.mutants}
     oracles = sorted({name for row in record.mutants for name in (row.killer, found[row.name]) if name})
     rows: list[dict[str, object]] = []
@@ -402,7 +389,6 @@ def _found_by(row: MutantResult) -> str | None:
 
 
 def _environment(record: RunRecord) -> dict[str, object]:
-    """Of the tool and of the machine; a server has a section of its own."""
     left_out = () if server_of(record) is None else ("server",)
     return {**record.tool, **{name: value for name, value in record.environment.items() if name not in left_out}}
 

@@ -1,9 +1,8 @@
 """A story as a trace for Perfetto or chrome://tracing: lanes are threads, waits are flows.
 
 Invariants:
-- One microsecond of the trace is one event of the schedule; the trace says so.
-- Slices of a thread do not overlap: a step ends in the trace where the next one of its lane begins.
-- The text is ASCII JSON without NaN, and the file is replaced whole.
+- One microsecond of the trace is one event of the schedule.
+- Slices of a thread do not overlap: a step ends at the latest when the next one of its lane begins.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from pathlib import Path
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import Story
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.story_text import lanes_of, step_text
+from kvcheck.core.run.store import write_text
 
 PID = 1
 
 
 def write(finding: Finding, path: Path) -> None:
-    """The trace of a finding's story, at `path`."""
     assert finding.story is not None
     trace = {
         "displayTimeUnit": "ms",
@@ -57,7 +55,6 @@ def _slices(story: Story) -> Iterator[dict[str, object]]:
 
 
 def _end(story: Story, at: int) -> int:
-    """Where a step ends in the trace; never where it begins."""
     step = story.steps[at]
     last = max(each.begin for each in story.steps) + 1
     end = last if step.end is None else step.end

@@ -1,4 +1,4 @@
-"""Wording: how pages say what a record holds.
+"""Wording: texts for counts, reasons and coverage of a record, shared by pages and terminal.
 
 Invariants:
 - A count that does not apply is left out, never 0.
@@ -23,11 +23,10 @@ MARKS = {"pass": "✔", "unknown": "?", "fail": "✘"}
 WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
 CELLS_NAMED = 6
 UNSEEN = ("events",)
-"""Counts that nobody can take inside a server."""
+"""Counts that cannot be taken inside a server."""
 
 
 def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
-    """The counts that apply, in words."""
     parts: list[str] = []
     rounds = rounds_word(evidence)
     unseen = UNSEEN if evidence.observed else ()
@@ -45,42 +44,39 @@ def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
 
 
 def rounds_word(evidence: Evidence) -> str:
-    """What its schedules are called: nobody picks the order inside a server, so there they are rounds of requests."""
+    """Schedules of a server are rounds of requests, since their order inside it is not controlled."""
     return "rounds" if evidence.observed else "schedules"
 
 
 def observed_texts(observed: Mapping[str, int]) -> list[str]:
-    """What a server did, judged tokens first: "4,096 tokens judged", "hit 12 requests"."""
+    """Return texts such as "4,096 tokens judged", "hit 12 requests"."""
     parts = [f"{counted(observed[TOKEN], 'token')} judged"] if TOKEN in observed else []
     return parts + [f"{name} {amount(name, observed[name])}" for name in in_order(observed)]
 
 
 def amount(kind: str, count: int) -> str:
-    """A count with its unit; that of a kind which this version does not know has none."""
     return counted(count, OBSERVED[kind].unit.removesuffix("s")) if kind in OBSERVED else f"{count:,}"
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Kinds of evidence in the order of their table, without judged tokens; those that it lacks come last."""
+    """Sort kinds by their table, without judged tokens; unknown kinds come last."""
     given = set(names) - {TOKEN}
     return [*(name for name in KINDS if name in given), *sorted(given - KINDS.keys())]
 
 
 def why_text(row: ScenarioResult) -> str:
-    """The code with its title, and the reason, if there are any."""
     known = CODES.get(row.code or "")
     named = f"{row.code} {known.title}" if known else row.code
     return ": ".join(part for part in (named, row.reason) if part)
 
 
 def conditional_text(cell: str, findings: Iterable[Finding]) -> str:
-    """How many conditional findings a cell has, in words; "" where it has none."""
     count = sum(each.condition is not None and each.cell == cell for each in findings)
     return counted(count, "conditional finding") if count else ""
 
 
 def whose_text(finding: Finding) -> str:
-    """Who read whose bytes; or whose operation the other one is."""
+    """Return the reading request and the owner of the bytes, or the other operation's request."""
     mine, seen = finding.request, finding.seen_request
     if seen is None:
         return "n/a (names no request)" if mine is None else f"request {mine}"
@@ -91,7 +87,7 @@ def whose_text(finding: Finding) -> str:
 
 
 def seen_text(bug: Bug) -> str:
-    """How often a cause was seen, where, and what follows from it: "2 times; symptoms: KV102 x5"."""
+    """Return how often a cause was seen, and its symptoms: "2 times; symptoms: KV102 x5"."""
     often = sum(bug.symptoms.values())
     text = counted(len(bug.findings) - often, "time")
     if bug.schedules > 1:
@@ -102,10 +98,7 @@ def seen_text(bug: Bug) -> str:
 
 
 def coverage_text(found: Coverage) -> str:
-    """What was tried and what was not, counted by kind: "tried eager, lazy, 1 of 9 delays; not tried: random".
-
-    What was left out nowhere comes first.
-    """
+    """Return strategies, then settings: "tried eager, lazy, 1 of 9 delays; not tried: random"."""
     tried, left = _by_kind(sorted(found.tried, key=_is_setting)), _by_kind(sorted(found.not_tried, key=_is_setting))
     parts = [_kind_text(kind, names, len(names) + len(left.get(kind, ()))) for kind, names in tried.items()]
     never = [_kind_text(kind, names, 0) for kind, names in left.items() if kind not in tried]
@@ -122,12 +115,11 @@ def _by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _is_setting(name: str) -> bool:
-    """Whether a name is a setting; orders are listed before settings."""
     return ":" in name and not name.startswith("delay:")
 
 
 def _kind_text(kind: str, values: list[str], of: int) -> str:
-    """A kind without values is its own name; otherwise how many of its values, of so many (0: none was tried)."""
+    """of: number of values of the kind; 0: none was tried."""
     if values == [""]:
         return kind
     if len(values) == 1 and of <= 1:
@@ -137,15 +129,12 @@ def _kind_text(kind: str, values: list[str], of: int) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """The first characters, and how many more there are."""
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
 def asset(name: str) -> str:
-    """One of the source files of pages, which lie beside this module."""
     return files("kvcheck.core.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def visible(value: object) -> object:
-    """A value for a template: the record's text with its control characters escaped; kvcheck's own markup unchanged."""
     return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,10 +1,9 @@
-"""AccessLog: which places of one buffer a lane has touched last.
+"""AccessLog: the last touches of a lane in one buffer.
 
 Invariants:
-- A place is (layer, unit, token inside the unit). A footprint without spans touches the whole unit, also tokens that no
-  footprint has named yet.
-- Only the last touch of a lane is kept. A lane runs in order, so whatever waits for the last touch waits for all.
-- Touches that every process has joined are forgotten: no later operation can overlap them.
+- A footprint without spans touches the whole unit, also tokens that no footprint has named yet.
+- Only the last touch of a lane is kept: a wait for it covers all earlier ones. Touches that every process has joined
+  are forgotten.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint
 
 LOG_MAX = 512
-"""Touches kept as they came; more are entered into the table, whose size does not depend on their number."""
+"""Touches kept as they came; more are merged into the table, whose size is bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """A place that an event touched without an edge from another one. event: the number of the other one in its lane.
-
-    token: None if no footprint named it. count: how many such places there are.
-    """
+    """event: number of the other one in its lane. token: None if no footprint named it. count: number of such
+    places."""
 
     layer: int
     unit: int
@@ -45,8 +42,6 @@ class _Touch:
 
 
 class AccessLog:
-    """The touches of one kind (reads or writes) of one lane in one buffer."""
-
     def __init__(self) -> None:
         self.latest = 0
         self._log: deque[_Touch] = deque()
@@ -54,7 +49,7 @@ class AccessLog:
         self._last: npt.NDArray[np.int64] = np.zeros((1, 1, 1), dtype=np.int64)
 
     def touch(self, event: int, footprint: Footprint, *, over: int) -> None:
-        """The lane's event touches the footprint. over: the last event of the lane that every process has joined."""
+        """over: the last event of the lane that every process has joined."""
         while self._log and self._log[0].event <= over:
             self._log.popleft()
         self.latest = event
@@ -64,7 +59,6 @@ class AccessLog:
             self._enter()
 
     def after(self, bound: int, footprint: Footprint) -> Overlap | None:
-        """The first place of the footprint that an event after `bound` has touched."""
         if self.latest <= bound or not len(footprint.rows):
             return None
         self._enter()
@@ -97,7 +91,6 @@ class AccessLog:
                     layers[:, units, tokens] = touch.event
 
     def _places(self, layers: int, rows: IndexArray, spans: IndexArray | None) -> tuple[IndexArray, IndexArray | None]:
-        """Units and tokens of every place in the table, or whole units. The table grows if they do not fit."""
         self._reach(layers, int(rows.max()) + 1, 0 if spans is None else int(spans[:, 1].max()))
         if spans is None:
             return rows, None
@@ -120,5 +113,5 @@ class AccessLog:
 
 
 def _own(ids: IndexArray) -> IndexArray:
-    """A copy of the ids, if they are a view: its owner may change them later."""
+    """The owner of a view may change it later."""
     return ids if ids.base is None else ids.copy()

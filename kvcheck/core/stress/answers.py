@@ -1,51 +1,43 @@
-"""Answers: schedules as the answers that the process gets when it asks whether work is done.
+"""Answers: schedules as the results of the process's completion polls.
 
-    answer "yes"   what the asked record is behind runs now, and nothing else
+    answer "yes"   the work behind the polled record runs now, and nothing else
     answer "no"    nothing runs; the process goes on without it
 
-In one process, what is read and written in which order follows from these answers: work that nobody asked for is
-ordered by nothing else, and the ordering oracle judges it in any order. Two things it notices without a question, and
-whether they have landed is an answer too. A message lands when its receivers get their next turn, or, if the answer is
-"no", when each of them has had one more. A write to the store lands at once, or, if the answer is "no", when the
-process asks for it, waits for it or has nothing else to do.
+In one process these answers determine the order of its reads and writes; other work is unordered, and judged by the
+ordering oracle in any order. Two events need no poll: a message lands at its receivers' next turn, or, with "no", one
+turn later; a write to the store at once, or, with "no", when the process polls or waits for it or is idle.
 
-    choices=12.m345     question 12 and what operation 345 brings get "no", all others "yes"
+    choices=12.m345     question 12 and the message or write of operation 345 get "no", all others "yes"
 
 Invariants:
-- "yes" to everything is what the eager order answers. A schedule is named by what it answers with "no".
-- A question has a number that counts all questions before it, so equal answers so far mean equal numbers.
+- A question's number counts all questions before it, so equal answers so far mean equal numbers.
 - Only a question whose record is not reached can be answered with "no".
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.simulated import Choice, Goal, Pending
 from kvcheck.core.cache.transfer.wire import LEGS
+from kvcheck.core.run.exploring import parse_answers
 from kvcheck.core.stress.strategies import Draw, EagerStrategy
 
 MESSAGES = (":message", ":copies")
 WRITES = tuple(f":async.{leg}" for leg in LEGS)
 STORES = ("storage",)
-"""Ends of the names of lanes whose operations the process notices without asking for them."""
+"""Ends of names of lanes whose operations the process notices without a poll."""
 QUIET = (*WRITES, *STORES)
 UNASKED = (*MESSAGES, *QUIET)
 SHARES = ((1, 8), (1, 4), (1, 2), (3, 4))
-"""Shares of "no", of which chance picks one for a schedule: few bugs need many of them, and some do."""
+"""Shares of "no", of which chance picks one for a schedule: few bugs need many of them."""
 EARLY_BITS = 4
-MOST_ANSWERS = 100_000
-_ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
 
 
 class AnswersStrategy:
-    """says_no: whether the question or landing of that name is answered with "no". wanted: those that have to be.
-
-    asked: names of what could be answered with "no", in order. refused: those of them that were.
-    """
+    """says_no: whether the named question or landing gets "no". wanted: those that must. asked: names that could get
+    "no", in order. refused: those that did."""
 
     def __init__(self, says_no: Callable[[str], bool], wanted: Collection[str] = ()) -> None:
         self._says_no = says_no
@@ -60,7 +52,6 @@ class AnswersStrategy:
         self.refused: list[str] = []
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The next chunk of what is asked for, or a pause."""
         if goal is None:
             return None if may_pause else self._eager.choose(enabled, may_pause=False)
         is_new, self._goal = goal is not self._goal, goal
@@ -75,14 +66,12 @@ class AnswersStrategy:
         return None if self._is_no else _first(enabled, goal.next())
 
     def divergence(self) -> str | None:
-        """How the finished run was another one than its choices are from, or None."""
         left = [name for name in self._wanted if name not in self.refused]
         if not left:
             return None
         return f"of {len(self._wanted)} recorded answers: {len(left)} could not be given, the first is {left[0]}"
 
     def _answer(self, name: str) -> bool:
-        """Whether it is "no"."""
         self.asked.append(name)
         is_no = self._says_no(name)
         if is_no:
@@ -90,7 +79,6 @@ class AnswersStrategy:
         return is_no
 
     def _landing(self, goal: Goal, *, is_turn: bool) -> Pending | None:
-        """What has to run next for something to land now, the oldest first; None where all that may land has."""
         for first in sorted(goal.firsts(UNASKED if is_turn else QUIET), key=lambda each: each.ordinal):
             head = goal.next(first.record)
             if head is not None and self._may_land(first):
@@ -108,7 +96,6 @@ class AnswersStrategy:
 
 
 def _receiver(message: Pending) -> str:
-    """The end of a lane "SENDER>RECEIVER:message"."""
     return message.lane.name.partition(">")[2].rpartition(":")[0]
 
 
@@ -117,7 +104,7 @@ def _first(enabled: Sequence[Choice], head: Pending | None) -> int | None:
 
 
 def answers(draw: Draw) -> AnswersStrategy:
-    """Those that the choices name; without choices, chance. Raises UsageError for damaged choices."""
+    """Strategy of the recorded choices, or by chance. Raises UsageError for damaged choices."""
     if draw.choices is not None:
         refused = parse_answers(draw.choices)
         return AnswersStrategy(frozenset(refused).__contains__, refused)
@@ -125,11 +112,8 @@ def answers(draw: Draw) -> AnswersStrategy:
 
 
 def by_chance(rng: Rng) -> Callable[[str], bool]:
-    """Says "no" to a share of everything, and to one early question in any case.
-
-    Without that one, three of five schedules of a short workload with a small share are the eager order once more: it
-    asks few questions, and most of what may land changes nothing that the process does.
-    """
+    """Answer "no" to a random share, and to one early question, without which three of five short schedules with a
+    small share repeat the eager order."""
     share = SHARES[rng.below(len(SHARES))]
     left = [rng.below(1 << rng.below(EARLY_BITS))]
 
@@ -141,19 +125,3 @@ def by_chance(rng: Rng) -> Callable[[str], bool]:
         return rng.chance(*share) or is_early
 
     return says_no
-
-
-def answers_text(refused: Collection[str]) -> str:
-    """The choices of a line: what is answered with "no"; "none" where nothing is."""
-    return ".".join(refused) or "none"
-
-
-def parse_answers(text: str) -> tuple[str, ...]:
-    """The inverse. Raises UsageError."""
-    names = () if text == "none" else tuple(text.split("."))
-    if len(names) > MOST_ANSWERS or not all(_ANSWER.fullmatch(each) for each in names):
-        raise UsageError(
-            'choices: expected numbers of questions and messages, such as 12.m345, or "none"; '
-            f"got {text[:40]!r}; copy the whole line"
-        )
-    return names

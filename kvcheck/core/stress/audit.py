@@ -1,16 +1,13 @@
-"""Audit: compares what an operation touches, as seen from its tensor calls, with the footprint that it declared.
+"""Audit: compares an operation's accesses with its declared footprint.
 
-The audit knows the memory that a backend hands out by its name. A dispatch mode sees each call that a chunk makes. It
-maps each tensor argument to its memory and to places there: by the bytes of the view, and by the index tensors of a
-gather or scatter.
+A dispatch mode maps each tensor argument of a torch call to places of named memory: by the bytes of the view, and by
+the index tensors of a gather or scatter.
 
 Invariants:
-- It works on the CPU backends only. The operations that run, and their order, are those of a run without it.
-- A chunk may touch less than was declared, never more. What is declared lies inside its page, slot or table row.
-- All memory that a backend hands out has a name, so footprints name it. Other memory belongs to one operation: if a
-  second one touches what the first has written, footprints should have named it.
-- Accesses outside torch (numpy, lists, other threads) are not seen. Of a row that several ranks write in parts, it is
-  not seen which part is touched.
+- It works on the CPU backends only, and changes neither the operations nor their order.
+- A chunk may touch less than was declared, never more. Declared places lie inside their page, slot or table row.
+- Memory without a name belongs to one operation: if a second one touches it, footprints should have named it.
+- Accesses outside torch (numpy, lists, other threads) are not seen, nor the part of a row that several ranks write.
 """
 
 from __future__ import annotations
@@ -30,9 +27,9 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
 from kvcheck.core.cache.backend.scoped import PassingBackend
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.named_memory import Masks, Memory, Naming, Places, by_own_name
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.schedule import Kind, Plan
 
 _ONE_DIMENSION = frozenset({"index_select", "index_copy_", "index_fill_", "index_add_"})
 """Calls of the form (tensor, dimension, index tensor, ...)."""
@@ -59,12 +56,12 @@ _SHAPES_ONLY = frozenset(
         "empty_like",
     )
 )
-"""Calls that look at a tensor's shape and not at its bytes."""
+"""Calls that read a tensor's shape and not its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A place that an operation touched and had not declared."""
+    """An undeclared place that an operation touched."""
 
     operation: str
     verb: str
@@ -73,11 +70,9 @@ class Excess:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Excesses of one kind are one finding."""
         return self.operation, self.verb, self.memory.space, self.memory.buffer or ""
 
     def finding(self) -> Finding:
-        """The finding KV306 for this place."""
         layer, unit, token = self.memory.at(self.place)
         row = token if self.memory.tokens > 1 else None
         where = f"layer {layer}, unit {unit + self.memory.first}" + ("" if row is None else f", row {row}")
@@ -94,7 +89,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Memory that no backend handed out, and that two operations use. writer: the one that wrote it first."""
+    """Memory without a name that two operations use. writer: the first one to write it."""
 
     operation: str
     verb: str
@@ -103,11 +98,9 @@ class Shared:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Of one kind, one finding."""
         return self.operation, self.verb, self.writer, ""
 
     def finding(self) -> Finding:
-        """The finding KV306 for this memory."""
         return Finding(
             code="KV306",
             oracle="audit",
@@ -118,7 +111,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """A span that a footprint declares and that leaves its unit. span: unit, start and stop."""
+    """A declared span that leaves its unit. span: unit, start and stop."""
 
     operation: str
     verb: str
@@ -127,11 +120,9 @@ class Beyond:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Of one kind, one finding."""
         return self.operation, f"declares what it {self.verb}", self.memory.space, self.memory.buffer or ""
 
     def finding(self) -> Finding:
-        """The finding KV306 for this span."""
         unit, start, stop = self.span
         return Finding(
             code="KV306",
@@ -144,49 +135,40 @@ class Beyond:
 
 
 def is_audited(plan: Plan) -> bool:
-    """True if the schedule runs under the audit. It follows from the plan alone, so a replay is audited as well.
-
-    The first such schedule lies within the floor of a cell. Those behind it go through other settings.
-    """
-    is_ours = plan.kind is Kind.SCHEDULE and plan.target == "builtin" and plan.backend == "simulated"
+    """Whether the schedule, or its replay, runs under the audit. The first one lies within the floor of a cell."""
+    is_ours = plan.is_in_process and plan.target == "builtin" and plan.backend == "simulated"
     return is_ours and plan.extras is None and plan.strategy != "flip" and plan.schedule % AUDIT_ROUND == AUDITED
 
 
 AUDIT_ROUND, AUDITED = 7, 2
-"""One schedule in seven. Seven shares no factor with the numbers of settings, so each of them has its turn."""
+"""One schedule in seven: it shares no factor with the numbers of settings, so each of them is audited."""
 
 AUDIT = "audit of footprints"
-"""What coverage calls it."""
+"""Its name in coverage."""
 
 WATCHED_FIRST = 24
-"""Of each name: operations of one name come from one place in the code, and a mistake there shows soon."""
+"""Of each name: operations of one name come from one place in the code, so a mistake shows early."""
 
 AUDITED_EVERY = 8
-"""In a stress run: of operations of one name, one in eight behind the first ones, which costs half as much CPU."""
+"""In a stress run: of operations of one name, one in eight after the first ones, which halves the CPU time."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What a watch looks at: by address the memory that has a name, and other memory that an operation has written."""
-
     named: dict[int, tuple[Memory, int]] = field(default_factory=dict)
     """The memory, and the bytes of one of its places."""
 
     written: dict[int, tuple[StorageWeakRef, int, str]] = field(default_factory=dict)
-    """The memory, which may be gone and its address used again, and the number and name of who wrote it."""
+    """The memory, which may be gone and its address reused, and number and name of its writer."""
 
     def writer(self, address: int) -> tuple[int, str] | None:
-        """Number and name of the operation that wrote the memory there first; None if none has."""
         memory, number, name = self.written.get(address, (None, 0, ""))
         return None if memory is None or memory.expired() else (number, name)  # type: ignore[no-untyped-call]
 
 
 class AuditBackend(PassingBackend):
-    """A CPU backend whose operations are watched. `found`: for each call that touched too much, the first such place,
-    and for each footprint that leaves its unit, the first such span.
-
-    every: of each name of an operation, the first WATCHED_FIRST are watched and then one in so many.
-    """
+    """`found`: the first excess of each call, and the first span beyond its unit of each footprint. every: of each name
+    of an operation, the first WATCHED_FIRST are watched and then one in so many."""
 
     def __init__(self, inner: Backend, name_memory: Naming, *, every: int = 1) -> None:
         super().__init__(inner)
@@ -200,7 +182,6 @@ class AuditBackend(PassingBackend):
         self._counts: Counter[str] = Counter()
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """Allocate, and note the memory under that name."""
         tensor = self.inner.empty(name, shape, dtype, place)
         if tensor.numel():
             address = self._addresses[name] = tensor.untyped_storage().data_ptr()
@@ -222,14 +203,12 @@ class AuditBackend(PassingBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Submit the operation with every chunk watched, and so the snapshot of a pageable source."""
         watched = operation
         if self._is_watched(operation.name):
             watched = self._with_watch(operation, tuple(reads), tuple(writes))
         return self.inner.submit(watched, lane=lane, reads=reads, writes=writes, after=after)
 
     def findings(self) -> tuple[Finding, ...]:
-        """One finding for each kind of operation and buffer."""
         kinds = {each.kind: each for each in reversed(self.found)}
         return tuple(kinds[kind].finding() for kind in sorted(kinds))[:MAX_FINDINGS]
 
@@ -282,7 +261,7 @@ class AuditBackend(PassingBackend):
 
 
 class _Declared:
-    """What one operation declares. number: of its submission, and one for all replays of a graph."""
+    """number: of its submission, one for all replays of a graph."""
 
     def __init__(self, number: int, name: str, reads: tuple[Footprint, ...], writes: tuple[Footprint, ...]) -> None:
         self.number = number
@@ -291,7 +270,6 @@ class _Declared:
         self._places: dict[tuple[str, Memory], Places] = {}
 
     def beyond(self, memories: Sequence[Memory]) -> Iterator[Beyond]:
-        """Spans that leave their units."""
         for verb, footprints in self._footprints.items():
             for footprint in footprints:
                 for memory in memories if footprint.spans is not None else ():
@@ -299,7 +277,6 @@ class _Declared:
                         yield Beyond(self.name, verb, memory, span)
 
     def places(self, verb: str, memory: Memory, masks: Masks) -> Places:
-        """The places of a memory that it names for this verb; its chunks ask again and again."""
         key = (verb, memory)
         if key not in self._places:
             self._places[key] = memory.named(self._footprints[verb], masks)
@@ -307,8 +284,6 @@ class _Declared:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which places of named memory the calls inside it touch, and which other memory that it did not make."""
-
     def __init__(self, known: _Known) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.touched: list[tuple[str, Memory, IndexArray]] = []
@@ -318,7 +293,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: nothing here is compiled, and torch would import its compiler, which takes seconds, to leave this out."""
+        """Nothing here is compiled; else torch would import its compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -336,7 +311,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, tensor: torch.Tensor, verb: str, call: str, args: tuple[Any, ...]) -> None:
-        """An argument of a call. call: its name if this is the first argument, which an index may narrow."""
         address = tensor.untyped_storage().data_ptr()
         if address in self._made or not tensor.numel():
             return
@@ -350,8 +324,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A torch call. arguments: position, name and verb of the tensors whose bytes it uses. makes_memory: a result is no
-    view of one of them."""
+    """arguments: position, name and verb of tensors whose bytes it uses. makes_memory: a result is no view of them."""
 
     name: str
     arguments: tuple[tuple[int, str, str], ...]
@@ -376,7 +349,7 @@ def _call_of(func: Any) -> _Call:
 
 
 def _places(tensor: torch.Tensor, address: int, place_bytes: int, index: tuple[Any, ...] | None) -> IndexArray:
-    """The places that a view's bytes lie in, or those of the elements that an index picks; some may come twice.
+    """Places of a view's bytes, or of the elements that an index picks; some may come twice.
 
     Neighbouring bytes of the innermost dimensions are one run:   [outer ... ][ run ]
     """
@@ -400,7 +373,6 @@ def _places(tensor: torch.Tensor, address: int, place_bytes: int, index: tuple[A
 
 
 def _index(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The index that narrows the first argument of a gather or scatter to some of its elements."""
     if name in _ONE_DIMENSION:
         return (*(slice(None),) * int(args[1]), args[2].reshape(-1).numpy())
     if name in _MANY_DIMENSIONS:
@@ -409,5 +381,4 @@ def _index(name: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    """The tensors of a list of arguments or results."""
     return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, list | tuple) else []

@@ -1,18 +1,16 @@
-"""Clocks: which events of each lane are over before another event begins, worked out from the backend's edges.
+"""Clocks: vector clocks of lanes and processes, from the backend's edges.
 
-The actors are the processes and the lanes; most runs have one process. A lane counts its events (operations and
-records) from 1. A clock holds, for each lane by its number, the last event that is over. Edges:
+A lane counts its events (operations and records) from 1. A clock holds the last finished event of each lane. Edges:
 
-    process -> operation     what the process knew when it submitted
-    lane -> operation        everything queued in the lane before, and what the lane was told to wait for
-    record -> lane, process  what the record covers, for whoever waits for it
+    process -> operation     the process's clock at the submission
+    lane -> operation        everything queued in the lane before, and the lane's waits
+    record -> lane, process  everything the record covers, for its waiters
 
 Invariants:
-- A clock that holds an event holds everything that this event waits for.
 - A wait makes an edge for the waiter alone. Freeing, allocating and the order of completion are no edges.
-- Nothing is kept that every process has joined, because all later operations come after it.
-- The process without a name is the harness. Other processes begin with its clock. When it acts again, it has joined all
-  that they have.
+- Events that every process has joined are dropped, because all later operations come after them.
+- The process without a name is the harness. Other processes begin with its clock. When it acts again, it has joined
+  theirs.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ Clock = tuple[int, ...]
 
 
 class Clocks:
-    """The clocks of the processes, of the lanes, and of the records that not every process has joined yet."""
-
     def __init__(self) -> None:
         self.process: Clock = ()
         self._acting = ""
@@ -39,7 +35,6 @@ class Clocks:
         self._kept: list[deque[tuple[int, int]]] = []
 
     def act(self, process: str) -> None:
-        """From now on that process submits and waits."""
         self._least = None
         self._others[self._acting] = self.process
         if process in self._others:
@@ -58,18 +53,15 @@ class Clocks:
         )
 
     def common(self) -> Clock:
-        """The last event of each lane that every process has joined."""
         return tuple(map(min, self.process, self._least_of_others())) if self._others else self.process
 
     def _least_of_others(self) -> Clock:
-        """It changes only when another process acts; joins of the acting process do not change it."""
         if self._least is None:
             first, *rest = self._others.values()
             self._least = tuple(map(min, first, *rest)) if rest else first
         return self._least
 
     def lane(self, name: str) -> int:
-        """The number of a lane."""
         if name not in self._numbers:
             self._numbers[name] = len(self.names)
             self.names.append(name)
@@ -78,7 +70,7 @@ class Clocks:
         return self._numbers[name]
 
     def advance(self, lane: int, record: int | None) -> Clock:
-        """One more event of a lane, which `record` stands for. Returns its clock, itself included."""
+        """Count an event of a lane, covered by `record`. Return its clock, itself included."""
         after = [*_reaching(joined(self._lanes[lane], self.process), lane)]
         after[lane] += 1
         clock = tuple(after)
@@ -89,19 +81,16 @@ class Clocks:
         return clock
 
     def lane_waits(self, record: int, lane: int) -> None:
-        """What is queued in the lane from now on comes after the record."""
         self._lanes[lane] = joined(self._lanes[lane], self._of(record))
 
     def process_joins(self, record: int) -> None:
-        """The acting process has joined the record."""
         self._join_process((self._of(record),))
 
     def process_drains(self) -> None:
-        """The acting process has joined all lanes."""
         self._join_process(self._lanes)
 
     def _of(self, record: int) -> Clock:
-        """A record's clock. A record that is no longer kept has been joined by every process, so its clock is empty."""
+        """Empty for a record that every process has joined: it was dropped."""
         return self._records.get(record, ())
 
     def _join_process(self, clocks: Iterable[Clock]) -> None:
@@ -117,7 +106,6 @@ class Clocks:
 
 
 def joined(one: Clock, other: Clock) -> Clock:
-    """The later event of the two clocks in each lane."""
     if one == other or not other:
         return one
     if len(one) < len(other):
@@ -126,7 +114,6 @@ def joined(one: Clock, other: Clock) -> Clock:
 
 
 def at(clock: Clock, lane: int) -> int:
-    """The last event of that lane that is over; 0: none."""
     return clock[lane] if lane < len(clock) else 0
 
 

@@ -1,20 +1,15 @@
-"""Cost: how much a schedule has to move and judge, in words. A run prints it if its time is too short.
-
-Invariants:
-- A cost is worked out from shape and request numbers alone; nothing is built or run for it.
-"""
+"""Cost: the bytes and judgements of a schedule in words, from shape and request numbers alone."""
 
 from __future__ import annotations
 
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def schedule_cost(plan: Plan) -> str:
-    """What a schedule of the plan costs and what would cost less, in words."""
     shape = shape_named(plan.shape)
     requests = "the requests of the trace" if plan.trace is not None else "its requests"
     if plan.requests is not None:
@@ -26,7 +21,7 @@ def schedule_cost(plan: Plan) -> str:
 
 
 def token_bytes(shape: ModelShape) -> int:
-    """Bytes that one token takes in all layers of the device pool, without states."""
+    """Bytes of one token in all layers of the device pool, without states."""
     total = 0
     for space in POOLS.load(shape.family)(shape):
         for buffer in space.buffers:

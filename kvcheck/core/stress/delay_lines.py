@@ -1,11 +1,10 @@
 """Delays of a device as part of a plan: as the text of a line, and by the number of a schedule.
 
-    3.hicache.load~17.decode.read the lane of the 3rd hicache.load is held until the 17th decode.read has run
-    hicache.load/storage.put the lanes of all operations of these names are held until the process waits h2d the lanes
-    of that group are held until the process waits
+    3.hicache.load~17.decode.read   the lane of the 3rd hicache.load is held until the 17th decode.read has run
+    hicache.load/storage.put        the lanes of all operations of these names are held until the process waits
+    h2d                             the lanes of that group are held until the process waits
 
-Invariants:
-- Text and value round-trip; any other text is a UsageError.
+Text and value round-trip.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.delays import Delay, Site
-from kvcheck.core.stress.schedule import Kind, Plan
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_groups
 
 MAX_DELAYS = 16
@@ -24,9 +23,7 @@ _SITE = re.compile(r"(?:([1-9][0-9]{0,11})\.)?([A-Za-z_][^~/]{0,79})")
 
 
 def delays_of(plan: Plan) -> tuple[Delay, ...]:
-    """The delays that a plan names, or those that its schedule's number picks. Only strategy delay on a device has
-    any."""
-    if plan.kind is not Kind.DELAYED:
+    if not plan.is_delayed:
         return ()
     if plan.choices is not None:
         return parse_delays(plan.choices)
@@ -34,7 +31,7 @@ def delays_of(plan: Plan) -> tuple[Delay, ...]:
 
 
 def parse_delays(text: str) -> tuple[Delay, ...]:
-    """The delays of a text. Raises UsageError with what was expected and found."""
+    """Parse the text of a line. Raises UsageError."""
     rows = text.split("/")
     if len(rows) > MAX_DELAYS:
         raise UsageError(f"strategy=delay: expected at most {MAX_DELAYS} delays, got {len(rows)}")
@@ -42,7 +39,6 @@ def parse_delays(text: str) -> tuple[Delay, ...]:
 
 
 def delays_text(delays: Sequence[Delay]) -> str:
-    """As they stand in a line."""
     return "/".join("~".join(_site_text(site) for site in (each.held, each.until) if site) for each in delays)
 
 

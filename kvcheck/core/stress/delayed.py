@@ -1,10 +1,9 @@
-"""Delayed runs: delays that were found on a CPU are imposed on a device, and runs with wrong bytes are counted.
+"""Delayed runs: delays found on a CPU are imposed on a device, and runs with wrong bytes are counted.
 
 Invariants:
-- A delay for a device comes from a run of the same schedule on a CPU.
 - Every run with delays is paired with one without. Both find a missing wait, so only wrong bytes show a bug on the
   device.
-- The report says when delays held nothing. Such a run shows nothing.
+- A run whose delays held nothing is reported so.
 """
 
 from __future__ import annotations
@@ -20,22 +19,23 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
+from kvcheck.core.run.outcome import Outcome, Runner
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.pair import Pair
-from kvcheck.core.stress.runner import Outcome, Runner, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import LANE_GROUPS
 from kvcheck.core.stress.workload.events import Submitted
 
 TRIES_MOST = 5
-"""Plans of delays that are tried before a finding is said not to reproduce on a device."""
+"""Plans of delays that are tried before a finding counts as not reproduced on a device."""
 UNREAD = ("receive.mark", "seal.clear")
-"""Operations that write what nobody reads as content. A delay until one of them is tried last."""
+"""Operations whose writes are not read as content. A delay until one of them is tried last."""
 
 
 def check_operations(runner: ScheduleRunner, plan: Plan) -> None:
-    """Raise UsageError where a plan names operations that its schedule does not submit. Runs the schedule on a CPU."""
+    """Raise UsageError if a plan names operations that its schedule, run on a CPU, does not submit."""
     if plan.choices is None or not delays_of(plan):
         return
     _, submitted = _on_cpu(runner, plan)
@@ -50,12 +50,11 @@ def check_operations(runner: ScheduleRunner, plan: Plan) -> None:
 
 
 def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan, ...]:
-    """Device plans for a schedule that fails on a CPU, the narrowest delay first. There are none if no pair is known.
+    """Device plans for a schedule that fails on a CPU, the narrowest delay first; none if no pair is known.
 
-    First the two operations that no edge orders are tried; then all operations of the earlier one's name, since a
-    device may number them differently; then its group of lanes; then the next pairs. Where the CPU runs one operation
-    after the other and finds no pair that may show, the plan's own order is run too: some waits are missing only if
-    the process saw something late.
+    First come the two unordered operations; then all operations of the earlier one's name, since a device may number
+    them differently; then its group of lanes; then the next pairs. If the eager run finds no pair that may show, the
+    plan's own order is run too: some waits are missing only if the process saw something late.
     """
     outcome, submitted = _on_cpu(runner, plan)
     found = _candidates(outcome.findings, submitted)
@@ -73,12 +72,12 @@ def device_plans(runner: ScheduleRunner, plan: Plan, device: str) -> tuple[Plan,
 
 
 def may_show(plan: Plan) -> bool:
-    """Whether a device plan delays something until an operation that writes what is read as content."""
+    """Whether a device plan delays something until an operation that writes content which is read."""
     return any(map(_may_show, delays_of(plan)))
 
 
 def whole_names(plans: Iterable[Plan]) -> list[Plan]:
-    """Of these device plans, those that delay all operations of a name: the first one of each name."""
+    """Of these device plans, the first that delays all operations of each name."""
     found: dict[str | None, Plan] = {}
     for each in plans:
         delays = delays_of(each)
@@ -93,8 +92,6 @@ def _may_show(delay: Delay) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """How often wrong bytes were served without delays and with them, and how the delays ended."""
-
     free_runs: int = 0
     free_wrong: int = 0
     held_runs: int = 0
@@ -102,8 +99,8 @@ class Rates:
     report: DelayReport | None = None
 
     def plus(self, free: Outcome, held: Outcome | None) -> Rates:
-        """Add one run without delays and one with them. held: None where the first has lost the device."""
-        report = None if held is None else held.delays
+        """held: None if the first run has lost the device."""
+        report = None if held is None else report_of(held)
         if self.report is not None and report is not None:
             report = self.report.plus(report)
         return Rates(
@@ -116,11 +113,9 @@ class Rates:
 
     @property
     def gap(self) -> str | None:
-        """What was not exercised, or None."""
         return "not exercised: nothing was delayed" if self.report is None else self.report.gap
 
     def text(self) -> str:
-        """Both rates and the holds that had no effect, in words."""
         parts = [
             f"wrong bytes in {self.free_wrong} of {counted(self.free_runs, 'run')} without delays, "
             f"{self.held_wrong} of {self.held_runs} with"
@@ -130,27 +125,28 @@ class Rates:
         return "; ".join(parts)
 
 
+def report_of(outcome: Outcome) -> DelayReport | None:
+    """The counts of the delays of a run; None where it had none."""
+    assert outcome.delays is None or isinstance(outcome.delays, DelayReport), "a backend counts delays"
+    return outcome.delays
+
+
 def run_both(runner: Runner, plan: Plan) -> tuple[Outcome, Outcome | None]:
     """Run a plan without its delays, then with them. The first run also loads kernels, which cannot be loaded during a
-    hold.
-
-    Where a watchdog has ended a hold, the second is run once more: what only it launches is loaded then. There is no
-    second where the first has lost the device.
-    """
+    hold. After a hold ended by a watchdog, the second is repeated. It is skipped if the first has lost the device."""
     free = runner.run(dataclasses.replace(plan, strategy="eager", choices=None, expect=None))
     if free.is_device_lost:
         return free, None
     held = runner.run(plan)
-    if held.delays is not None and held.delays.fired and not held.findings:
+    report = report_of(held)
+    if report is not None and report.fired and not held.findings:
         held = runner.run(plan)
     return free, held
 
 
 class DelayRunner:
-    """Runs the schedules of a cell, each without its delays and with them; both are judged.
-
-    Raises UsageError where the plan names operations that its schedule does not submit.
-    """
+    """Runs the schedules of a cell, each without its delays and with them. Raises UsageError if the plan names
+    operations that its schedule does not submit."""
 
     cpu_s = 0.0
 
@@ -171,16 +167,12 @@ class DelayRunner:
         return (self._rates.gap or self._runner.gap(plan, total)) if total.schedules else None
 
     def closing(self) -> str | None:
-        """Both rates."""
         return f"{self._cell}: {self._rates.text()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """A plan on a device: the rates of its runs. wrong: the first run under delays that served wrong bytes, if any.
-
-    lost: the run that has lost the device, if one has.
-    """
+    """wrong: the first run with wrong bytes under delays."""
 
     plan: Plan
     rates: Rates
@@ -189,12 +181,10 @@ class Try:
 
     @property
     def shown(self) -> bool:
-        """True if wrong bytes were served under the delays."""
         return self.wrong is not None
 
     @property
     def message(self) -> str:
-        """What was read, or why the try shows nothing."""
         found = None if self.wrong is None else wrong_bytes(self.wrong)
         if found is None and self.lost is not None:
             return next(each.message for each in self.lost.findings)
@@ -204,7 +194,7 @@ class Try:
 def tries(
     runner: Runner, plans: Sequence[Plan], times: int = 1, may_go_on: Callable[[], bool] = lambda: True
 ) -> Iterator[Try]:
-    """The plans in turn, each so many times, until one has served wrong bytes or lost the device, or the time is up."""
+    """Run each plan so many times, until one has served wrong bytes or lost the device, or the time is up."""
     for plan in plans:
         rates, wrong, lost = Rates(), None, None
         for _ in range(times):
@@ -224,7 +214,6 @@ def tries(
 
 
 def rates_of(made: Sequence[Try]) -> Rates:
-    """Those of all tries together."""
     reports = [each.rates.report for each in made if each.rates.report is not None]
     return Rates(
         free_runs=sum(each.rates.free_runs for each in made),
@@ -236,7 +225,6 @@ def rates_of(made: Sequence[Try]) -> Rates:
 
 
 def why_not(made: Sequence[Try]) -> str:
-    """Why no try served wrong bytes."""
     if not made:
         return "no operation is known that could be delayed: on a CPU no two of this schedule are unordered"
     if made[-1].lost is not None:
@@ -248,7 +236,6 @@ def why_not(made: Sequence[Try]) -> str:
 
 
 def _on_cpu(runner: ScheduleRunner, plan: Plan) -> tuple[Outcome, list[Submitted]]:
-    """The plan's schedule run on a CPU, one operation after the other, and what it submitted."""
     submitted: list[Submitted] = []
     on_cpu = dataclasses.replace(plan, backend="eager", device="cpu", strategy="eager", choices=None, expect=None)
     return runner.run(on_cpu, handlers=((Submitted, submitted.append),)), submitted
@@ -269,7 +256,7 @@ def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> 
 
 
 def _exact(pair: Pair, submitted: Sequence[Submitted]) -> Delay:
-    """The pair, numbered among operations of the same name: a device numbers all operations together in another way."""
+    """Numbered among operations of the same name: total numbers differ on a device."""
     held, until = (
         Site(operation=name, nth=sum(each.name == name for each in submitted[:ordinal]))
         for ordinal, name in ((pair.held, pair.held_name), (pair.until, pair.until_name))

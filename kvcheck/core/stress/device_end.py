@@ -1,15 +1,13 @@
-"""DeviceEnd: the end of a schedule on a device. It waits, tells what broke, and says whether the device is lost.
+"""DeviceEnd: the end of a schedule on a device: waits, reports errors, and checks whether the device is lost.
 
     an error         a finding of the target, as on a CPU
-    a lost device    CUDA raises the same old error at every call from now on; its first error is told once, for what it
-                     is, with the operations that can have caused it
-    broken hardware  no finding: memory or a link had an error that nothing corrected, and the schedule says nothing
+    a lost device    CUDA repeats its error at every call from now on; the first is reported once, with the unfinished
+                     operations, one of which caused it
+    broken hardware  no finding: an uncorrected error of memory or a link, and the schedule is no evidence
 
 Invariants:
-- Only an operation that was not known to have run can have ended the device, so only such operations are named.
-- Of a device that still answers, each error is told in its own words.
-- What a schedule had on a lost device stays alive: torch records an event where it frees pinned memory, and that ends
-  the process before anybody is told.
+- The objects of a schedule on a lost device stay alive: torch records an event when it frees pinned memory, and that
+  would end the process before the report.
 """
 
 from __future__ import annotations
@@ -42,23 +40,20 @@ WAYS = {
     "hardware stack error": "the hardware reported an error in the call stack of an operation",
     "or a hardware error": "an operation misused memory of another device, or the hardware reported an error",
 }
-"""How CUDA and Triton say what has ended a context, and what that means. A kernel of torch asserts its ids."""
+"""Messages of CUDA and Triton for a lost context, and their meaning. A kernel of torch asserts its ids."""
 OTHER = "an operation has ended it"
 HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
-"""How CUDA says what no operation causes: errors 214 and 220."""
+"""Messages of CUDA that no operation causes: errors 214 and 220."""
 
 
 UNDER_TEST = ("kvcheck.core.cache.", "kvcheck.core.stress.targets.mutants.", "kvcheck.kernels.")
-"""Modules of kvcheck whose calls are named where one of them raises."""
+"""Modules of kvcheck whose calls are named if one of them raises."""
 OTHERS = sys.stdlib_module_names | {"kvcheck", "numpy", "torch"}
 """Packages whose calls are not named. All further ones are the user's own."""
 
 
 def broke_by(error: BaseException, code: str, during: str = "") -> Broke:
-    """What an error says: of a crash with the call that raised it, its request and its operation, where they are known.
-
-    during: what was going on, for the text.
-    """
+    """The event of an error; of a crash with its call, request and operation, if known. during: the activity."""
     text, request = text_of(error), None
     if code == CRASH:
         call, request, operation = _place(error)
@@ -69,15 +64,13 @@ def broke_by(error: BaseException, code: str, during: str = "") -> Broke:
 
 
 def is_of_user(error: BaseException) -> bool:
-    """Whether code of the user's own raised it, itself or by a call into a library."""
+    """Whether the user's own code raised it, itself or by a call into a library."""
     names = (str(frame.f_globals.get("__name__")) for frame, _ in reversed([*walk_tb(error.__traceback__)]))
     tops = (name.partition(".")[0] for name in names)
     return next((top != "kvcheck" for top in tops if top == "kvcheck" or top not in OTHERS), False)
 
 
 def _place(error: BaseException) -> tuple[str | None, int | None, str | None]:
-    """The innermost call of the code under test, and the request and the operation of the innermost calls that have
-    one as an argument."""
     call, request, operation = None, None, None
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         name, code = str(frame.f_globals.get("__name__")), frame.f_code
@@ -90,14 +83,12 @@ def _place(error: BaseException) -> tuple[str | None, int | None, str | None]:
 
 
 def _operation(frame: FrameType) -> Operation | None:
-    """The operation that a call of a backend was running."""
     pending = frame.f_locals.get("pending") if frame.f_code.co_name == "_step" else None
     found = pending.operation if isinstance(pending, Pending) else frame.f_locals.get("operation")
     return found if isinstance(found, Operation) else None
 
 
 def _request(frame: FrameType) -> int | None:
-    """The request that a call of the code under test was about, by its arguments."""
     code = frame.f_code
     for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         value = frame.f_locals.get(name)
@@ -111,7 +102,7 @@ def _request(frame: FrameType) -> int | None:
 
 
 class DeviceEnd:
-    """The end of one schedule. delays: what came of those that were asked for. A CPU leaves nothing to wait for."""
+    """delays: the report on the plan's delays."""
 
     def __init__(self, device: str, backend: Backend, history: History) -> None:
         self.delays: DelayReport | None = None
@@ -125,9 +116,9 @@ class DeviceEnd:
             history.listen(((Submitted, self._submitted), (Completed, self._completed)))
 
     def settle(self, error: BaseException | None = None, code: str = CRASH) -> None:
-        """Wait for the device, whose memory the next run will use, and tell what broke. error: what the target has
-        raised, told with that code. An error that the device tells only now is a finding too. Raises HardwareError
-        where the device says that its hardware failed."""
+        """Wait for the device, whose memory the next run will use, and report errors. error: of the target, reported
+        with `code`. A late error of the device is a finding too. Raises HardwareError if the device reports a hardware
+        failure."""
         late: RuntimeError | TargetError | None = None
         if self._backend is not None:
             try:
@@ -163,7 +154,6 @@ class DeviceEnd:
         del self._unfinished[event.ordinal]
 
     def _lost(self, said: str) -> str:
-        """What is told of the first error of a lost device, which said this."""
         way = next((way for words, way in WAYS.items() if words in said), OTHER)
         return (
             f"the context of {self._device} is lost: {way}, one of those that were not known to have run; "

@@ -1,7 +1,6 @@
-"""EvidenceCount: counts what a schedule exercised and verified.
+"""EvidenceCount: counts the exercised events and verified words of a schedule.
 
-Invariants:
-- A foreign reuse is a resume into at least one page that another request was given after the retraction.
+A foreign reuse is a resume into at least one page that another request was given after the retraction.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from kvcheck.core.stress.workload.tier_events import Evicted, LookedUp, Transfer
 
 
 class EvidenceCount:
-    """Counts events of one schedule."""
-
     def __init__(self) -> None:
         self._words: dict[str, int] = {}
         self._requests = 0
@@ -51,7 +48,6 @@ class EvidenceCount:
         self._situations: dict[str, int] = {}
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that are counted, each with its handler."""
         return (
             (Verified, self._verified),
             (Expected, self._expected),
@@ -70,7 +66,7 @@ class EvidenceCount:
         )
 
     def total(self, *, events: int, evictions: int, orderings: int) -> Evidence:
-        """The counts so far. orderings: how many pairs the ordering oracle compared; 0 becomes None."""
+        """The counts so far. orderings: pairs compared by the ordering oracle; 0 becomes None."""
         return Evidence(
             schedules=1,
             events=events,
@@ -90,7 +86,7 @@ class EvidenceCount:
         )
 
     def _tiers(self) -> dict[str, int]:
-        """Counts of the host tier. They are absent if nothing was ever backed up."""
+        """Absent if nothing was ever backed up."""
         if not any(self._moved.values()):
             return {}
         lookups = self._lookups.values()

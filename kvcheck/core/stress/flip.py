@@ -1,4 +1,4 @@
-"""Flips: runs two operations that no edge orders in the other order, and looks for wrong bytes.
+"""Flips: runs two unordered operations in the other order, and looks for wrong bytes.
 
 Invariants:
 - The result stands beside the finding that it confirms. It is no finding, no evidence and no verdict.
@@ -12,23 +12,21 @@ from collections.abc import Callable
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
+from kvcheck.core.run.outcome import Outcome, Runner
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.stress.runner import Outcome, Runner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.strategies import EagerStrategy
 
 MAX_FLIPS = 2
-"""Pairs of one schedule that are tried before it is left at the missing edge."""
+"""Pairs of one schedule that are tried before the missing edge stays unconfirmed."""
 WRONG_BYTES = ("content", "output")
-"""The oracles that see wrong bytes; the first one says more."""
+"""The oracles of wrong bytes; the first one is the more precise."""
 
 
 def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:
-    """Run the plan with the pair of an ordering finding in the other order. The finding is of an eager run.
-
-    Returns the outcome if it ran that pair and read wrong bytes.
-    """
+    """Run the plan with the pair of an ordering finding, of an eager run, in the other order. Return the outcome if it
+    ran that pair and read wrong bytes."""
     pair = pair_of(finding)
     if pair is None or plan.on_device:
         return None
@@ -37,7 +35,7 @@ def confirm(runner: Runner, plan: Plan, finding: Finding) -> Outcome | None:
 
 
 def pair_of(finding: Finding) -> Pair | None:
-    """The two operations that an ordering finding names; None for other findings, and for names too long for a line."""
+    """The two operations of an ordering finding; None for others, and for names too long for a line."""
     if finding.oracle != "ordering" or finding.minimal is None:
         return None
     earlier, later = (finding.minimal.get(which) for which in ("earlier", "later"))
@@ -50,7 +48,7 @@ def pair_of(finding: Finding) -> Pair | None:
 
 
 def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None:
-    """The first finding of an outcome that saw wrong bytes. Findings for which `near` is True come first."""
+    """The first finding of wrong bytes of an outcome, the nearest to `near` first."""
     found = [each for each in outcome.findings if each.oracle in WRONG_BYTES]
     if near is not None:
         found.sort(key=lambda each: _distance(each, near))
@@ -60,8 +58,8 @@ def wrong_bytes(outcome: Outcome, near: Finding | None = None) -> Finding | None
 def confirmed(runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool] = lambda: True) -> tuple[Finding, ...]:
     """The findings of an outcome. The first ordering finding that can be confirmed carries its confirmation.
 
-    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already or no finding
-    is about ordering. may_go_on: asked before each run.
+    This takes at most one eager run and MAX_FLIPS flipped ones, and none if wrong bytes were seen already. may_go_on:
+    called before each run.
     """
     plan, findings = outcome.plan, outcome.findings
     if plan.on_device or wrong_bytes(outcome) is not None or not any(map(pair_of, findings)):
@@ -87,14 +85,13 @@ def _simulated(plan: Plan, strategy: str, choices: str | None) -> Plan:
 
 
 def _is_eager(plan: Plan) -> bool:
-    """True if the plan's own run numbers operations as the flipped run will."""
+    """Whether the plan's own run numbers operations like the flipped run."""
     if plan.backend == "eager":
         return True
     return isinstance(chooser_of(plan), EagerStrategy)
 
 
 def _one_a_pair(findings: tuple[Finding, ...]) -> list[Finding]:
-    """The first finding of every pair."""
     pairs: dict[Pair, Finding] = {}
     for finding in findings:
         if (pair := pair_of(finding)) is not None:
@@ -103,20 +100,17 @@ def _one_a_pair(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _edge(finding: Finding) -> tuple[object, ...]:
-    """The fields of a finding that are the same for the same missing edge in another run of the plan."""
     pair = pair_of(finding)
     names = None if pair is None else (pair.held_name, pair.until_name)
     return finding.oracle, finding.code, finding.lane, finding.buffer, names
 
 
 def _distance(finding: Finding, near: Finding) -> int:
-    """In how many fields of its place a finding differs from another."""
     names = ("tier", "buffer", "layer", "page", "request")
     return sum(getattr(finding, name) != getattr(near, name) for name in names)
 
 
 def _told(finding: Finding, turned: Finding, other: Outcome) -> Finding:
-    """The finding, with what the pair `turned` read in the other order."""
     wrong = wrong_bytes(other, near=turned)
     assert wrong is not None and finding.minimal is not None
     more = {"confirmed": f"in the other order {wrong.message}", "replay": wrong.replay}

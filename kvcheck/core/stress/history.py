@@ -1,9 +1,4 @@
-"""History: what happened in one schedule, as events that oracles judge while it runs or from a stored list.
-
-Invariants:
-- Oracles see events only; an event holds copies, never live product objects.
-- Time is an event's place in the list. There is no other.
-"""
+"""History: the events of one schedule, for oracles that judge while it runs or from a stored list."""
 
 from __future__ import annotations
 
@@ -26,8 +21,6 @@ Handler = Callable[[Any], None]
 
 
 class History:
-    """Passes each event to the handlers of its kind. It keeps the events too if asked to."""
-
     def __init__(self, *, keep: bool = False) -> None:
         self.events: list[Event] = []
         self.count = 0
@@ -36,19 +29,16 @@ class History:
 
     @staticmethod
     def of(*events: Event) -> History:
-        """A literal history."""
         history = History(keep=True)
         for event in events:
             history.emit(event)
         return history
 
     def listen(self, handlers: Iterable[tuple[type, Handler]]) -> None:
-        """Pass later events of these kinds on."""
         for kind, handler in handlers:
             self._handlers.setdefault(kind, []).append(handler)
 
     def emit(self, event: Event) -> None:
-        """One more event."""
         self.count += 1
         if self._keep:
             self.events.append(event)
@@ -57,8 +47,6 @@ class History:
 
 
 class OperationEvents:
-    """An OperationObserver that makes an event of each call of a backend."""
-
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
 

@@ -1,10 +1,6 @@
-"""HostTrace: a number for what the process did in one schedule: what it submitted, recorded, waited for and was told.
+"""HostTrace: a number for the process's actions in one schedule: its submissions, records, waits and poll results.
 
-Two schedules of one workload with the same number give the ordering oracle the same order to judge. They differ in when
-the machine ran what was unordered, and in nothing else.
-
-Invariants:
-- It depends on the events of the process alone, never on when an operation ran.
+Schedules of one workload with equal host traces differ only in the order of concurrent operations.
 """
 
 from __future__ import annotations
@@ -25,13 +21,10 @@ from kvcheck.core.stress.workload.events import (
 
 
 class HostTrace:
-    """Takes the events of one schedule."""
-
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=8)
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that are the process's own, each with its handler."""
         return (
             (Submitted, self._submitted),
             (Recorded, self._recorded),
@@ -43,7 +36,6 @@ class HostTrace:
 
     @property
     def number(self) -> int:
-        """Of the events so far."""
         return int.from_bytes(self._hash.digest(), "big")
 
     def _submitted(self, event: Submitted) -> None:

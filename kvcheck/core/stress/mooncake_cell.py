@@ -1,9 +1,10 @@
-"""The Mooncake cell: schedules over real processes, which a run has beside its simulated cells where it can.
+"""The Mooncake cell: schedules over real processes, beside a run's simulated cells.
 
 Invariants:
-- It joins a run whose options are the default ones but for what picks cells, so that nothing that was named is ignored.
-- It is left out where Mooncake's engine does not load, or would listen outside a network of its own. A line says why
-  and what changes it, and the verdict does not depend on it.
+- It joins a run only if all options but those that pick cells are at their defaults, so that no named option is
+  ignored.
+- It is left out, with a line, if Mooncake's engine does not load or would listen outside a private network. The verdict
+  does not depend on it.
 """
 
 from __future__ import annotations
@@ -13,25 +14,22 @@ from dataclasses import dataclass, replace
 
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.cache.transfer.mooncake.library import why_unusable
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 
 SIMULATED = Plan(scenario="pd-transfer", shape="llama-3-tiny")
-"""The cell that it is beside: the smallest shape with two ends. The seed is the run's."""
+"""The cell that it joins: the smallest shape with two ends. The seed is the run's."""
 SCHEDULES = 3
 """As many as a pass of a simulated cell takes."""
 LEAST_TIME_S = 120.0
 """A --max-time below this leaves it out. It takes 37 s on two idle cores, mostly waiting, and longer on busy ones."""
 CPU_S = 15.0
-"""CPU seconds of each process by which a run with it bounds its other cells earlier. It takes 10 in processes of its
-own, and mostly waits."""
+"""CPU seconds by which a run with it bounds its other cells earlier. It takes 10 in processes of its own, and mostly
+waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MooncakeCell:
-    """plans: its only one; none where it is left out. untried: the line that says why, where it could have joined.
-
-    cpu_s: what the other cells leave to it.
-    """
+    """plans: one, or none if it is left out. untried: the line with the reason. cpu_s: taken from the other cells."""
 
     plans: tuple[Plan, ...] = ()
     untried: tuple[str, ...] = ()
@@ -41,7 +39,7 @@ class MooncakeCell:
 def mooncake_cell(
     plans: Sequence[Plan], *, transport: str | None, max_time_s: float | None, least: int | None
 ) -> MooncakeCell:
-    """The cell for a run of these plans. transport: the one that was named. least: schedules that each cell needs."""
+    """transport: the named one. least: schedules that each cell needs."""
     beside = next((plan for plan in plans if replace(plan, seed=SIMULATED.seed) == SIMULATED), None)
     if beside is None or transport is not None:
         return MooncakeCell()
@@ -53,7 +51,7 @@ def mooncake_cell(
 
 
 def exposure(plan: Plan) -> list[str]:
-    """What to warn of where a run over Mooncake was asked for and its engine can be reached from outside."""
+    """A warning if Mooncake's engine can be reached from outside."""
     if plan.transport != "mooncake":
         return []
     with PrivateNetwork() as network:
@@ -66,7 +64,6 @@ def exposure(plan: Plan) -> list[str]:
 
 
 def _why_not(max_time_s: float | None, least: int | None) -> str | None:
-    """Why a run leaves it out, and what changes that; None where nothing does."""
     if max_time_s is not None and max_time_s < LEAST_TIME_S:
         return f"--max-time {max_time_s:g} is short for it; next: --max-time {LEAST_TIME_S:g} or more"
     if least is not None and least > SCHEDULES:
@@ -83,6 +80,5 @@ def _why_not(max_time_s: float | None, least: int | None) -> str | None:
 
 
 def _alone(schedules: int) -> str:
-    """The command that runs it and no other cell."""
     cell = f"{SIMULATED.scenario} --shape {SIMULATED.shape}"
     return f"kvcheck stress {cell} --transport mooncake --schedules {schedules}"

@@ -1,50 +1,51 @@
 """Trials of mutants: each is run beside the fixed build, on the CPU or under delays on a device.
 
-On a device, operations that the CPU run finds unordered are delayed until wrong bytes are served or no plan is left.
-
 Invariants:
-- The fixed build must pass the plan by which a mutant is judged. Otherwise the mutant is not judged.
-- On the CPU a mutant is killed only by the oracle and with the code its card names; any other end is not a pass. It may
-  show as something else before: a race is seen in schedules in which the bytes still came in time.
-- On a device it is judged by the bytes that it serves under delays; a missing wait alone is not enough.
-- A mutant that does not reproduce is UNKNOWN with the reason. It is no pass and no failure of the fixed build. So is
-  one that loses the device: wrong bytes were not served.
+- A mutant is judged only if the fixed build passes the same plan.
+- On the CPU only the oracle and the code of its card kill a mutant. Other findings may come first: a race is seen in
+  schedules in which the bytes still came in time.
+- On a device only wrong bytes under delays count; a missing wait alone is not enough.
+- A mutant that does not reproduce, or that loses the device, is UNKNOWN with the reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict
-from kvcheck.core.stress.cell_task import CellTask
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.base.devices import number_of
+from kvcheck.core.base.errors import HardwareError, UsageError
+from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict, to_plain, value_from
+from kvcheck.core.run.cell_task import CellTask
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.workers import AskedProcess, Unanswered
 
 if TYPE_CHECKING:  # torch is imported when something runs
     from kvcheck.core.stress.delayed import Try
-    from kvcheck.core.stress.runner import ScheduleRunner, Workloads
-    from kvcheck.core.stress.runner_rows import TargetOf
+    from kvcheck.core.stress.runner import ScheduleRunner, TargetOf, Workloads
     from kvcheck.core.stress.targets.mutants.mutant import Mutant
 
 BY_DELAYS = "delays on a device"
-"""What has to find a mutant there, in the place of the oracle that its card names."""
+"""The killer on a device, in the place of the oracle on the mutant's card."""
+
+MUTANTS = "mutants"
+"""The argument with which a worker judges mutants, one a line, until its input ends."""
 
 HELD_MOST = 6
 """So many schedules are tried with delays between two operations, before all of them are tried with wider ones."""
 
 JUDGE = "ordering"
-"""The oracle that names the two operations to run in the other order: the mutants it kills lack one wait each."""
+"""The oracle whose mutants lack one wait each, and whose findings name the two operations to delay."""
 
 
 def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) -> list[Mutant]:
-    """The mutants that a delay can show. Raises UsageError for others that were named.
-
-    One that goes wrong only after an answer of "no" is none of them: a delay holds a lane, and gives no answers.
-    """
+    """The mutants that a delay can show: those of one missing wait, without a need for "no" answers. Raises UsageError
+    for others that were named."""
     timed = [each for each in mutants if each.killed_by == JUDGE and not each.within]
     others = [each.name for each in mutants if each not in timed]
     if are_named and others:
@@ -57,8 +58,8 @@ def timed_mutants(mutants: Sequence[Mutant], device: str, *, are_named: bool) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantTask:
-    """A mutant to judge. line: the plan of the fixed build, on the CPU. until: the time.monotonic() at which --max-time
-    is over; max_time_s: what was given."""
+    """line: the plan of the fixed build, on the CPU. until: the time.monotonic() of --max-time; max_time_s: its
+    value."""
 
     mutant: str = ""
     line: str = ""
@@ -69,7 +70,6 @@ class MutantTask:
 
 
 def judge_in_time(task: MutantTask, target_of: TargetOf, *, workloads: Workloads) -> MutantResult:
-    """The row of a mutant, also where the time is too short for it."""
     try:
         with time_limit(task.until):
             return judge(
@@ -85,7 +85,6 @@ def judge_in_time(task: MutantTask, target_of: TargetOf, *, workloads: Workloads
 
 
 def not_begun(task: MutantTask) -> MutantResult:
-    """The row of a mutant for which the time was too short, also if it had begun."""
     mutant = _named(task)
     row = _row(mutant, mutant.killed_by if task.device == "cpu" else BY_DELAYS)
     return dataclasses.replace(
@@ -94,7 +93,6 @@ def not_begun(task: MutantTask) -> MutantResult:
 
 
 def lost(task: MutantTask, why: str) -> MutantResult:
-    """The row of a mutant whose process died."""
     next_ = f"next: kvcheck selftest {task.mutant} --device {task.device} --seed {parse_line(task.line).seed}"
     return dataclasses.replace(_row(_named(task), BY_DELAYS), outcome="lost", message=f"{why}; {next_}")
 
@@ -108,10 +106,8 @@ def _named(task: MutantTask) -> Mutant:
 def judge(
     plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str, workloads: Workloads
 ) -> MutantResult:
-    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU.
-
-    workloads: shared by all runs on the CPU, so that each workload and its reference run are made once.
-    """
+    """Run the mutant, then the fixed build on the same schedules. plan: of the fixed build, on the CPU. workloads:
+    shared by all runs on the CPU, so that each is made once."""
     if device != "cpu":
         return _judge_on_device(plan, mutant, schedules, target_of, device=device)
     broken, used = dataclasses.replace(plan, mutant=mutant.name), 0
@@ -150,9 +146,8 @@ def judge(
 def _run(
     plan: Plan, schedules: int, target_of: TargetOf, workloads: Workloads
 ) -> tuple[tuple[Finding, ...], int, str | None]:
-    """Findings of the first failing schedule, schedules used, and what was not exercised."""
+    from kvcheck.core.run.turns import run_cell
     from kvcheck.core.stress.runner import ScheduleRunner
-    from kvcheck.core.stress.turns import run_cell
 
     total = Evidence(schedules=0)
     gap = None
@@ -168,7 +163,6 @@ def _run(
 
 
 def _judge_on_device(plan: Plan, mutant: Mutant, schedules: int, target_of: TargetOf, *, device: str) -> MutantResult:
-    """Find the mutant's missing wait on the CPU, then serve wrong bytes on the device."""
     from kvcheck.core.stress.delayed import rates_of, tries, why_not
     from kvcheck.core.stress.runner import ScheduleRunner
 
@@ -196,9 +190,8 @@ def _likely_first(
 ) -> Iterator[tuple[int, tuple[Plan, ...]]]:
     """Schedules used, and the plans of the last one.
 
-    First those that delay one operation until another, of HELD_MOST schedules that have any: before others those until
-    an operation which writes what is read. Then every schedule, with all operations of one name delayed: the names are
-    those of the delays before. A device may reach a situation in another schedule than the CPU.
+    First come delays of one operation until another, of HELD_MOST schedules that have any. Then every schedule, with
+    all operations of one of these names delayed: a device may reach a situation in another schedule than the CPU.
     """
     from kvcheck.core.stress.delayed import device_plans, may_show, whole_names
 
@@ -221,7 +214,6 @@ def _likely_first(
 
 
 def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetOf) -> MutantResult:
-    """The row of a mutant that was shown, once the fixed build has run under the same delays."""
     from kvcheck.core.stress.delayed import run_both
     from kvcheck.core.stress.runner import ScheduleRunner
 
@@ -246,7 +238,6 @@ def _with_fixed_build(row: MutantResult, made: Sequence[Try], target_of: TargetO
 
 
 def _not_clean(row: MutantResult, finding: Finding) -> MutantResult:
-    """The row of a mutant whose plan the fixed build fails too."""
     text = f"the fixed build fails too: {finding.code} {finding.message}"
     return dataclasses.replace(row, outcome="clean-run-failed", message=text, verdict=Verdict.FAIL)
 
@@ -260,3 +251,39 @@ def _row(mutant: Mutant, killer: str) -> MutantResult:
         schedules=0,
         verdict=Verdict.UNKNOWN,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of a mutant. goes_on: the process can judge another one."""
+
+    result: MutantResult
+    goes_on: bool = True
+
+
+def judge_apart(tasks: Sequence[MutantTask], program: str) -> Iterator[MutantResult]:
+    """The result of each mutant, from processes. One whose process died is UNKNOWN, and a new one judges the next."""
+    with closing(AskedProcess(program, MUTANTS)) as judge:
+        for task in tasks:
+            try:
+                answer: Judged = value_from(Judged, judge.ask(task, until=task.until), "answer")
+            except Unanswered as why:
+                result = not_begun(task) if why.died is None else lost(task, why.died)
+                answer = Judged(result=result, goes_on=False)
+            yield answer.result
+            if not answer.goes_on:
+                judge.close()
+
+
+def answered(text: str, target_of: TargetOf) -> str:
+    """In such a process: the answer to a line."""
+    from kvcheck.core.cache.backend.cuda import CudaDevice
+    from kvcheck.core.stress.runner import Workloads
+
+    task: MutantTask = value_from(MutantTask, json.loads(text), "task")
+    try:
+        result = judge_in_time(task, target_of, workloads=Workloads())
+        is_lost = CudaDevice(number_of(task.device)).is_lost()
+    except HardwareError as error:
+        result, is_lost = lost(task, str(error)), True
+    return json.dumps(to_plain(Judged(result=result, goes_on=not is_lost)))

@@ -1,9 +1,4 @@
-"""Memory as footprints name it: the places of an allocation, and which of them a footprint holds.
-
-Invariants:
-- Every allocation has a name: what the table of an engine's memory does not know is named by the allocation itself.
-- Places are counted in the order of the memory, so an address is a place by one division.
-"""
+"""Memory in the terms of footprints: the places of an allocation, and those that a footprint holds."""
 
 from __future__ import annotations
 
@@ -24,16 +19,12 @@ Places = npt.NDArray[np.bool_]
 
 
 class Masks:
-    """The places of one layer, [units, tokens], for the lists of rows and spans that were looked at last.
-
-    The layers of a pass share these lists, so most of them come again at once.
-    """
+    """The places of one layer, [units, tokens], for the last rows and spans: the layers of a pass share these."""
 
     def __init__(self) -> None:
         self._last: deque[tuple[Memory, Footprint, Places]] = deque(maxlen=LAST_MASKS)
 
     def of(self, memory: Memory, footprint: Footprint) -> Places:
-        """Which places of one layer of the memory the footprint holds."""
         for of, seen, places in self._last:
             if of is memory and seen.rows is footprint.rows and seen.spans is footprint.spans:
                 return places
@@ -58,10 +49,10 @@ LAST_MASKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """An allocation as footprints name it: places [layers, units, tokens], all of one size.
+    """An allocation: places [layers, units, tokens], all of one size.
 
-    buffer: None where footprints of the space mean this memory whatever buffer they name. first: id of the first unit.
-    outermost: where in the memory, counted from the outermost dimension, the layers, the units and the tokens are.
+    buffer: None if the space has this memory alone. first: id of the first unit. outermost: the dimension, counted from
+    the outermost, of layers, units and tokens.
     """
 
     space: str
@@ -74,11 +65,9 @@ class Memory:
 
     @property
     def lengths(self) -> tuple[int, int, int]:
-        """Layers, units and tokens."""
         return self.layers, self.units, self.tokens
 
     def named(self, footprints: Sequence[Footprint], masks: Masks) -> Places:
-        """Which places the footprints hold, flat, in the order of the memory."""
         places = np.zeros(self.lengths, dtype=np.bool_)
         for footprint in footprints:
             if self.is_named(footprint):
@@ -87,17 +76,16 @@ class Memory:
 
     @property
     def name(self) -> str:
-        """The space, and the buffer if it is one of several."""
         return self.space if self.buffer is None else f"{self.space}.{self.buffer}"
 
     def is_named(self, footprint: Footprint) -> bool:
-        """True if the footprint names this buffer, or a part of its rows as "buffer/rank"."""
+        """Whether the footprint names this buffer, or a part of its rows as "buffer/rank"."""
         if footprint.space != self.space:
             return False
         return self.buffer is None or any(name.partition("/")[0] == self.buffer for name in footprint.buffers)
 
     def beyond(self, footprint: Footprint) -> tuple[int, int, int] | None:
-        """The first span of a footprint that leaves its unit here: unit, start and stop; None if none does."""
+        """The first span of a footprint that leaves its unit, as unit, start and stop."""
         if footprint.spans is None or self.tokens == 1:
             return None
         starts, stops = footprint.spans[:, 0], footprint.spans[:, 1]
@@ -108,14 +96,12 @@ class Memory:
         return int(footprint.rows[at]), int(starts[at]), int(stops[at])
 
     def at(self, place: int) -> tuple[int, int, int]:
-        """Layer, unit and token of a place, which is counted in the order of the memory."""
         numbers = np.unravel_index(place, [self.lengths[axis] for axis in self._axes])
         layer, unit, token = (int(numbers[at]) for at in self.outermost)
         return layer, unit, token
 
     @property
     def _axes(self) -> list[int]:
-        """The dimensions of places, outermost first."""
         return sorted(range(3), key=lambda axis: self.outermost[axis])
 
 
@@ -166,5 +152,4 @@ def naming(shape: ModelShape) -> Naming:
 
 
 def by_own_name(name: str, lengths: Sequence[int]) -> Memory:
-    """Memory whose footprints have its name as their space, and rows of its first dimension."""
     return Memory(space=name, buffer=None, layers=1, units=lengths[0] if lengths else 1)

@@ -1,4 +1,4 @@
-"""Orders: in which order the strategy of a plan runs its operations, by name and as a chooser.
+"""Orders: the order of a plan's operations, by name and as a chooser.
 
     schedule  0      1     2       3      4        5      6       7      8        ...
     order     eager  lazy  random  delay  answers  delay  random  delay  answers  ...
@@ -6,9 +6,8 @@
 Each cell begins elsewhere in the first three.
 
 Invariants:
-- The order of a schedule follows from its plan alone.
-- A delay holds lanes that the variant of its schedule uses. Of those it is the one that earlier schedules of the cell
-  have tried least; of several, the one that fewest variants have lanes for.
+- A delay holds lanes that the variant of its schedule uses: those tried least in earlier schedules of the cell, and of
+  several, those that fewest variants have.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from collections import Counter
 from functools import cache
 
 from kvcheck.core.cache.backend.simulated import Chooser
-from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.schedule import ANSWERS, Plan
+from kvcheck.core.run.plan import ANSWERS, Plan
+from kvcheck.core.stress.plan_scenario import scenario_of, turn_of, variant_of
 from kvcheck.core.stress.strategies import FIRST, delay_name, delayed_groups, make_strategy
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
@@ -39,7 +38,7 @@ def order_of(plan: Plan) -> str:
     if plan.strategy != "portfolio":
         return plan.strategy
     if plan.schedule < len(FIRST):
-        return FIRST[(plan.schedule + plan.turn) % len(FIRST)]
+        return FIRST[(plan.schedule + turn_of(plan)) % len(FIRST)]
     behind = plan.schedule - len(FIRST)
     if behind % 2:
         return BETWEEN[behind // 2 % len(BETWEEN)]
@@ -48,22 +47,20 @@ def order_of(plan: Plan) -> str:
 
 
 def chooser_of(plan: Plan) -> Chooser:
-    """What picks the next operation in a run of the plan."""
     order = order_of(plan) if plan.strategy == "portfolio" else None
     return make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, order=order)
 
 
 @cache
 def _delays(cell: Plan, block: int) -> dict[int, str]:
-    """By schedule, the delay of the cell's schedules up to the end of a block."""
     delays = dict(_delays(cell, block - 1)) if block else {}
     scenario, shape = scenario_of(cell), shape_named(cell.shape)
     tried = Counter(delays.values())
     first = max(block * BLOCK, len(FIRST))
     for number in range(first + (first - len(FIRST)) % 2, (block + 1) * BLOCK, 2):
-        variant = scenario.table.variant(dataclasses.replace(cell, schedule=number).variant)
+        variant = scenario.table.variant(variant_of(dataclasses.replace(cell, schedule=number)))
         offered = [*scenario.lanes(variant, shape), ALL]
-        turned = [offered[(at + cell.turn) % len(offered)] for at in range(len(offered))]
+        turned = [offered[(at + turn_of(cell)) % len(offered)] for at in range(len(offered))]
         turned.sort(key=lambda each: (tried[f"delay:{each}"], each not in RARE))
         delays[number] = f"delay:{turned[0]}"
         tried[delays[number]] += 1

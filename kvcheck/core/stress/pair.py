@@ -1,10 +1,8 @@
-"""Pair: two operations of a run that touch one place and that no edge orders, as a value and as the text of a line.
+"""Pair: two unordered operations of a run that touch one place, as a value and as the text of a line.
 
     459.hicache.load~472.decode.read      operation 459 is held until operation 472 has run
 
-Invariants:
-- Text and value round-trip; any other text is a UsageError.
-- The held operation was submitted before the other one.
+Text and value round-trip.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ _PAIR = re.compile(r"([1-9][0-9]{0,11})\.([^~]{1,80})~([1-9][0-9]{0,11})\.([^~]{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """held: number of the operation that runs late. until: number of the operation that it waits for. Names are checked
-    too."""
+    """held: number of the operation that runs late; it was submitted first. Names are checked too."""
 
     held: int
     held_name: str
@@ -28,12 +25,11 @@ class Pair:
     until_name: str
 
     def text(self) -> str:
-        """As it stands in a line."""
         return f"{self.held}.{self.held_name}~{self.until}.{self.until_name}"
 
 
 def parse_pair(text: str) -> Pair:
-    """The pair of a text. Raises UsageError with what was expected and found."""
+    """Parse a pair. Raises UsageError."""
     found = _PAIR.fullmatch(text)
     if found is None or int(found[1]) >= int(found[3]):
         raise UsageError(

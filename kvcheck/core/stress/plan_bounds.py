@@ -1,9 +1,4 @@
-"""The bounds of a plan: how many pages a request holds at most, and which kinds of faults happen.
-
-Invariants:
-- A plan without bounds has the workload of its scenario as it is.
-- A bounded request reads and writes what its unbounded one does, up to where it is cut.
-"""
+"""The bounds of a plan: the most pages of a request, and the kinds of faults."""
 
 from __future__ import annotations
 
@@ -11,9 +6,9 @@ import dataclasses
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.scenario import FAULTS, Load
-from kvcheck.core.stress.schedule import Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 from kvcheck.core.stress.workload.jobs import Job, leading_runs
 
@@ -22,11 +17,11 @@ NO_FAULTS = "none"
 
 
 def check_bounds(plan: Plan) -> None:
-    """Raise UsageError for bounds that mean nothing, or beside what they cannot bound."""
+    """Raise UsageError for bounds without meaning, or beside options that they cannot bound."""
     if plan.pages is None and plan.faults is None:
         return
     name = "pages" if plan.pages is not None else "faults"
-    if plan.kind is not Kind.SCHEDULE or plan.on_device or plan.trace is not None or plan.decoder != WORDS:
+    if not plan.is_in_process or plan.on_device or plan.trace is not None or plan.decoder != WORDS:
         raise UsageError(
             f"{name}: expected a line of one process on a CPU, without a trace and with decoder {WORDS}; leave it out"
         )
@@ -37,7 +32,7 @@ def check_bounds(plan: Plan) -> None:
 
 
 def faults_of(text: str) -> frozenset[str]:
-    """The kinds of faults that a line leaves in. Raises UsageError."""
+    """Parse the kinds of faults that a line leaves in. Raises UsageError."""
     names = () if text == NO_FAULTS else tuple(text.split("."))
     if len(set(names)) < len(names) or not set(names) <= set(FAULTS):
         raise UsageError(
@@ -47,12 +42,10 @@ def faults_of(text: str) -> frozenset[str]:
 
 
 def faults_text(kinds: frozenset[str]) -> str:
-    """The inverse, in the order of FAULTS."""
     return ".".join(each for each in FAULTS if each in kinds) or NO_FAULTS
 
 
 def bounded(load: Load, plan: Plan, shape: ModelShape) -> Load:
-    """The workload with no request of more pages than the plan says, and a pool of one page more than that."""
     if plan.pages is None:
         return load
     most = plan.pages * shape.page_size
@@ -66,12 +59,12 @@ def bounded(load: Load, plan: Plan, shape: ModelShape) -> Load:
 
 
 def pages_of(load: Load, shape: ModelShape) -> int:
-    """The most pages that one request of a workload holds. The last token of an output is never written."""
+    """The most pages of one request. The last token of an output is never written."""
     return max(-(-(job.total_tokens - 1) // shape.page_size) for job in load.jobs)
 
 
 def _short(job: Job, most: int) -> Job:
-    """The job with at most so many tokens to write, its prompt first; the last token of an output is never written."""
+    """Cut the output first; its last token is never written."""
     prompt = min(job.prompt_tokens, most)
     return dataclasses.replace(
         job,

@@ -1,8 +1,4 @@
-"""The decoder of a plan: which shapes it is for, and the workload as it takes it.
-
-Invariants:
-- What a decoder cannot run is refused before anything runs. It is no finding.
-"""
+"""The decoder of a plan: the shapes it supports, and its form of the workload."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ import dataclasses
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.run.plan import ANSWERS, BUILTIN, Plan
 from kvcheck.core.stress.scenarios.scenario import Load
-from kvcheck.core.stress.schedule import ANSWERS, BUILTIN, Kind, Plan
 from kvcheck.core.stress.workload import DECODERS, KNOWN_ANSWER, WORDS
 from kvcheck.core.stress.workload.known_model import asked
 from kvcheck.core.stress.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
@@ -20,11 +16,11 @@ ONE_RANK = "1x1"
 
 
 def check_decoder(plan: Plan) -> None:
-    """Raise UsageError for a decoder that does not exist, or that the plan's runner has no use for."""
+    """Raise UsageError for an unknown decoder, or one that the plan's runner does not use."""
     DECODERS.require(plan.decoder)
     if plan.decoder == WORDS:
         return
-    if plan.kind is not Kind.SCHEDULE or plan.on_device:
+    if not plan.is_in_process or plan.on_device:
         option, given, able = _unable(plan)
         raise UsageError(
             f"--decoder {plan.decoder}: it reads pools in host memory, in one process; expected {option} {able}, got "
@@ -35,16 +31,14 @@ def check_decoder(plan: Plan) -> None:
 
 
 def _unable(plan: Plan) -> tuple[str, str, str]:
-    """The option that a decoder cannot be beside, its value, and what is expected."""
-    if plan.kind is Kind.PROBE:
+    if plan.probe is not None:
         return "--target", plan.target, BUILTIN
-    if plan.kind is Kind.RANKS:
+    if plan.has_rank_processes:
         return "--transport", plan.transport, "loopback"
     return "--device", plan.device, "cpu"
 
 
 def check_decoded(plan: Plan) -> None:
-    """Raise UsageError for a cell that the plan's decoder cannot decode."""
     check_decoder(plan)
     if plan.decoder != WORDS and plan.shape not in ANSWERING_SHAPES:
         raise UsageError(
@@ -53,17 +47,15 @@ def check_decoded(plan: Plan) -> None:
 
 
 def usual_shapes(plan: Plan) -> tuple[str, ...]:
-    """The shapes of a run that names none: both sizes where schedules are chosen, and the smaller one alone where
-    answers are, of which there are fewer then."""
+    """Both sizes for schedules; the smaller one for answers, which are fewer then."""
     if plan.decoder != WORDS:
         return ANSWERING_SHAPES
-    if plan.kind is not Kind.SCHEDULE or plan.backend != "simulated" or plan.trace is not None:
+    if not plan.is_in_process or plan.backend != "simulated" or plan.trace is not None:
         return TINY_SHAPES
     return MICRO_SHAPES if plan.strategy == ANSWERS else (*MICRO_SHAPES, *TINY_SHAPES)
 
 
 def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:
-    """The workload for the plan's decoder: with prompts that are long enough to ask something."""
     if plan.decoder != KNOWN_ANSWER:
         return load
     return dataclasses.replace(load, jobs=tuple(asked(job, shape) for job in load.jobs), decoder=plan.decoder)

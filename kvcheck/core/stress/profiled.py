@@ -1,8 +1,7 @@
-"""A schedule under torch's profiler: one file that Perfetto and chrome://tracing open, with operations by their names.
+"""A schedule under torch's profiler: one file for Perfetto and chrome://tracing, with operations by their names.
 
 Invariants:
-- The schedule is the one of the plan: a profile adds time, and no operation.
-- A file is written whole or not at all, also where the schedule fails.
+- A file is written whole or not at all, also if the schedule fails.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ import torch
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
 from kvcheck.core.cache.backend.scoped import PassingBackend
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 
 
 class MarkedBackend(PassingBackend):
-    """A backend whose chunks stand in the profile under the name of their operation."""
-
     def submit(self, operation: Operation, **given: object) -> Signal:
-        """As the backend's."""
         stage = operation.stage
         named = dataclasses.replace(
             operation,
@@ -37,7 +34,7 @@ class MarkedBackend(PassingBackend):
 
 
 def profile(runner: ScheduleRunner, plan: Plan, path: Path) -> Outcome:
-    """Run the plan once, and write its profile. Raises UsageError where the file cannot be written."""
+    """Run the plan once, and write its profile. Raises UsageError if the file cannot be written."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if plan.backend == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)

@@ -1,8 +1,8 @@
-"""Runner: one plan in, one judged outcome out; and ScheduleRunner, which runs it in this process.
+"""ScheduleRunner: runs a plan in this process, one plan in, one judged outcome out.
 
 Invariants:
-- An error of the code under test is a finding, and so is its sys.exit, in the reference run too. An oracle that breaks
-  makes the outcome UNKNOWN, never a pass.
+- An error of the code under test is a finding, also its sys.exit, and in the reference run too. A broken oracle makes
+  the outcome UNKNOWN.
 - The same plan gives the same findings and the same digest.
 """
 
@@ -13,9 +13,8 @@ import zlib
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 
@@ -34,15 +33,17 @@ from kvcheck.core.base.errors import (
     UsageError,
     machine_trouble,
 )
-from kvcheck.core.base.record import Evidence, Finding, Verdict
+from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend import BACKENDS
 from kvcheck.core.cache.backend.backend import Backend, OperationObserver
 from kvcheck.core.cache.backend.cuda import CudaBackend
-from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
-from kvcheck.core.stress.answers import AnswersStrategy, answers_text
+from kvcheck.core.run.exploring import answers_text
+from kvcheck.core.run.outcome import Outcome, complete
+from kvcheck.core.run.plan import ANSWERS, Plan, workload_seed
+from kvcheck.core.stress.answers import AnswersStrategy
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by, is_of_user
@@ -55,24 +56,25 @@ from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.plan_bounds import bounded, faults_of
 from kvcheck.core.stress.plan_decoder import decoded
-from kvcheck.core.stress.plan_scenario import scenario_of
+from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import STUCK_CPU_S, reference_outputs
-from kvcheck.core.stress.schedule import ANSWERS, Plan, workload_seed
 from kvcheck.core.stress.strategies import Recorder, encode_choices
 from kvcheck.core.stress.targets.own import NoEngine
 from kvcheck.core.stress.targets.target import Target
 from kvcheck.core.stress.workload.events import Broke, Expected, Forward, Verified
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
+TargetOf = Callable[[Plan], Target]
+"""The target of a plan, fixed or broken."""
 KEPT_WORKLOADS = 32
-"""A mutant and the fixed build run as many schedules in turn, each with its own workload."""
+"""Enough for the schedules of a mutant and of the fixed build, which have equal workloads in turn."""
 MAX_LINE_CHOICES = 3000
 """Characters of recorded choices that a schedule line may carry; longer runs replay from their seed."""
 
 CRASHES = (Exception, SystemExit, GeneratorExit, CancelledError)
-"""Whatever kvcheck's own cache raises. Limits of time and an interrupt are none of these."""
+"""Errors of kvcheck's own cache, without limits of time and an interrupt."""
 _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (DoubleFree, "KV402"),
     (FreeInFlight, "KV202"),
@@ -83,85 +85,23 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one schedule gave. divergence: how a replay left the recorded path. digest: of choices, events, findings.
-
-    asked: what strategy "answers" could have answered with "no", in order. refused: what was answered so; the answers
-    to questions, where another strategy ran. trace: the number
-    of its host trace; 0 where none was taken. delays: what came of those that a device was asked for. unknown: why it
-    is no evidence, None where it is. is_lost: the process that ran it did not answer. is_device_lost: nothing runs on
-    the device any more in this process. note: for the record.
-    """
-
-    plan: Plan
-    findings: tuple[Finding, ...]
-    evidence: Evidence
-    broken_oracles: tuple[str, ...] = ()
-    digest: int
-    judged: Mapping[str, int] = field(default_factory=dict)
-    divergence: str | None = None
-    asked: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    trace: int = 0
-    delays: DelayReport | None = None
-    unknown: str | None = None
-    is_lost: bool = False
-    is_device_lost: bool = False
-    note: str | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """FAIL with findings; UNKNOWN with a broken oracle, off the recorded path, or if no delay held; else PASS."""
-        if self.findings:
-            return Verdict.FAIL
-        is_held = self.delays is None or self.delays.gap is None
-        return Verdict.PASS if is_held and not self.divergence and self.unjudged is None else Verdict.UNKNOWN
-
-    @property
-    def unjudged(self) -> str | None:
-        """Why it cannot count as a pass, whatever was not found; None where it can."""
-        return f"an oracle broke: {self.broken_oracles[0]}" if self.broken_oracles else self.unknown
-
-
-class Runner(Protocol):
-    """Runs the schedules of a cell, or of all cells of a run. cpu_s: CPU seconds that a child of its own has taken."""
-
-    @property
-    def cpu_s(self) -> float: ...
-
-    def run(self, plan: Plan) -> Outcome:
-        """One schedule, judged."""
-
-    def gap(self, plan: Plan, total: Evidence) -> str | None:
-        """What the plan's cell has not exercised, or None."""
-
-    def closing(self) -> str | None:
-        """What is told of the whole cell, or None."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """A reference run: the output of each request, or what the code under test raised in it."""
-
     outputs: Mapping[int, tuple[int, ...]]
     broke: Broke | None = None
 
 
 class Workloads:
-    """Workloads with their reference outputs, which depend on the plan alone. Keeps the last KEPT_WORKLOADS.
-
-    known: reference outputs that an earlier run has worked out; None for a plan means that they are worked out here.
-    """
+    """Workloads with their reference outputs, which depend on the plan alone. known: outputs of an earlier run; None
+    for a plan: computed here."""
 
     def __init__(self, known: Callable[[Plan], Mapping[int, tuple[int, ...]] | None] = lambda plan: None) -> None:
         self._known = known
         self._kept: dict[object, tuple[Load, ReferenceRun]] = {}
 
     def of(self, plan: Plan) -> tuple[Load, ReferenceRun]:
-        """The plan's workload and its reference run."""
         seed = workload_seed(plan)
-        variant = plan.variant if plan.trace is None else None
+        variant = variant_of(plan) if plan.trace is None else None
         key = (
             plan.scenario,
             plan.shape,
@@ -180,7 +120,7 @@ class Workloads:
                 seed=seed,
                 requests=plan.requests,
                 trace=plan.trace,
-                variant=plan.variant,
+                variant=variant_of(plan),
                 is_short=plan.pages is not None,
             )
             load = bounded(decoded(load, plan, shape), plan, shape)
@@ -194,10 +134,8 @@ class Workloads:
 class ScheduleRunner:
     """Runs plans against one target.
 
-    audit: compare on a CPU backend what every operation touches with the footprints it declares; slow. Without it,
-    some operations of the schedules that `is_audited` names.
-    workloads: may be shared with runners of other targets, which then run the same workload; its own by default.
-    stuck_cpu_s: after so many CPU seconds without progress, a schedule ends as a hang.
+    audit: on a CPU backend, audit every operation's footprints; slow. Else some, in the schedules of `is_audited`.
+    workloads: may be shared with other targets. stuck_cpu_s: CPU seconds without progress that count as a hang.
     """
 
     cpu_s = 0.0
@@ -224,8 +162,7 @@ class ScheduleRunner:
         handlers: Iterable[tuple[type, Handler]] = (),
         around: Callable[[Backend], Backend] = lambda backend: backend,
     ) -> Outcome:
-        """Run and judge one schedule. handlers: who else is told of events. around: the backend that the target gets,
-        from the one that runs the schedule."""
+        """handlers: further listeners to events. around: wraps the backend for the target."""
         scenario = scenario_of(plan)
         shape = shape_named(plan.shape)
         if missing := scenario.needs - self._target.capabilities:
@@ -288,7 +225,7 @@ class ScheduleRunner:
     def _driven(
         self, plan: Plan, scenario: Scenario, load: Load, backend: Backend, history: History, ending: DeviceEnd
     ) -> int:
-        """Drive the target to its end, or to what it raises, and wait for the device; returns device evictions.
+        """Drive the target to its end, or to its error, and wait for the device; return device evictions.
 
         On the simulated backend, a loop that computes and reads nothing ends as a hang. Others wait for a device.
         """
@@ -303,7 +240,7 @@ class ScheduleRunner:
                     load,
                     backend=backend,
                     emit=history.emit,
-                    variant=plan.variant,
+                    variant=variant_of(plan),
                 )
         except Stuck:
             why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
@@ -325,8 +262,6 @@ class ScheduleRunner:
 
 
 class _Moves:
-    """Counts what a schedule that goes on does again and again: it computes positions, and reads words."""
-
     def __init__(self) -> None:
         self.count = 0
 
@@ -338,13 +273,11 @@ class _Moves:
 
 
 def schedules(first: Plan, count: int) -> Iterator[Plan]:
-    """The plans of a cell: the same but for the schedule number."""
     for number in range(count):
         yield dataclasses.replace(first, schedule=first.schedule + number)
 
 
 def evidence_gap(plan: Plan, evidence: Evidence) -> str | None:
-    """What a cell did not exercise, or None."""
     return SCENARIOS.load(plan.scenario)().missing(evidence, shape_named(plan.shape))
 
 
@@ -371,7 +304,6 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
 
 
 def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
-    """How a trace was scaled, and what oracles have to say beside their findings."""
     notes = [load.note] if plan.trace is not None else []
     said = [oracle.note for oracle in oracles if isinstance(oracle, Noting)]
     notes += [f"{plan.cell}, schedule {plan.schedule}: {each}" for each in said if each is not None]
@@ -379,7 +311,7 @@ def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
 
 
 def reference_run(plan: Plan, load: Load) -> ReferenceRun:
-    """The reference run of a workload, which is made with kvcheck's own classes, whatever the target is."""
+    """The reference run of a workload, with kvcheck's own classes for every target."""
     try:
         return ReferenceRun(MappingProxyType(dict(reference_outputs(shape_named(plan.shape), load))))
     except Stuck:
@@ -396,15 +328,14 @@ def reference_run(plan: Plan, load: Load) -> ReferenceRun:
 
 
 def _is_of_target(error: BaseException, plan: Plan) -> bool:
-    """Whether the code under test raised it. Code of the user's own may raise anything."""
+    """The user's own code may raise anything."""
     if plan.own_target is None:
         return isinstance(error, CRASHES)
     return not isinstance(error, TimeUp | Interrupted)
 
 
 def _code_of(error: BaseException, plan: Plan) -> str:
-    """The finding code of an error of the code under test. Raises all other errors: kvcheck's own fault, a lack of the
-    machine, and what the user has to change."""
+    """The finding code of an error of the code under test. Raises all other errors."""
     is_own = plan.own_target is not None and is_of_user(error)
     if trouble := machine_trouble(error, is_of_user=is_own):
         raise UnknownVerdict(trouble) from error
@@ -415,7 +346,6 @@ def _code_of(error: BaseException, plan: Plan) -> str:
 
 
 def _exact(plan: Plan, recorder: Recorder | None) -> Plan:
-    """The plan with its choices written out, where they are short enough to be printed."""
     if recorder is not None and isinstance(recorder.inner, AnswersStrategy):
         return dataclasses.replace(plan, strategy=ANSWERS, choices=answers_text(recorder.inner.refused))
     if recorder is None or not recorder.is_whole or plan.strategy in ("replay", "flip"):
@@ -430,15 +360,7 @@ def _refused(backend: Backend, answers: AnswersStrategy | None) -> tuple[str, ..
     return tuple(map(str, backend.refused)) if isinstance(backend, SimulatedBackend) else ()
 
 
-def complete(finding: Finding, plan: Plan) -> Finding:
-    line = dataclasses.replace(plan, expect=finding.code).line()
-    return dataclasses.replace(
-        finding, scenario=plan.scenario, shape=plan.tried_with, schedule=line, replay=f"kvcheck replay {line}"
-    )
-
-
 def _digest(history: History, recorder: Recorder | None, findings: tuple[Finding, ...]) -> int:
-    """A checksum of the choices made, the number of events and everything found: equal runs have equal digests."""
     told = [
         (f.code, f.oracle, f.buffer, f.layer, f.page, f.row, f.request, f.seen_request, f.message) for f in findings
     ]

@@ -1,8 +1,8 @@
-"""Shrinking: looks for a smaller schedule that fails as a given one does.
+"""Shrinking: looks for a smaller schedule with the same failure.
 
     shape       the micro shape of the same model, in the same variant of the scenario
     requests    as few as still fail, of two pages each if that still fails
-    pages       as few for a request as still fail, of those that are tried
+    pages       the fewest tried for a request that still fail
     faults      none, else as few kinds as still fail
     answers     "yes" to everything, else as few "no" as still fail
     extras      without the audit of footprints, if it fails without it
@@ -10,8 +10,7 @@
 Invariants:
 - Two schedules fail alike if one oracle gives both the same code, under no condition, and both or neither name a
   buffer.
-- A smaller schedule counts once it has run and failed alike. Nothing is claimed about those that did not run.
-- Each run is counted, and there are no more than were allowed. No decision reads a clock.
+- A smaller schedule counts once it has run and failed alike. No decision reads a clock.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ from collections.abc import Callable, Iterator
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.answers import answers_text, parse_answers
+from kvcheck.core.run.exploring import answers_text, parse_answers
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan
 from kvcheck.core.stress.plan_bounds import faults_of, faults_text, pages_of
-from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
+from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.scenario import FAULTS
-from kvcheck.core.stress.schedule import ANSWERS, NO_EXTRAS, Kind, Plan
 from kvcheck.core.stress.workload import WORDS
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 ALIKE, OTHERS = 3, 9
-"""Workloads of a candidate that are tried before it is left: so many of the plan's own variant, then of so many others.
-A smaller one may lack what leads to the failure."""
+"""Workloads of a candidate that are tried before it is dropped: so many of the plan's own variant, then of so many
+others. A smaller one may lack the cause of the failure."""
 FEW = 2
 """Pages of a request, few enough to be followed by eye, and enough for a page's end."""
 MANY: dict[tuple[int, int | None], int] = {(2, FEW): 120, (2, FEW + 1): 60}
 """Workloads of other variants of these sizes: each takes little time, and few of them come back to a prefix."""
 SIZES = ((1, FEW), *MANY, *((requests, None) for requests in (1, 2, 3, 4, 6, 8, 12)))
-"""Numbers of requests that are tried, with the most pages that each may have."""
+"""Numbers of requests to try, with the most pages of each."""
 PAGES = (1, 2, 3, 4, 6)
-"""Pages of a request that are tried, the fewest first."""
+"""Most pages of a request to try, the fewest first."""
 
 Likeness = tuple[str, str, bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """What came of it. first: the run of the line that was given. last: the smallest run that fails alike. finding:
-    how both fail, as told by the last. requests: before and after. pages: the most that one request holds, before and
-    after. runs: how many schedules ran."""
+    """first: the run of the given line. last: the smallest run that fails alike. finding: the last's. requests: before
+    and after. pages: the most of one request, before and after. runs: number of schedules run."""
 
     first: Outcome
     last: Outcome
@@ -61,19 +60,17 @@ class Shrunk:
 
     @property
     def line(self) -> str:
-        """The line of the smallest run."""
         return self.last.plan.line()
 
     @property
     def refused(self) -> tuple[str, ...]:
-        """What the smallest run answers with "no"; of another strategy, nothing is known."""
         plan = self.last.plan
         return parse_answers(plan.choices) if plan.strategy == ANSWERS and plan.choices is not None else ()
 
 
 def check_shrinkable(plan: Plan) -> None:
-    """Raises UsageError for a line that is not of one process on a CPU with requests that are drawn."""
-    if plan.kind is Kind.SCHEDULE and not plan.on_device and plan.trace is None:
+    """Raise UsageError unless the line is of one process on a CPU with drawn requests."""
+    if plan.is_in_process and not plan.on_device and plan.trace is None:
         return
     next_step = f"kvcheck replay {plan.line()}"
     if plan.trace is not None:
@@ -81,7 +78,7 @@ def check_shrinkable(plan: Plan) -> None:
     elif plan.on_device:
         got = f"device={plan.device}"
         next_step = f"kvcheck shrink {_on_cpu(plan).line()}, the same work on a CPU"
-    elif plan.kind is Kind.RANKS:
+    elif plan.has_rank_processes:
         got = f"transport={plan.transport}"
     else:
         got = f"target={plan.target}"
@@ -89,28 +86,26 @@ def check_shrinkable(plan: Plan) -> None:
 
 
 def _on_cpu(plan: Plan) -> Plan:
-    """The plan of the same workload on a CPU, where an order that is missing may show as another code."""
+    """A missing order may show there as another code."""
     return dataclasses.replace(plan, backend="simulated", device="cpu", strategy="portfolio", choices=None, expect=None)
 
 
 def shrink(runner: ScheduleRunner, plan: Plan, *, runs: int, tell: Callable[[Plan], None]) -> Shrunk | None:
-    """The smallest schedule found that fails as the plan does; None if the plan does not fail, or not as it expects.
+    """Return the smallest schedule found that fails like the plan; None if the plan does not fail, or not as it
+    expects.
 
-    runs: most schedules to run, from 1 on. tell: is told of each smaller plan as it is found, so that one who stops the
-    search keeps the last. Raises UsageError for a plan that `check_shrinkable` refuses.
+    runs: most schedules to run, from 1 on. tell: called with each smaller plan when found, so that an interrupted
+    search keeps the last. Raises UsageError if `check_shrinkable` does.
     """
     check_shrinkable(plan)
     return _Shrinking(runner, runs, tell).of(plan)
 
 
 def likeness(finding: Finding) -> Likeness:
-    """What is equal for failures that are alike."""
     return finding.oracle, finding.code, finding.buffer is not None
 
 
 class _Shrinking:
-    """One search. _wanted: oracle and code of the failure, once it is known."""
-
     def __init__(self, runner: ScheduleRunner, runs: int, tell: Callable[[Plan], None]) -> None:
         self._runner, self._left, self._most, self._tell = runner, runs, runs, tell
         self._wanted: Likeness | None = None
@@ -140,15 +135,13 @@ class _Shrinking:
         )
 
     def _run(self, plan: Plan) -> Outcome | None:
-        """The outcome; None where no run is left."""
         if not self._left:
             return None
         self._left -= 1
         return self._runner.run(plan)
 
     def _fails(self, plan: Plan) -> Outcome | None:
-        """The outcome of a run that fails alike and gives the answers that its plan names, with these written out; None
-        of any other run."""
+        """The outcome of a run that fails alike with the answers of its plan, which are written out."""
         outcome = self._run(plan)
         if outcome is None or outcome.divergence is not None or outcome.unjudged is not None:
             return None
@@ -160,7 +153,6 @@ class _Shrinking:
         return dataclasses.replace(outcome, plan=written)
 
     def _smaller(self, plan: Plan) -> Outcome | None:
-        """The first candidate that fails alike: the fewest requests, and "yes" to everything before chance."""
         load = self._runner.workloads.of(plan)[0]
         most, held = len(load.jobs), pages_of(load, shape_named(plan.shape))
         for shape in dict.fromkeys((_micro(plan.shape), plan.shape)):
@@ -193,7 +185,6 @@ class _Shrinking:
         return best
 
     def _fewer_faults(self, best: Outcome) -> Outcome:
-        """Leave all kinds of faults out, else each one that is not needed."""
         if best.plan.strategy != ANSWERS or best.plan.decoder != WORDS:
             return best
         kept = faults_of(best.plan.faults) if best.plan.faults is not None else frozenset(FAULTS)
@@ -206,7 +197,7 @@ class _Shrinking:
         return best
 
     def _fewer_answers(self, best: Outcome) -> Outcome:
-        """Leave out "no" after "no", halves first, until each one that is left is needed."""
+        """Leave out "no" after "no", halves first, until each one left is needed."""
         plan = best.plan
         if plan.strategy != ANSWERS or plan.choices is None:
             return best
@@ -237,7 +228,7 @@ def _told(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _failure(outcome: Outcome, code: str | None) -> Finding | None:
-    """The first finding of that code, of any code for None; of findings of one code, the first that names a buffer."""
+    """Of findings of one code, the first that names a buffer."""
     found = next((each for each in _told(outcome) if code in (None, each.code)), None)
     alike = (each for each in _told(outcome) if found is not None and each.code == found.code and each.buffer)
     return next(alike, found)
@@ -248,25 +239,22 @@ def _with_faults(plan: Plan, kinds: frozenset[str]) -> Plan:
 
 
 def _micro(shape: str) -> str:
-    """The micro shape of the same model; the shape itself where there is none."""
     small = f"{shape.rpartition('-')[0]}-micro"
     return small if small in MICRO_SHAPES else shape
 
 
 def _tries(plan: Plan, shape: str, others: int) -> list[tuple[int, str | None]]:
-    """Schedule numbers and answers to try: "yes" to everything, or chance."""
     alike, rest = _numbers(plan, shape, others)
     tries: list[tuple[int, str | None]] = [(number, choices) for choices in ("none", None) for number in alike]
     return [*tries, *((number, (None, "none")[at % 2]) for at, number in enumerate(rest))]
 
 
 def _numbers(plan: Plan, shape: str, most: int) -> tuple[list[int], list[int]]:
-    """Schedule numbers, each with a workload of its own: those with which another shape runs the plan's variant, and
-    at most so many with which it runs others."""
+    """Schedule numbers of another shape with the plan's variant, and at most `most` with others."""
     count = scenario_of(plan).table.variants
     alike: list[int] = []
     others: list[int] = []
     for number in range(max(count * ALIKE, most)):
-        variant = dataclasses.replace(plan, shape=shape, schedule=number).variant
-        (others if (variant - plan.variant) % count else alike).append(number)
+        variant = variant_of(dataclasses.replace(plan, shape=shape, schedule=number))
+        (others if (variant - variant_of(plan)) % count else alike).append(number)
     return alike[:ALIKE] or [plan.schedule], others[:most]

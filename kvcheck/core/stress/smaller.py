@@ -1,9 +1,6 @@
 """Smaller: the smallest line found for each of a run's first causes, and the wait that removes its failure.
 
-Invariants:
-- At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
-- A cause gets a line only if a smaller schedule has run and failed alike. Otherwise nothing is said of it.
-- Nothing here changes what was found, its evidence or its verdict.
+At most MOST_CAUSES causes are shrunk, each with at most RUNS schedules and those of one search for a wait.
 """
 
 from __future__ import annotations
@@ -15,11 +12,10 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.cell_task import DIED
+from kvcheck.core.run.cell_task import DIED
+from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.plan_bounds import pages_of
-from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.runner_rows import TargetOf
-from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner, TargetOf
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink
 from kvcheck.core.stress.wait_search import search_waits
 from kvcheck.core.stress.workload.shapes import shape as shape_named
@@ -29,7 +25,7 @@ RUNS = 150
 EXPLORED = 20
 
 Facts = dict[str, object]
-"""What is kept of a smaller schedule: "line", "requests", "pages" and, once it was searched for, "wait"."""
+"""Facts of a smaller schedule: "line", "requests", "pages" and, once it was searched for, "wait"."""
 
 
 def smaller(
@@ -39,10 +35,9 @@ def smaller(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[tuple[str, Facts]]:
-    """The facts of the first causes, by id; those of one cause may come twice, the second time with its wait.
+    """The facts of the first causes, by id; a cause may come a second time, with its wait.
 
-    until: the time.monotonic() after which no schedule is run. told: called before each cause, with how many are done
-    and of how many.
+    until: the time.monotonic() after which no schedule is run. told: called before each cause, with how many are done.
     """
     causes = _first_causes(findings)
     for done, (cause, plan) in enumerate(causes):
@@ -69,7 +64,6 @@ def smaller(
 
 
 def with_smaller(findings: Sequence[Finding], found: Mapping[str, Facts]) -> list[Finding]:
-    """The findings, each cause with its facts."""
     return [
         dataclasses.replace(each, minimal={**(each.minimal or {}), **found[each.id]}) if each.id in found else each
         for each in findings
@@ -77,7 +71,6 @@ def with_smaller(findings: Sequence[Finding], found: Mapping[str, Facts]) -> lis
 
 
 def _first_causes(findings: Sequence[Finding]) -> list[tuple[Finding, Plan]]:
-    """Causes of schedules that can be shrunk, each code of a cell once."""
     first: dict[tuple[str, str], tuple[Finding, Plan]] = {}
     for bug in bugs(findings):
         cause = bug.cause

@@ -1,9 +1,8 @@
-"""Stories: runs the schedules of a run's first causes once more, and tells how each came about.
+"""Stories: repeats the schedules of a run's first causes, and describes how each failure came about.
 
 Invariants:
-- At most MOST_STORIES causes are told, each in one run of its schedule; causes of one schedule share it.
-- A story is told only of a run that makes the finding again. Otherwise a sentence says why there is none.
-- Nothing here changes a finding, its evidence or its verdict.
+- At most MOST_STORIES causes get one, each from one run of its schedule; causes of one schedule share it.
+- Only a run that makes the finding again gives a story. Otherwise a sentence has the reason.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import Story, short
 from kvcheck.core.base.untold import why_untold
+from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.runner_rows import TargetOf
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.stress.runner import ScheduleRunner, TargetOf
 from kvcheck.core.stress.story_notes import StoryNotes
 from kvcheck.core.stress.story_telling import tell
 
@@ -38,11 +36,8 @@ def stories(
     until: float | None = None,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Mapping[str, Story]:
-    """The stories of the first causes, by id.
-
-    until: the time.monotonic() after which no more are told. told: called before each schedule, with how many are done
-    and of how many.
-    """
+    """until: the time.monotonic() after which none is begun. told: called before each schedule, with how many are
+    done."""
     causes = [bug.cause for bug in bugs(findings)][:MOST_STORIES]
     found: dict[str, Story] = {}
     groups: dict[Plan, list[tuple[Finding, Finding]]] = {}
@@ -59,12 +54,11 @@ def stories(
 
 
 def with_stories(findings: Sequence[Finding], told: Mapping[str, Story]) -> list[Finding]:
-    """The findings, each cause with its story."""
     return [dataclasses.replace(each, story=told.get(each.id, each.story)) for each in findings]
 
 
 def _followed(cause: Finding, findings: Sequence[Finding]) -> Finding:
-    """What the story follows: the cause, or the first wrong bytes that it explains, where it names no place itself."""
+    """The cause, or the first wrong bytes that it explains, if it names no place."""
     if cause.page is not None:
         return cause
     symptoms = [each for each in findings if each.cause == cause.id and each.page is not None]
@@ -73,10 +67,7 @@ def _followed(cause: Finding, findings: Sequence[Finding]) -> Finding:
 
 
 def _plan(cause: Finding, followed: Finding) -> Plan:
-    """The schedule that shows it: of a race that was confirmed, the one in which the wrong bytes were read.
-
-    That one runs operations in the order of an eager run, so its numbers are the finding's only if that was one too.
-    """
+    """Of a confirmed race, the flipped schedule. Its numbers fit only a finding of an eager run."""
     plan = dataclasses.replace(parse_line(followed.schedule), expect=None)
     line = (cause.minimal or {}).get("replay")
     if followed is not cause or pair_of(cause) is None or not isinstance(line, str):

@@ -1,9 +1,4 @@
-"""The history of a page or of a request in words, from its notes: who had it, who wrote, saved and freed it.
-
-Invariants:
-- Each line is one owner of a page, or one act for a request, in the order of time.
-- Lines that are left out are counted.
-"""
+"""The history of a page or of a request in words, from its notes: its owners, writes, saves and frees."""
 
 from __future__ import annotations
 
@@ -37,10 +32,10 @@ from kvcheck.core.stress.workload.report_events import Sent, Told
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 OWNERS = 5
-"""Owners of a page that are told: the last ones, and the one whose words were seen."""
+"""Owners of a page in a history: the last ones, and the one whose words were seen."""
 
 FIRST_LINES = 4
-"""Lines at the beginning that are told where others are left out."""
+"""Lines kept at the beginning if others are left out."""
 
 VERBS = {
     "decode.write": "written",
@@ -51,17 +46,15 @@ VERBS = {
     "hicache.backup": "backed up",
     "receive.mark": "marked as empty",
 }
-"""What operations do to a page, in a word. Others are told by their names."""
+"""Effects of operations on a page, in a word. Others have their names."""
 STATES = {0: "failed", 3: "transferring", 4: "success"}
 
 
 def is_computing(note: Note) -> bool:
-    """A kernel of a forward pass."""
     return isinstance(note.event, Submitted) and note.event.name.startswith(("decode.write", "decode.read"))
 
 
 def history(notes: StoryNotes, space: str | None) -> tuple[str, ...]:
-    """The lines of the place, or of the request where no place is followed."""
     lines = _of_request(notes) if space is None else _of_place(notes, space)
     if len(lines) > MOST_LINES:
         cut = len(lines) - MOST_LINES + 1
@@ -70,7 +63,7 @@ def history(notes: StoryNotes, space: str | None) -> tuple[str, ...]:
 
 
 def row_seen(notes: StoryNotes) -> Mismatch | None:
-    """The row of the finding; or of a race, the first one that was read wrong at its place."""
+    """The row of the finding; or of a race, the first row read wrong at its place."""
     finding = notes.finding
     if isinstance(notes.cause, Saw):
         return notes.cause.mismatch
@@ -80,7 +73,6 @@ def row_seen(notes: StoryNotes) -> Mismatch | None:
 
 
 def is_of_another(notes: StoryNotes, note: Note) -> bool:
-    """Of another request, or of another rank of the end that the finding is of."""
     event = note.event
     owner = event.owner if isinstance(event, Allocated) else getattr(event, "request", None)
     if not isinstance(event, Submitted) and owner not in (None, notes.finding.request):
@@ -98,7 +90,7 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
 
 
 def is_of_pages(note: Note) -> bool:
-    """Whether the ids that were handed out are of pages, not of table rows or slots of metadata."""
+    """Allocated ids of pages, not of table rows or metadata slots."""
     return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
 
 
@@ -106,7 +98,6 @@ def is_of_pages(note: Note) -> bool:
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[str]:
-    """One line for each of the last owners; and a last one with what the finding saw."""
     finding, moment = notes.finding, notes.moment or 0
     assert finding.page is not None
     place = [note for note in notes.places[space] if note.at <= moment]
@@ -168,7 +159,7 @@ def _period(notes: StoryNotes, period: Sequence[Note], space: str) -> str:
 
 
 def _verb(notes: StoryNotes, note: Note, space: str, holder: int | None) -> str | None:
-    """What an operation did to the page. Reads of passes are told only of the request that the finding is about."""
+    """Reads of passes count only for the finding's request."""
     event, finding = note.event, notes.finding
     assert isinstance(event, Submitted)
     touches = [touch for touch in note.touches if touch.space == space and touch.unit == finding.page]
@@ -200,7 +191,6 @@ def _handed_over(event: Event) -> str:
 
 
 def _of_request(notes: StoryNotes) -> list[str]:
-    """What happened to the request, without the passes that computed it."""
     moment = notes.moment or 0
     lines: dict[str, None] = {}
     for note in notes.acts:
@@ -214,7 +204,7 @@ def _of_request(notes: StoryNotes) -> list[str]:
 
 
 def act_text(note: Note) -> str:
-    """What the host did, as a sentence without a subject where that is the scheduler."""
+    """The host's act, as a sentence without a subject if that is the scheduler."""
     event = note.event
     if isinstance(event, Allocated):
         units = ", ".join(map(str, event.ids[:8])) + (" ..." if len(event.ids) > 8 else "")

@@ -1,9 +1,8 @@
-"""StoryNotes: what a schedule did to the place or the request of one finding, noted while the schedule runs once more.
+"""StoryNotes: notes on the place or the request of one finding, taken while the schedule runs once more.
 
 Invariants:
-- It reads events alone. What it keeps is bounded, whatever the length of the schedule.
 - The moment is the event at which the oracle of the finding reports it.
-- Orders come from the backend's edges, as for the ordering oracle, never from what happened first.
+- Orders come from the backend's edges, as for the ordering oracle.
 """
 
 from __future__ import annotations
@@ -50,20 +49,17 @@ from kvcheck.core.stress.workload.report_events import Sent, Told
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 MOST_NOTES = 4000
-"""Notes of one space, and of requests. Older ones are dropped, and the history then says that it begins later."""
+"""Notes of one space, and of requests. Older ones are dropped, and the history then begins later."""
 AFTER = 12
-"""Notes that are kept behind the moment."""
+"""Notes that are kept after the moment."""
 
 ACTS = (Retracted, Resumed, Saved, Restored, Aborted, Failed, Faulted, Finished, RoomChanged, SealsFitted, Sent, Leased)
-"""Events about one request that a story may tell."""
+"""Events about one request that a story may contain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touch:
-    """A footprint of an operation, with the unit that it was noted for and who owns that there.
-
-    span: rows of the unit, half-open; None: all of it. units: the first ids that it names.
-    """
+    """span: rows of the unit, half-open; None: all of it. units: the first ids that it names."""
 
     is_write: bool
     space: str
@@ -75,16 +71,12 @@ class Touch:
     units: tuple[int, ...]
 
     def has_row(self, row: int | None) -> bool:
-        """Whether it touches that row of its unit."""
         return row is None or self.span is None or self.span[0] <= row < self.span[1]
 
 
 @dataclass(slots=True, kw_only=True)
 class Note:
-    """One event that concerns the finding. Operations have touches, a number within their lane and a clock.
-
-    ended: when it had run. known: of the host's acts, the events of each lane that the process had joined.
-    """
+    """ended: when it had run. clock: of the host's acts, the events of each lane that the process had joined."""
 
     at: int
     event: Event
@@ -103,11 +95,8 @@ class Note:
 
 @dataclass(slots=True)
 class StoryNotes:
-    """Notes for one finding. oracle: a fresh one, which makes the finding again.
-
-    moment: the place of the event at which it was made. cause: that event. process: who acted then. saw: the rows that
-    reads found to differ, the one of the finding first.
-    """
+    """oracle: a fresh one, which makes the finding again. moment: number of the event at which it was made. cause: that
+    event. process: the acting one then. saw: mismatches of reads, the finding's first."""
 
     finding: Finding
     oracle: Oracle
@@ -128,11 +117,9 @@ class StoryNotes:
 
     @property
     def now(self) -> int:
-        """The place of the last event."""
         return self._now
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that it reads: its own, and its oracle's behind them."""
         own: dict[type, Handler] = {
             Submitted: self._submitted,
             Completed: self._completed,
@@ -158,7 +145,7 @@ class StoryNotes:
             yield kind, self._heard(own.get(kind), judging.get(kind, []))
 
     def finish(self) -> None:
-        """The end of the history, which some findings need."""
+        """Finish the oracle, as some findings come at the end."""
         if self.moment is None:
             self.oracle.finish()
             self._look(None)
@@ -176,7 +163,6 @@ class StoryNotes:
         return hear
 
     def _look(self, event: Event | None) -> None:
-        """Whether the oracle has just made the finding."""
         made = self.oracle.findings[self._seen :]
         self._seen = len(self.oracle.findings)
         if any(_is_same(each, self.finding) for each in made):
@@ -293,7 +279,6 @@ class StoryNotes:
         return self.places.setdefault(space, deque(maxlen=MOST_NOTES))
 
     def _keep(self, notes: deque[Note], note: Note) -> bool:
-        """Keep a note; behind the moment only the first few."""
         if self.moment is not None:
             self._after += 1
             if self._after > AFTER:
@@ -303,6 +288,6 @@ class StoryNotes:
 
 
 def _is_same(made: Finding, wanted: Finding) -> bool:
-    """An oracle's finding is the one that is wanted, which has its id, its cell and its lines besides."""
+    """Whether an oracle's finding is the wanted one, apart from id, cell and lines."""
     names = ("code", "oracle", "tier", "buffer", "layer", "page", "row", "request", "seen_request", "message")
     return all(getattr(made, name) == getattr(wanted, name) for name in names)

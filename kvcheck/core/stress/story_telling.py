@@ -1,9 +1,8 @@
-"""Tells a story from notes: picks the steps that matter, draws the edges between them, and words the history.
+"""Makes a story from notes: picks the steps that matter, draws the edges between them, and words the history.
 
 Invariants:
-- A step that the finding names is always told. Of the others the nearest to the moment are, up to MOST_STEPS.
-- An edge between two steps is one that the backend made. An edge is missing only where the finding says so.
-- Edges that follow from two others are left out.
+- A step that the finding names is always included, of the others the nearest to the moment, up to MOST_STEPS.
+- A missing edge is one of the finding's. Edges that follow from two others are left out.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from kvcheck.core.stress.workload.report_events import Sent, Told
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 BEHIND = 2
-"""Steps that are told behind the moment: they show waits that other operations do have."""
+"""Steps after the moment in a story: they show the waits of other operations."""
 VITAL = (Saved, Restored, Retracted, Resumed, Faulted)
-"""Acts that are told however long ago they were, the last MOST_VITAL of them."""
+"""Acts that are included at any age, the last MOST_VITAL of them."""
 MOST_VITAL = 4
 MOST_MOVES = 4
-"""Copies between ranks that are told of a request, before anything else of it."""
+"""Copies between ranks that a request's story includes first."""
 STATUS_BEFORE_DATA, FREED_IN_USE = "KV203", "KV202"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """Notes that are told as one step. touch: of the place, for operations. is_named: the finding names it."""
+    """is_named: the finding names it."""
 
     notes: list[Note]
     kind: str
@@ -69,10 +68,8 @@ class _Piece:
 
 
 def tell(notes: StoryNotes, cause: Finding, followed: Finding, *, is_flipped: bool = False) -> Story:
-    """The story of a cause. followed: the finding that the notes are about, the cause or what it explains.
-
-    is_flipped: the schedule runs the two operations of a race in the other order.
-    """
+    """followed: the finding that the notes are about, the cause or its effect. is_flipped: the schedule runs the two
+    operations of a race in the other order."""
     space = _space(notes)
     pieces = _of_place(notes, space) if space is not None else _of_request(notes)
     picked = _picked(notes, pieces)
@@ -93,7 +90,6 @@ def tell(notes: StoryNotes, cause: Finding, followed: Finding, *, is_flipped: bo
 
 
 def _space(notes: StoryNotes) -> str | None:
-    """The space of the page that the finding names; None if it names none."""
     finding, event = notes.finding, notes.cause
     if finding.page is None:
         return None
@@ -121,7 +117,6 @@ def _space(notes: StoryNotes) -> str | None:
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
-    """What was done to the page, with the acts of the request beside it."""
     named = _named_ordinals(notes, space)
     pieces: list[_Piece] = []
     open_pieces: dict[tuple[object, ...], _Piece] = {}
@@ -148,7 +143,6 @@ def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
 
 
 def _acts(notes: StoryNotes) -> list[Note]:
-    """The host's acts for the request that are told beside a page: neither its operations nor what it was given."""
     return [
         note
         for note in notes.acts
@@ -158,7 +152,6 @@ def _acts(notes: StoryNotes) -> list[Note]:
 
 
 def _of_request(notes: StoryNotes) -> list[_Piece]:
-    """What was done for the request, by the rank that the finding is of and by the other end."""
     pieces: list[_Piece] = []
     for note in notes.acts:
         if is_of_another(notes, note):
@@ -184,8 +177,7 @@ def _of_request(notes: StoryNotes) -> list[_Piece]:
 
 
 def _touch(notes: StoryNotes, note: Note, space: str) -> Touch | None:
-    """What the operation does to the place of the finding: to its page, and to its buffer and layer where it names
-    them. A write counts more than a read."""
+    """A write counts more than a read."""
     finding = notes.finding
     layer = _local_layer(notes)
     touches = [
@@ -201,12 +193,11 @@ def _touch(notes: StoryNotes, note: Note, space: str) -> Touch | None:
 
 
 def _has_buffer(notes: StoryNotes, space: str) -> bool:
-    """Whether operations on the space name the finding's buffer by that name."""
     return any(notes.finding.buffer in touch.buffers for note in notes.places[space] for touch in note.touches)
 
 
 def _local_layer(notes: StoryNotes) -> int | None:
-    """The finding's layer as footprints number it. The content oracle names the model's layer."""
+    """Footprints number the layers of a space; the content oracle names the model's layer."""
     finding, event = notes.finding, notes.cause
     if finding.layer is None or finding.oracle == "ordering":
         return finding.layer
@@ -218,7 +209,6 @@ def _local_layer(notes: StoryNotes) -> int | None:
 
 
 def _named_ordinals(notes: StoryNotes, space: str) -> set[int | None]:
-    """Operations that the finding is about: those of a missing edge, the one that broke a rule, or the wrong read."""
     finding, event = notes.finding, notes.cause
     if (pair := pair_of(finding)) is not None:
         return {pair.held, pair.until}
@@ -242,7 +232,6 @@ def _named_ordinals(notes: StoryNotes, space: str) -> set[int | None]:
 
 
 def _picked(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[_Piece]:
-    """The pieces that are told, in the order of time."""
     moment, finding = notes.moment or 0, notes.finding
     before = [each for each in pieces if each.first.at <= moment]
     behind = [each for each in pieces if each.first.at > moment and each.is_operation and not each.is_named]
@@ -262,12 +251,10 @@ def _picked(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[_Piece]:
 
 
 def _waits_too(named: _Piece, behind: _Piece) -> bool:
-    """A step behind the moment waits for one that the finding names, in another lane."""
     return named.first.lane != behind.first.lane and _is_waited_for(named, behind)
 
 
 def _moves_bytes(piece: _Piece) -> bool:
-    """A copy between two ranks."""
     event = piece.first.event
     spaces = {touch.space.rpartition(":")[0] for touch in piece.first.touches}
     return isinstance(event, Submitted) and not event.name.startswith("wire.seal") and len(spaces) > 1
@@ -326,7 +313,6 @@ def _units(touch: Touch) -> str:
 
 
 def _edges(notes: StoryNotes, pieces: Sequence[_Piece]) -> tuple[Edge, ...]:
-    """Missing edges first, then the waits between steps of different lanes."""
     missing = _missing(notes, pieces)
     waits = {
         (source, target)
@@ -352,7 +338,6 @@ def _edges(notes: StoryNotes, pieces: Sequence[_Piece]) -> tuple[Edge, ...]:
 
 
 def _is_waited_for(source: _Piece, target: _Piece) -> bool:
-    """Whether the target's first event comes behind all of the source, by the backend's edges."""
     is_told = target.is_operation or target.is_named or isinstance(target.first.event, Freed)
     if not source.is_operation or not is_told:
         return False
@@ -360,7 +345,6 @@ def _is_waited_for(source: _Piece, target: _Piece) -> bool:
 
 
 def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
-    """The edges that the finding says are not there."""
     finding = notes.finding
     if (pair := pair_of(finding)) is not None:
         places = {each.first.ordinal: at for at, each in enumerate(pieces) if each.is_named}
@@ -382,7 +366,6 @@ def _missing(notes: StoryNotes, pieces: Sequence[_Piece]) -> list[tuple[int, int
 
 
 def _is_unproven(notes: StoryNotes, piece: _Piece, status: _Piece) -> bool:
-    """Another rank's write into the rank that took its bytes as landed, and did not wait for it."""
     mine = f"{notes.process}:"
     lands = any(touch.is_write and touch.space.startswith(mine) for touch in piece.first.touches)
     is_foreign = piece.is_operation and bool(notes.process) and piece.first.process != notes.process

@@ -1,9 +1,4 @@
-"""Words of a row beside the words that belong there, each with the request and the position that it carries.
-
-Invariants:
-- What a word says is decoded from the word and its place alone, by the content rule.
-- A wanted word is worked out by the same rule. Where nobody knows it, there is none.
-"""
+"""Words of a row beside the expected ones, each with its request and position, decoded by the content rule."""
 
 from __future__ import annotations
 
@@ -15,11 +10,11 @@ from kvcheck.core.stress.workload.mismatch import Mismatch
 POSITIONS = 4096
 """Positions that are tried for a word of 32 bits; a longer request raises it to its own position."""
 TRIED = 64
-"""Requests that are tried for a word of 32 bits: it carries half a tag, so each takes a search."""
+"""Requests to try for a word of 32 bits: it carries half a tag, so each takes a search."""
 
 
 def row_text(found: Mismatch) -> str:
-    """Where the row lies, and who read it: "index_k_with_scale.key, layer 0, page 6, row 0, read for request 25"."""
+    """Place and reader of the row: "index_k_with_scale.key, layer 0, page 6, row 0, read for request 25"."""
     piece = f".{found.piece}" if found.piece and found.piece not in found.buffer else ""
     if found.space == "metadata":
         return f"{found.buffer}, slot {found.page}, read for request {found.request}"
@@ -29,7 +24,7 @@ def row_text(found: Mismatch) -> str:
 
 
 def words_of(found: Mismatch, requests: int) -> tuple[Word, ...]:
-    """The first words of a row that differs. requests: the highest number of a request in the run."""
+    """The first words of a differing row. requests: the highest number of a request in the run."""
     return tuple(_word(found, at, requests) for at in range(min(MOST_WORDS, len(found.words))))
 
 
@@ -49,7 +44,7 @@ def _word(found: Mismatch, at: int, requests: int) -> Word:
 
 
 def _wanted(found: Mismatch, at: int) -> int | None:
-    """The word that belongs there; None for metadata, whose fields are values, and where no author is known."""
+    """None for metadata, whose fields are values, and for an unknown author."""
     if found.space == "metadata" or not found.author:
         return None
     if found.position < 0:
@@ -59,7 +54,7 @@ def _wanted(found: Mismatch, at: int) -> int | None:
 
 
 def says(found: Mismatch, at: int, requests: int) -> Tag | str:
-    """Whose word it is; or what it is, where it is nobody's."""
+    """The tag of a word, or a description if it has no owner."""
     site, seen = _site(found), found.words[at]
     if seen == (content.POISON_HALF if found.half else content.POISON_WORD):
         return "never written"

@@ -1,8 +1,7 @@
-"""Strategies: who runs next. Each is a chooser for the simulated backend.
+"""Strategies: choosers of the next chunk, for the simulated backend.
 
 Invariants:
 - A strategy is a function of its seed and of the choices offered; it sees names, never memory or time.
-- A recorded run replays: the recorded numbers, fed back, choose the same chunks; those that do not fit are counted.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from kvcheck.core.stress.pair import Pair, parse_pair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What a strategy is made from. order: the one of the portfolio's orders that is due. choices: recorded choices as
-    text, for a replay; the pair, for a flip."""
+    """order: the portfolio's order that is due. choices: for a replay, the recorded ones; for a flip, the pair."""
 
     seed: int
     schedule: int
@@ -74,7 +72,7 @@ LANE_GROUPS: dict[str, tuple[str, ...]] = {
     "message": ("message",),
     "aux": ("async.aux",),
 }
-"""Lanes that are delayed together, by how their names begin behind the name of the rank."""
+"""Lanes that are delayed together, by the beginning of their names after the name of the rank."""
 
 DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tuple(LANE_GROUPS))
 """Groups of lanes that one schedule delays: each alone, then all of them."""
@@ -84,7 +82,6 @@ class EagerStrategy:
     """Everything runs as soon as it can, oldest first."""
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The part of the operation submitted first."""
         return min(range(len(enabled)), key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
 
 
@@ -92,15 +89,12 @@ class LazyStrategy:
     """Nothing runs until the process waits for it; then the youngest lane goes first."""
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """Pause where that is allowed."""
         return None if may_pause else len(enabled) - 1
 
 
 class DelayStrategy:
-    """Some groups of lanes run only when nothing else can and the process waits; others run as soon as they can.
-
-    groups: rows of LANE_GROUPS.
-    """
+    """Some groups of lanes, rows of LANE_GROUPS, run only when nothing else can and the process waits; others at
+    once."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         self.groups = tuple(groups)
@@ -108,7 +102,6 @@ class DelayStrategy:
         self._eager = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The oldest part that is not delayed; then a pause; then the oldest of the delayed ones."""
         prompt = [at for at, (head, _) in enumerate(enabled) if not self._is_delayed(head.lane)]
         if prompt:
             return min(prompt, key=lambda at: (enabled[at][0].ordinal, enabled[at][1]))
@@ -125,7 +118,6 @@ class RandomStrategy:
         self._mix = Rng(seed)
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """One draw decides."""
         if not may_pause:
             return self._mix.below(len(enabled)) if len(enabled) > 1 else 0
         at = self._mix.below(2 * len(enabled))
@@ -133,7 +125,7 @@ class RandomStrategy:
 
 
 class ReplayStrategy:
-    """Feeds recorded numbers back; past their end it runs eagerly. Keeps count of where they did not fit."""
+    """Replays recorded numbers; past their end it runs eagerly. Counts those that did not fit."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = choices
@@ -142,7 +134,6 @@ class ReplayStrategy:
         self._rest = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The recorded choice, where it still fits what is offered."""
         self._asked += 1
         if self._asked > len(self._choices):
             return self._rest.choose(enabled, may_pause=may_pause)
@@ -154,7 +145,6 @@ class ReplayStrategy:
         return min(recorded, len(enabled) - 1)
 
     def divergence(self) -> str | None:
-        """How the finished run left the recorded path, or None if it followed it from end to end."""
         recorded = len(self._choices)
         parts = [f"{self._bent} of them did not fit what was offered"] if self._bent else []
         if self._asked > recorded:
@@ -167,8 +157,7 @@ class ReplayStrategy:
 class FlipStrategy:
     """Eager, but one operation is held until a later one has run, or until the process waits and nothing else can run.
 
-    Holding delays nothing that the later operation is behind, or the two would be in order: up to there the run is the
-    eager one, so the numbers that an eager run gave the two still name them.
+    Up to the later operation the run is the eager one, so the pair's numbers of an eager run still fit.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -178,7 +167,6 @@ class FlipStrategy:
         self._eager = EagerStrategy()
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The oldest part that is not held; without one a pause, or the held part where the process cannot pause."""
         free = [at for at, (head, _) in enumerate(enabled) if not self._holds(head)]
         if not free and may_pause:
             return None
@@ -189,7 +177,7 @@ class FlipStrategy:
         return chosen
 
     def divergence(self) -> str | None:
-        """How the finished run was another one than the pair is from; a pair that stayed in order is no divergence."""
+        """A pair that stayed in order is no divergence."""
         wanted = ((self._pair.held, self._pair.held_name), (self._pair.until, self._pair.until_name))
         parts = [
             f"#{ordinal} was {self._names[ordinal]}, not {name}" if ordinal in self._names else f"#{ordinal} never ran"
@@ -210,10 +198,7 @@ class FlipStrategy:
 
 @runtime_checkable
 class Following(Protocol):
-    """A strategy that follows what a schedule line names."""
-
-    def divergence(self) -> str | None:
-        """How the finished run was another one, or None."""
+    def divergence(self) -> str | None: ...
 
 
 class Recorder:
@@ -226,7 +211,6 @@ class Recorder:
         self.is_whole = True
 
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """Ask the strategy, keep the answer."""
         chosen = self.inner.choose(enabled, may_pause=may_pause, goal=goal)
         number = 0 if chosen is None else chosen + 1
         if number > 255 or len(self.choices) >= self._limit:
@@ -236,17 +220,15 @@ class Recorder:
         return chosen
 
     def divergence(self) -> str | None:
-        """How a run left the path that its plan names; None for one that did not, and for other strategies."""
         return self.inner.divergence() if isinstance(self.inner, Following) else None
 
 
 def encode_choices(choices: bytes) -> str:
-    """Recorded choices as text that a shell leaves alone."""
     return base64.urlsafe_b64encode(zlib.compress(bytes(choices), 9)).decode().rstrip("=")
 
 
 def decode_choices(text: str) -> bytes:
-    """The inverse. Raises UsageError for text that is not recorded choices."""
+    """Inverse of encode_choices. Raises UsageError."""
     try:
         return zlib.decompress(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
     except (ValueError, zlib.error) as error:
@@ -254,21 +236,18 @@ def decode_choices(text: str) -> bytes:
 
 
 def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None, order: str | None = None) -> Chooser:
-    """The named strategy for one schedule. Raises UsageError for an unknown name."""
     return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices, order=order))
 
 
 FIRST = ("eager", "lazy", "random")
-"""The first orders of the portfolio: they find most bugs. A cell begins at any of them."""
+"""The first orders of the portfolio, which find most bugs. A cell begins at any of them."""
 
 
 def delay_name(groups: tuple[str, ...]) -> str:
-    """The name of an order that delays these groups: "delay:GROUP" or "delay:all"."""
     return f"delay:{groups[0] if len(groups) == 1 else 'all'}"
 
 
 def portfolio(draw: Draw) -> Chooser:
-    """The order that is due, by its name; see orders.py."""
     delays = {delay_name(groups): groups for groups in DELAYS}
     if draw.order in delays:
         return DelayStrategy(delays[draw.order])
@@ -280,42 +259,36 @@ def portfolio(draw: Draw) -> Chooser:
 
 
 def eager(draw: Draw) -> Chooser:
-    """The same for every schedule."""
     return EagerStrategy()
 
 
 def lazy(draw: Draw) -> Chooser:
-    """The same for every schedule."""
     return LazyStrategy()
 
 
 def delay(draw: Draw) -> Chooser:
-    """One delay a schedule, in turn; each round of DELAYS begins one place further.
-
-    A scenario takes its settings from the schedule number too. Without the shift a group would meet only some of them.
-    """
+    """One delay a schedule, in turn; each round of DELAYS begins one place further. A scenario takes its settings from
+    the schedule number too. Without the shift a group would meet only some of them."""
     return DelayStrategy(delayed_groups(draw.schedule))
 
 
 def delayed_groups(schedule: int) -> tuple[str, ...]:
-    """The groups of lanes that strategy delay delays in that schedule."""
     return DELAYS[(schedule + schedule // len(DELAYS)) % len(DELAYS)]
 
 
 def seeded_random(draw: Draw) -> Chooser:
-    """Another stream for every seed and schedule."""
     return RandomStrategy(Rng(draw.seed * 1_000_003 + draw.schedule).next_u64())
 
 
 def replay(draw: Draw) -> Chooser:
-    """Recorded choices. Raises UsageError where there are none or they are damaged."""
+    """Recorded choices. Raises UsageError if they are missing or damaged."""
     if draw.choices is None:
         raise UsageError("strategy replay needs recorded choices; use kvcheck replay with the line a failure printed")
     return ReplayStrategy(decode_choices(draw.choices))
 
 
 def flip(draw: Draw) -> Chooser:
-    """Two operations in the other order. Raises UsageError where the line does not name them."""
+    """Two operations in the other order. Raises UsageError if the line does not name them."""
     if draw.choices is None:
         raise UsageError("strategy flip needs the two operations; use kvcheck replay with the line a failure printed")
     return FlipStrategy(parse_pair(draw.choices))

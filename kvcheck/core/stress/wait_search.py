@@ -1,17 +1,15 @@
 """Wait search: looks for one wait that removes a failure in every schedule close to a small one.
 
-The schedules are the small one, those that give one answer more or one less with "no", and where these are few,
-workloads with other numbers that are bounded alike. First they run as they are: that says how many fail, and which
-operations lack a wait. Then they run with one wait put in, each candidate in turn.
+The schedules are the small one, those with one "no" more or less, and if these are few, other workloads with equal
+bounds. They first run as they are, then with one wait added, each candidate in turn.
 
-Candidates come from pairs of operations: those that the ordering oracle names, and where a status came before its data
-(KV203), a copy that had not landed and what was done since. For each pair the waits are tried that `Wait.stronger`
-gives, all pairs with one strength before the next strength.
+Candidates come from pairs of operations: those of the ordering oracle, and if a status came before its data (KV203), a
+pending copy and operations since. For each pair the waits of `Wait.stronger` are tried, all pairs with one strength
+before the next.
 
 Invariants:
-- Two missing waits for one operation are one failure; for operations of two names they are two.
-- A wait is named if it was made, and with it no explored schedule failed so, nor hung or raised as none did without it.
-- It is a suggestion with its evidence. It says nothing about schedules that did not run.
+- A wait is named if it was made, and with it no explored schedule had the failure, nor a new hang or error.
+- It is a suggestion with its evidence, for the schedules that ran.
 """
 
 from __future__ import annotations
@@ -25,11 +23,12 @@ from itertools import chain, islice
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend
-from kvcheck.core.stress.answers import answers_text, parse_answers
+from kvcheck.core.run.exploring import answers_text, parse_answers
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.shrinking import Likeness, likeness
 from kvcheck.core.stress.waits import Wait, WaitingBackend, kind_of
 from kvcheck.core.stress.workload.events import Completed, Submitted
@@ -47,8 +46,8 @@ _Failure = tuple[Likeness, str | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """What came of a search. wait: the first that removes the failure; None where none does. tried: how many were.
-    failed, explored: of the schedules without a wait. cleared: schedules that ran with it, of which none failed."""
+    """wait: the first that removes the failure. tried: number of candidates. failed, explored: schedules without a
+    wait. cleared: schedules that ran with it, of which none failed."""
 
     wait: Wait | None
     tried: int
@@ -57,7 +56,6 @@ class Waits:
     cleared: int = 0
 
     def text(self) -> str:
-        """In words."""
         if self.wait is not None:
             return (
                 f"{self.wait.text()}: with it, 0 of {counted(self.cleared, 'schedule')} failed; "
@@ -69,7 +67,7 @@ class Waits:
 
 
 def search_waits(runner: ScheduleRunner, plan: Plan, finding: Finding, *, most: int = MOST_EXPLORED) -> Waits:
-    """Look for the wait that removes the finding. plan: the small schedule, of strategy answers, that makes it."""
+    """plan: the small schedule, of strategy answers, that makes the finding."""
     wanted = _failure(finding)
     landings: list[_Landing] = []
 
@@ -101,7 +99,7 @@ def search_waits(runner: ScheduleRunner, plan: Plan, finding: Finding, *, most: 
 
 
 def _cleared(runner: ScheduleRunner, plan: Plan, wait: Wait, is_clear: Callable[[Outcome], bool], most: int) -> int:
-    """How many schedules ran with the wait; 0 if one was not clear, or if none made it."""
+    """Schedules that ran with the wait; 0 if one was not clear, or if none made it."""
     made: list[WaitingBackend] = []
 
     def around(inner: Backend) -> Backend:
@@ -117,7 +115,6 @@ def _cleared(runner: ScheduleRunner, plan: Plan, wait: Wait, is_clear: Callable[
 
 
 def _explored(run: Callable[[Plan], Outcome], plan: Plan, most: int) -> Iterator[Outcome]:
-    """The schedule, those with one answer less or more, then other workloads; so many."""
     first = run(plan)
     yield first
     refused = parse_answers(plan.choices or "none")
@@ -135,13 +132,12 @@ def _failures(outcome: Outcome) -> set[_Failure]:
 
 
 def _failure(finding: Finding) -> _Failure:
-    """What is equal for one failure: of a missing wait, also the name of the operation that has to be waited for."""
+    """The key of a failure: of a missing wait, with the operation to wait for."""
     earlier = (finding.minimal or {}).get("earlier") if finding.oracle == "ordering" else None
     return likeness(finding), earlier["operation"] if isinstance(earlier, dict) else None
 
 
 def _pairs(findings: Iterable[Finding]) -> Iterator[Wait]:
-    """The pairs of operations that findings name, as their weakest waits."""
     for finding in findings:
         earlier, later = ((finding.minimal or {}).get(which) for which in ("earlier", "later"))
         if finding.oracle == "ordering" and isinstance(earlier, dict) and isinstance(later, dict):
@@ -153,8 +149,7 @@ def _weakest(earlier: str, earlier_lane: str, later: str, later_lane: str) -> Wa
 
 
 class _Landing:
-    """Looks on while a status comes before its data. pairs: each copy for the request that has not landed, with each
-    operation for it that was queued since, the last ones first."""
+    """pairs: each pending copy for the request, with each operation for it queued since, the last ones first."""
 
     def __init__(self, finding: Finding) -> None:
         self.pairs: list[Wait] = []

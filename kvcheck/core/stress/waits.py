@@ -1,13 +1,11 @@
-"""Waits: a wait that the code under test does not make, put in by a backend around the one that runs the schedule.
+"""Waits: a wait that the code under test does not make, added by a backend around the one that runs the schedule.
 
     lane       decode.read on forward waits for hicache.load on h2d
     lane       every operation on forward waits for hicache.load on h2d
     process    the process waits for hicache.load on h2d before it submits decode.read on forward
     process    the process waits for hicache.load on h2d before it submits anything on forward
 
-Invariants:
-- A wait names operations and lanes as the code does, never by number, so that it says something about the code.
-- It only adds order: what is submitted, and with which footprints, is up to the code under test.
+A wait names operations and lanes as the code does, never by number.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from kvcheck.core.cache.backend.scoped import PassingBackend
 
 
 class Waiter(Enum):
-    """Who waits. A lane's wait holds back less than the process's."""
+    """A lane's wait holds back less than the process's."""
 
     LANE = "lane"
     PROCESS = "process"
@@ -30,10 +28,8 @@ class Waiter(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """later waits for earlier, the latest one in each lane. earlier_lane, later_lane: kinds of lanes, see `kind_of`.
-
-    later: None means every operation on that lane.
-    """
+    """`later` waits for the latest `earlier` in each lane. earlier_lane, later_lane: see `kind_of`. later: None: every
+    operation on that lane."""
 
     earlier: str
     earlier_lane: str
@@ -42,7 +38,6 @@ class Wait:
     waiter: Waiter = Waiter.LANE
 
     def text(self) -> str:
-        """As a sentence without a full stop."""
         earlier = f"{self.earlier} on {self.earlier_lane}"
         if self.waiter is Waiter.LANE:
             what = "every operation" if self.later is None else self.later
@@ -51,23 +46,23 @@ class Wait:
         return f"the process waits for {earlier} before it submits {what} on {self.later_lane}"
 
     def stronger(self) -> Iterator[Wait]:
-        """This wait and those that hold back more, in the order in which they are tried."""
+        """This wait and those that hold back more, in the order of trial."""
         for waiter in Waiter:
             for later in (self.later, None):
                 yield replace(self, later=later, waiter=waiter)
 
 
 _WHICH = re.compile(r"(\.[0-9]+)?(\.side)?$")
-"""Behind the name of a kind of copy lanes: which one of them it is."""
+"""End of a lane's name that numbers the copy lanes of one kind."""
 
 
 def kind_of(lane: str) -> str:
-    """The name of a lane without its rank, and without which one of several it is."""
+    """The name of a lane without its rank and number."""
     return _WHICH.sub("", lane.rpartition(":")[2])
 
 
 class WaitingBackend(PassingBackend):
-    """A backend that makes the wait in each place where the code does not. made: how often it made it."""
+    """made: how often it made the wait."""
 
     def __init__(self, inner: Backend, wait: Wait) -> None:
         super().__init__(inner)
@@ -84,7 +79,7 @@ class WaitingBackend(PassingBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Submit the operation, behind the wait where it is the later one; a captured one waits at its replay."""
+        """A captured operation waits at its replay."""
         if self._is_later(operation, lane):
             self._make(lane)
         signal = self.inner.submit(operation, lane=lane, reads=reads, writes=writes, after=after)
@@ -93,7 +88,6 @@ class WaitingBackend(PassingBackend):
         return signal
 
     def replay(self, graph: Graph) -> None:
-        """Replay the graph, behind the wait where a later operation is in it."""
         if any(self._is_later(each.operation, graph.lane) for each in graph.operations):
             self._make(graph.lane)
         self.inner.replay(graph)

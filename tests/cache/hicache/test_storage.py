@@ -1,9 +1,4 @@
-"""Keys collide for equal owners only, an object is read whole or not at all, and a prefix is restorable or shorter.
-
-Invariants:
-- Damage is exhaustive over positions and lengths of a small object; hypothesis varies what is in it.
-- The prefix rule is compared with its definition, written out page by page.
-"""
+"""Keys collide for equal owners only, an object is read whole or not at all, and a prefix is restorable or shorter."""
 
 from __future__ import annotations
 
@@ -58,8 +53,8 @@ def test_contract(name: str, promise: Callable[[PageStore], None], tmp_path: Pat
     store.close()
 
 
-def test_an_unknown_store_is_told_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="files, mooncake, memory"):
+def test_an_unknown_store_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="s3"):
         STORES.load("s3")
 
 
@@ -229,41 +224,19 @@ def test_the_restorable_prefix_is_the_longest_by_definition(
 
 
 @pytest.mark.parametrize(
-    ("has", "policy", "windows", "expected"),
+    ("has", "policy", "windows", "error"),
     [
-        ({}, {}, {}, 0),
-        ({"kv": "1110"}, {"kv": "all"}, {}, 3),
-        ({"kv": "1111", "index": "1101"}, {"kv": "all", "index": "all"}, {}, 2),
-        ({"kv": "1111", "window": "0011"}, {"kv": "all", "window": "trailing"}, {"window": 2}, 4),
-        ({"kv": "1110", "window": "0011"}, {"kv": "all", "window": "trailing"}, {"window": 2}, 0),
-        ({"kv": "1110", "window": "1000"}, {"kv": "all", "window": "trailing"}, {"window": 2}, 1),
-        ({"kv": "1110", "state": "0101"}, {"kv": "all", "state": "end"}, {}, 2),
-    ],
-)
-def test_prefixes_by_hand(has: dict[str, str], policy: dict[str, str], windows: dict[str, int], expected: int) -> None:
-    pages = {space: [digit == "1" for digit in digits] for space, digits in has.items()}
-    assert complete_prefix(pages, policy=policy, window_pages=windows) == expected
-
-
-@pytest.mark.parametrize(
-    ("has", "policy", "error"),
-    [
-        ({"kv": [True]}, {}, LengthMismatch),
-        ({"kv": [True]}, {"kv": "all", "index": "all"}, LengthMismatch),
-        ({"kv": [True], "index": []}, {"kv": "all", "index": "all"}, LengthMismatch),
-        ({"kv": [True]}, {"kv": "some"}, UsageError),
-        ({"kv": [True]}, {"kv": "trailing"}, UsageError),
+        ({"kv": [True]}, {}, {}, LengthMismatch),
+        ({"kv": [True]}, {"kv": "all", "index": "all"}, {}, LengthMismatch),
+        ({"kv": [True], "index": []}, {"kv": "all", "index": "all"}, {}, LengthMismatch),
+        ({"kv": [True]}, {"kv": "some"}, {}, UsageError),
+        ({"kv": [True]}, {"kv": "trailing"}, {}, UsageError),
+        ({"kv": [True]}, {"kv": "trailing"}, {"kv": 0}, UsageError),
     ],
 )
 def test_a_prefix_without_its_rules_is_refused(
-    has: dict[str, list[bool]], policy: dict[str, str], error: type[Exception]
+    has: dict[str, list[bool]], policy: dict[str, str], windows: dict[str, int], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        complete_prefix(has, policy=policy)
-
-
-def test_a_window_has_a_page() -> None:
-    has, policy = {"kv": [False, True]}, {"kv": "trailing"}
-    assert complete_prefix(has, policy=policy, window_pages={"kv": 1}) == 2
-    with pytest.raises(UsageError):
-        complete_prefix(has, policy=policy, window_pages={"kv": 0})
+        complete_prefix(has, policy=policy, window_pages=windows)
+    assert complete_prefix({}, policy={}) == 0

@@ -138,8 +138,7 @@ def test_a_request_that_is_sent_again_asks_the_store_again() -> None:
     lease = rig.admit(TEXT)
     assert lease.holding.request == REQUEST and lease.holding.shared == len(TEXT)
     assert not rig.cache._fetched, "nothing is kept of requests that are under way"
-    rig.cache.release(lease)
-    rig.pool.close(lease.holding)
+    rig.abort(lease)
     rig.cache.settle()
     rig.close()
 

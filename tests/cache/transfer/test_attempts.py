@@ -1,9 +1,4 @@
-"""Attempts: a room that failed is asked for again, and neither end nor oracle takes one attempt for the other.
-
-Invariants:
-- What belongs to an attempt that is over, and arrives later, changes nothing for the next one.
-- An oracle forgives what a second attempt explains, and nothing more.
-"""
+"""Attempts: a room that failed is asked for again, and neither end nor oracle takes one attempt for the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Links among strangers: who is silent delays nobody, who knows no key is told none, and a listener survives.
-
-Invariants:
-- All sockets are on loopback.
-"""
+"""Links among strangers: who is silent delays nobody, who knows no key is told none, and a listener survives."""
 
 from __future__ import annotations
 
@@ -52,13 +48,31 @@ def stranger_of(listener: Listener, opened: contextlib.ExitStack) -> socket.sock
     return opened.enter_context(socket.create_connection((host, int(port))))
 
 
-def accepting(listener: Listener) -> tuple[threading.Thread, list[Link]]:
+def waiting_for_peer(listener: Listener, is_kept: bool) -> list[Link]:
+    """Links that the listener accepts from now on: the peer's alone, or for good."""
     found: list[Link] = []
-    thread = threading.Thread(
-        target=lambda: found.extend(listener.accept(KEY, {"name": "here"}, {"peer"})), daemon=True
-    )
-    thread.start()
-    return thread, found
+    if is_kept:
+        listener.keep(KEY, {"name": "here"}, found.append)
+    else:
+
+        def accept() -> None:
+            found.extend(listener.accept(KEY, {"name": "here"}, {"peer"}))
+
+        threading.Thread(target=accept, daemon=True).start()
+    return found
+
+
+def check_met(listener: Listener, found: list[Link], within_s: float) -> None:
+    """A peer connects, and both sides know each other in time; neither hello has the key."""
+    began = time.monotonic()
+    ours = connect(listener.address, KEY, {"name": "peer"})
+    while not found and time.monotonic() < began + within_s:
+        time.sleep(0.01)
+    assert time.monotonic() - began < within_s
+    assert [link.peer for link in found] == ["peer"] and ours.peer == "here"
+    assert "key" not in found[0].hello and "key" not in ours.hello
+    for link in (*found, ours):
+        link.free()
 
 
 @pytest.mark.parametrize("count", [0, 3, 13, MOST_GREETINGS + 8])
@@ -68,20 +82,7 @@ def test_silent_strangers_delay_no_peer(
 ) -> None:
     for _ in range(count):
         stranger_of(listener, opened)
-    found: list[Link] = []
-    if is_kept:
-        listener.keep(KEY, {"name": "here"}, found.append)
-    else:
-        _, found = accepting(listener)
-    began = time.monotonic()
-    ours = connect(listener.address, KEY, {"name": "peer"})
-    while not found and time.monotonic() < began + SOON_S:
-        time.sleep(0.01)
-    assert time.monotonic() - began < SOON_S
-    assert [link.peer for link in found] == ["peer"] and ours.peer == "here"
-    assert "key" not in found[0].hello and "key" not in ours.hello
-    for link in (*found, ours):
-        link.free()
+    check_met(listener, waiting_for_peer(listener, is_kept), SOON_S)
 
 
 def received(connection: socket.socket) -> tuple[int, bytes]:
@@ -117,7 +118,7 @@ def test_who_took_over_a_port_learns_no_key_and_no_hello(is_mirror: bool) -> Non
 
 
 def test_a_proof_is_good_for_one_connection(listener: Listener, opened: contextlib.ExitStack) -> None:
-    waiting, found = accepting(listener)
+    found = waiting_for_peer(listener, is_kept=False)
     first, second = stranger_of(listener, opened), stranger_of(listener, opened)
     first.sendall(framed(FrameKind.PROOF, b"n" * 32))
     _, nonce = received(first)
@@ -129,11 +130,7 @@ def test_a_proof_is_good_for_one_connection(listener: Listener, opened: contextl
     assert received(first)[0] == FrameKind.HELLO, "on its own it is one"
     first.sendall(framed(FrameKind.HELLO, b"0" * 32 + b'{"name": "peer"}'))
     assert first.recv(1) == b"", "a hello that is not proved is a stranger's"
-    ours = connect(listener.address, KEY, {"name": "peer"})
-    waiting.join(10)
-    assert [link.peer for link in found] == ["peer"]
-    for link in (*found, ours):
-        link.free()
+    check_met(listener, found, 10)
 
 
 def test_a_stranger_cannot_ask_for_memory(listener: Listener, opened: contextlib.ExitStack) -> None:
@@ -163,15 +160,5 @@ class Poor:
 def test_a_listener_without_descriptors_goes_on_when_there_are_some(listener: Listener, is_kept: bool) -> None:
     poor = Poor(listener._listening, 3)
     listener._listening = poor  # type: ignore[assignment]
-    found: list[Link] = []
-    if is_kept:
-        listener.keep(KEY, {"name": "here"}, found.append)
-    else:
-        _, found = accepting(listener)
-    link = connect(listener.address, KEY, {"name": "peer"})
-    deadline = time.monotonic() + 10
-    while not found and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert [each.peer for each in found] == ["peer"] and link.peer == "here" and poor.times == 0
-    for each in (*found, link):
-        each.free()
+    check_met(listener, waiting_for_peer(listener, is_kept), 10)
+    assert poor.times == 0

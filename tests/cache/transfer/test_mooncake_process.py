@@ -1,9 +1,4 @@
-"""The engine process and its shared memory, with a stand-in for the library: failures, silences and deaths.
-
-Invariants:
-- The stand-in is loaded by the real engine process in the library's place, so its crashes and silences are real ones.
-- No sleep decides a verdict.
-"""
+"""The engine process and its shared memory, with a stand-in for the library: failures, silences and deaths."""
 
 from __future__ import annotations
 
@@ -17,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +21,6 @@ from rigs.live_processes import SOON_S, is_alive, poll, shared_files
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
-from kvcheck.core.cache.transfer.mooncake import child
 from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import OLDEST, EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import ENTRIES_OF_A_CALL, Batch
@@ -57,6 +52,9 @@ class TransferEngine:
             time.sleep(600)
         return -1 if what == "fail" else 0
 """
+
+
+SLOW = "import time; time.sleep(600)"
 
 
 def scattered(count: int, size: int = 8) -> Batch:
@@ -131,32 +129,32 @@ def test_a_handle_names_one_region_only() -> None:
         SharedRegion.attach(RegionHandle(name="kv", pid=2**30, descriptor=3, inode=1, size_bytes=100))
 
 
-@pytest.mark.parametrize(("name", "size"), [("", 8), ("a/b", 8), ("kv", 0), ("kv", -1)])
-def test_regions_that_cannot_be(name: str, size: int) -> None:
-    with pytest.raises(UsageError, match="shared region"):
+@pytest.mark.parametrize(
+    ("name", "size", "error"),
+    [
+        *((name, size, UsageError) for name, size in (("", 8), ("a/b", 8), ("kv", 0), ("kv", -1))),
+        ("kv", 1 << 60, TransferError),  # more memory than there can be
+    ],
+)
+def test_regions_that_cannot_be(name: str, size: int, error: type[Exception]) -> None:
+    with pytest.raises(error):
         SharedRegion(name, size)
-
-
-def test_more_memory_than_there_can_be_is_told() -> None:
-    with pytest.raises(TransferError, match="could not be mapped"):
-        SharedRegion("kv", 1 << 60)
-
-
-@pytest.mark.processes
-def test_an_engine_tells_where_it_is(engine: MooncakeEngine, region: SharedRegion) -> None:
-    assert engine.session == "127.0.0.1:15000" and engine.version == OLDEST
-    assert {name: size for name, (_, size) in engine.info.regions.items()} == {"kv": SMALL}
-    assert not engine.is_poisoned and not engine.is_fenced
 
 
 @pytest.mark.processes
 def test_calls_are_cut_and_in_order(engine: MooncakeEngine, tmp_path: Path) -> None:
+    assert engine.session == "127.0.0.1:15000" and engine.version == OLDEST
+    assert {name: size for name, (_, size) in engine.info.regions.items()} == {"kv": SMALL}
     assert engine.write(peer("ok"), [scattered(3000)]) == 24000
     assert engine.write(peer("two"), [scattered(0)]) == 0
     assert engine.write(peer("three"), [scattered(1, 64)]) == 64
     sizes = [ENTRIES_OF_A_CALL, ENTRIES_OF_A_CALL, 3000 - 2 * ENTRIES_OF_A_CALL]
     expected = [f"ok:15000 {size} {size * 8}" for size in sizes] + ["three:15000 1 64"]
     assert (tmp_path / "calls").read_text().splitlines() == expected
+    outside = Batch("kv", "kv", np.array([[SMALL - 4, 0, 8]], dtype=np.int64))
+    with pytest.raises(TransferError, match="not inside local region kv"):
+        engine.write(peer("ok"), [scattered(2), outside])
+    assert not engine.is_poisoned and (tmp_path / "calls").read_text().splitlines() == expected
 
 
 @pytest.mark.processes
@@ -170,15 +168,6 @@ def test_writes_can_be_submitted_ahead(engine: MooncakeEngine, tmp_path: Path) -
     assert counts == list(range(1, CALLS_AHEAD * 3 + 1))
     late = engine.submit(peer("ok"), [scattered(2000)])
     assert poll(lambda: engine.is_done(late))
-
-
-@pytest.mark.processes
-def test_blocks_out_of_place_never_reach_the_engine(engine: MooncakeEngine, tmp_path: Path) -> None:
-    outside = Batch("kv", "kv", np.array([[SMALL - 4, 0, 8]], dtype=np.int64))
-    with pytest.raises(TransferError, match="not inside local region kv"):
-        engine.write(peer("ok"), [scattered(2), outside])
-    assert not engine.is_poisoned and not (tmp_path / "calls").exists()
-    assert engine.write(peer("ok"), [scattered(2)]) == 16
 
 
 @pytest.mark.processes
@@ -249,24 +238,36 @@ def test_a_fence_ends_the_wait_of_another_thread(engine: MooncakeEngine) -> None
 
 
 @pytest.mark.processes
-def test_an_engine_that_does_not_come_up(region: SharedRegion, settings: EngineSettings, tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match="initialize for protocol tcp at refuse returned -7"):
-        MooncakeEngine.start({"kv": region}, host="refuse", settings=settings)
-    with pytest.raises(TransferError, match=r"could not enter the network of its run at /nowhere"):
-        MooncakeEngine.start({"kv": region}, network="/nowhere", settings=settings)
+@pytest.mark.parametrize(
+    ("source", "given", "error", "message"),
+    [
+        (STAND_IN, {"host": "refuse"}, TransferError, "initialize for protocol tcp at refuse returned -7"),
+        (STAND_IN, {"network": "/nowhere"}, TransferError, "could not enter the network of its run at /nowhere"),
+        (STAND_IN, {"protocol": "nvlink_intra"}, UnknownVerdict, "the installed build is without it"),
+        ("raise ImportError('libnuma.so.1')", {}, UnknownVerdict, r"could not be loaded: libnuma.so.1.*next: pip"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", {}, TransferError, "ended by signal SIGSEGV"),
+        (SLOW, {}, TransferError, r"is not ready after 0.5 s"),
+    ],
+)
+def test_an_engine_that_does_not_come_up(
+    source: str,
+    given: dict[str, Any],
+    error: type[Exception],
+    message: str,
+    region: SharedRegion,
+    settings: EngineSettings,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mooncake" / "engine.py").write_text(source)
+    start_s = 0.5 if source == SLOW else settings.start_s
+    with pytest.raises(error, match=message):
+        MooncakeEngine.start({"kv": region}, settings=replace(settings, start_s=start_s), **given)
+
+
+@pytest.mark.processes
+def test_a_region_that_cannot_be_registered_is_named(settings: EngineSettings) -> None:
     with SharedRegion("odd", SMALL + 1) as odd, pytest.raises(TransferError, match=r"registering region odd.*-200"):
         MooncakeEngine.start({"odd": odd}, settings=settings)
-    with pytest.raises(UnknownVerdict, match=r"nvlink_intra: the installed build is without it \(SUPPORT_INTRA_NVLINK"):
-        MooncakeEngine.start({"kv": region}, "nvlink_intra", settings=settings)
-    (tmp_path / "mooncake" / "engine.py").write_text("raise ImportError('libnuma.so.1: cannot open')")
-    with pytest.raises(UnknownVerdict, match=r"could not be loaded: libnuma.so.1.*next: pip install"):
-        MooncakeEngine.start({"kv": region}, settings=settings)
-    (tmp_path / "mooncake" / "engine.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    with pytest.raises(TransferError, match="ended by signal SIGSEGV"):
-        MooncakeEngine.start({"kv": region}, settings=settings)
-    (tmp_path / "mooncake" / "engine.py").write_text("import time; time.sleep(600)")
-    with pytest.raises(TransferError, match=r"is not ready after 0.5 s"):
-        MooncakeEngine.start({"kv": region}, settings=replace(settings, start_s=0.5))
 
 
 @pytest.mark.processes(starts=True)
@@ -310,12 +311,6 @@ def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
         assert poll(lambda: not is_alive(pid))
     assert any("kvcheck-kv" in name for name in memory)
     assert not [name for name in memory if os.path.exists(name)]
-
-
-def test_without_the_library_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake", None)
-    with pytest.raises(child.Unusable, match=r"could not be loaded.*next: pip install"):
-        child.load("")
 
 
 @pytest.mark.processes(starts=True)

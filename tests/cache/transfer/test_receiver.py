@@ -1,9 +1,4 @@
-"""A room from both sides, step by step: who may write what, when it counts as arrived, and when memory comes back.
-
-Invariants:
-- Success is looked at beside the bytes: they are compared without the seal.
-- A message that is old, repeated, foreign or early changes nothing that counts.
-"""
+"""A room from both sides, step by step: who may write what, when it counts as arrived, and when memory comes back."""
 
 from __future__ import annotations
 
@@ -56,15 +51,6 @@ def test_a_room_arrives_whole_whatever_its_number(name: str, room: int) -> None:
     assert rig.sender.state(room) == DONE
 
 
-def test_the_bytes_that_fit_the_seal_are_all_of_them() -> None:
-    rig = Rig("gpt-oss-tiny")  # 2 full and 2 window layers; a row of k or v has 2 heads of 8 bfloat16: 32 bytes
-    rig.expect(ROOM, 13)  # 4 pages of 4 tokens; the window of 10 behind token 13 begins in page 1
-    rig.prefill_room(ROOM, 13)
-    rig.poll()
-    full, window, row = 2 * 2 * (4 * 4) * 32, 2 * 2 * (3 * 4) * 32, 1600
-    assert rig.told.sizes == [full + window + row]
-
-
 def test_a_room_that_no_source_has_reported_is_late_and_not_unsealed() -> None:
     rig = Rig()
     got = rig.expect(ROOM, 9)
@@ -112,8 +98,7 @@ def test_a_window_that_begins_too_late_at_the_source_fails_with_both_lengths() -
     rig.poll()
     assert rig.rooms[ROOM].status == FAILED
     reason = rig.rooms[ROOM].reason
-    assert reason == rig.sender.reason(ROOM)
-    assert "source has 1 pages from logical page 3, target has 3 pages from logical page 1" in reason
+    assert reason == rig.sender.reason(ROOM) and "source has 1 pages" in reason and "target has 3 pages" in reason
 
 
 @pytest.mark.parametrize("legs", [{}, dict.fromkeys(LEGS, "async")])
@@ -157,26 +142,11 @@ def test_one_wrong_byte_anywhere_is_no_success_and_fails_at_the_deadline(name: s
             rows_per_unit = words.shape[1] // (rig.decode.pool.sets[space].units + 1)
             words[-1, unit * rows_per_unit + rows_per_unit // 2, -1] ^= 1 << 40  # the last layer, inside the prompt
         rig.poll(PATIENCE - 1)
-        assert rig.rooms[ROOM].status == TRANSFERRING, f"{space}.{buffer}"
-        assert rig.told.sizes == []
+        assert (rig.rooms[ROOM].status, rig.told.sizes) == (TRANSFERRING, []), f"{space}.{buffer}"
         rig.poll()
-        assert rig.rooms[ROOM].status == FAILED
-        assert f"nothing complete from prefill-0 in {PATIENCE} rounds or seconds" in rig.rooms[ROOM].reason
+        assert rig.rooms[ROOM].status == FAILED and "nothing complete from prefill-0" in rig.rooms[ROOM].reason
         assert rig.told.late == [ROOM], "the source had reported it"
         assert sent_to(rig) == [Abort(room=ROOM, attempt=0, generation=1, reason=rig.rooms[ROOM].reason)]
-
-
-def test_bytes_that_become_right_later_are_success_then() -> None:
-    rig = Rig()
-    got = rig.expect(ROOM, 9)
-    rig.prefill_room(ROOM, 9)
-    row = rig.decode.metadata.row_view(got.slot)
-    row[0] ^= 1
-    rig.poll(3)
-    assert rig.rooms[ROOM].status == TRANSFERRING
-    row[0] ^= 1
-    rig.poll()
-    assert rig.rooms[ROOM].status == SUCCESS
 
 
 def test_a_seal_that_was_seen_is_read_again_beside_the_bytes() -> None:
@@ -197,8 +167,7 @@ def test_a_seal_that_was_seen_is_read_again_beside_the_bytes() -> None:
 
 
 def test_bytes_are_read_only_once_a_seal_of_the_attempt_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
-    names: list[str] = []
+    rig, names = Rig(), list[str]()
     submit = rig.backend.submit
     monkeypatch.setattr(
         rig.backend, "submit", lambda each, **given: (names.append(each.name), submit(each, **given))[1]
@@ -209,14 +178,12 @@ def test_bytes_are_read_only_once_a_seal_of_the_attempt_is_there(monkeypatch: py
     for there in (torch.zeros_like(old), old):
         rig.receiver._seals[got.slot] = there
         rig.poll(2)
-    looks = [name for name in names if name in ("seal.look", "seal.verify")]
-    assert looks == ["seal.look"] * 4, "nothing is there, then another attempt's"
-    names.clear()
+    assert rig.rooms[ROOM].status == TRANSFERRING, "a status that lies is no success"
     rig.prefill_room(ROOM, 9)
     rig.decode.metadata.row_view(got.slot)[0] ^= 1
     rig.poll(3)
     looks = [name for name in names if name in ("seal.look", "seal.verify")]
-    assert looks == ["seal.look", *["seal.verify"] * 3]
+    assert looks == [*["seal.look"] * 5, *["seal.verify"] * 3], "nothing there and another attempt's seal, then its own"
 
 
 def test_a_seal_alone_is_not_looked_at_before_the_status() -> None:
@@ -229,14 +196,6 @@ def test_a_seal_alone_is_not_looked_at_before_the_status() -> None:
     rig.decode.wire.inbox[:] = held_back
     rig.poll()
     assert rig.rooms[ROOM].status == SUCCESS
-
-
-def test_a_status_that_lies_is_no_success() -> None:
-    rig = Rig()
-    rig.expect(ROOM, 9)
-    inbox(rig, Status(room=ROOM, generation=1, is_ok=True))
-    rig.poll(3)
-    assert rig.rooms[ROOM].status == TRANSFERRING
 
 
 def test_a_room_that_is_taken_gives_its_row_and_its_slot_back() -> None:
@@ -303,12 +262,8 @@ def test_messages_of_another_generation_change_nothing(generation: int) -> None:
 def test_messages_from_others_and_about_unknown_rooms_change_nothing() -> None:
     rig = Rig()
     rig.expect(ROOM, 9)
-    inbox(
-        rig,
-        Status(room=ROOM, generation=1, is_ok=False, reason="not yours"),
-        Drained(room=ROOM, generation=1),
-        sender="prefill-7",
-    )
+    failed = Status(room=ROOM, generation=1, is_ok=False, reason="not yours")
+    inbox(rig, failed, Drained(room=ROOM, generation=1), sender="prefill-7")
     inbox(rig, Drained(room=6, generation=1), Status(room=0, generation=1, is_ok=True))
     rig.poll()
     assert rig.rooms[ROOM].status == TRANSFERRING
@@ -367,14 +322,11 @@ def test_what_a_room_became_stays(status: int) -> None:
 @pytest.mark.parametrize(("slot", "size"), [(1, 1600), (0, 1599), (0, 1608), (0, 0), (3, 0)])
 def test_aux_data_for_another_slot_or_of_another_length_fails_the_room_and_writes_nothing(slot: int, size: int) -> None:
     rig = Rig()
-    got = rig.expect(ROOM, 9)
-    assert got.slot == 0
+    assert rig.expect(ROOM, 9).slot == 0
     before = rig.decode.metadata.memory().clone()
     inbox(rig, AuxData(room=ROOM, generation=1, slot=slot, row="ab" * size))
     rig.receiver.poll()
-    assert rig.rooms[ROOM].status == FAILED
-    expected = f"aux data of {size} bytes for slot {slot}; expected 1600 bytes for slot 0"
-    assert expected in rig.rooms[ROOM].reason
+    assert rig.rooms[ROOM].status == FAILED and f"{size} bytes for slot {slot}" in rig.rooms[ROOM].reason
     assert torch.equal(rig.decode.metadata.memory(), before)
 
 

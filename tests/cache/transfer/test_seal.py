@@ -1,8 +1,4 @@
-"""The seal: only a whole and untouched row parses, and it parses to what was packed.
-
-Invariants:
-- Damage is enumerated, not sampled: every bit, every prefix, every pair of words.
-"""
+"""The seal: only a whole and untouched row parses, and it parses to what was packed."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from kvcheck.kernels.content import as_signed
 TOP = (1 << 64) - 1
 U64 = st.integers(0, TOP) | st.sampled_from((0, 1, 1 << 63, TOP))
 SEAL = Seal(room=0x1122334455667788, generation=3, bytes=1 << 20, digest=0xFEDCBA9876543210)
-ROOMS = (0, 1, 1 << 32, 1 << 63, TOP)
 
 
 def words_of(seal: Seal) -> torch.Tensor:
@@ -35,7 +30,8 @@ def test_every_seal_comes_back_whatever_its_values(room: int, generation: int, s
     row = seal.packed()
     assert (row.dtype, row.shape) == (torch.uint8, (64,))
     assert parse(row) == seal
-    assert parse(row.clone()) == seal
+    row.zero_()
+    assert parse(seal.packed()) == seal, "a row is the caller's own"
 
 
 @given(U64, U64, U64, U64)
@@ -50,20 +46,6 @@ def test_a_seal_that_is_made_on_a_device_has_the_same_bytes(room: int, generatio
     assert torch.equal(made.view(torch.uint8), seal.packed())
     assert torch.equal(known, before), "it is used again"
     assert torch.equal(sealed_words(known, None).view(torch.uint8), replace(seal, digest=0).packed())
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_room_is_a_sentinel(room: int) -> None:
-    for other in ROOMS:
-        parsed = parse(replace(SEAL, room=room).packed())
-        assert parsed is not None
-        assert (parsed.room == other) == (room == other)
-
-
-def test_a_row_is_the_callers_own() -> None:
-    row = SEAL.packed()
-    row.zero_()
-    assert parse(SEAL.packed()) == SEAL
 
 
 @pytest.mark.parametrize("byte", [0, 0xA5, 0xFF])
@@ -122,13 +104,6 @@ def test_swapped_moved_dropped_and_doubled_words_are_seen() -> None:
         moved.insert(other, whole[one])
         for damaged in (swapped, doubled, dropped, moved):
             assert parse(torch.tensor(damaged).view(torch.uint8)) is None, (one, other)
-
-
-def test_a_seal_of_an_earlier_generation_says_so_itself() -> None:
-    parsed = parse(replace(SEAL, generation=2).packed())
-    assert parsed is not None
-    assert parsed != SEAL
-    assert parsed.generation == 2
 
 
 def test_the_layout_is_what_the_other_end_was_told() -> None:

@@ -1,9 +1,4 @@
-"""A prefill rank's side of a room: who asks, who gives up, what is refused, and when its memory comes back.
-
-Invariants:
-- A room fails alone: the next one over the same ends arrives whole.
-- A message that is old, early or a stranger's changes nothing that counts.
-"""
+"""A prefill rank's side of a room: who asks, who gives up, what is refused, and when its memory comes back."""
 
 from __future__ import annotations
 
@@ -45,13 +40,32 @@ def ask(rig: Rig, *messages: Message, sender: str = "decode-0") -> list[Message]
     return heard
 
 
+def compute(rig: Rig) -> None:
+    """The prompt of an opened room is computed and reported."""
+    sent = rig.begin_opened(ROOM, 7)
+    rig.sender.send_pages(ROOM, 7, rig.done())
+    rig.finish(sent)
+
+
 def hand_over(rig: Rig) -> None:
     """The room is opened, asked for, computed and reported."""
     rig.sender.open(ROOM, 1, 7)
     ask(rig, want())
-    sent = rig.begin_opened(ROOM, 7)
-    rig.sender.send_pages(ROOM, 7, rig.done())
-    rig.finish(sent)
+    compute(rig)
+
+
+def refusal(reason: str, generation: int = 4) -> list[Message]:
+    """What the decode end hears of a room that has failed."""
+    failed = Status(room=ROOM, generation=generation, is_ok=False, reason=reason)
+    return [failed, Drained(room=ROOM, generation=generation)]
+
+
+def delivers_another(rig: Rig, tokens: int) -> bool:
+    """Whether the next room over the same ends arrives whole."""
+    got = rig.expect(6, tokens, request=2)
+    sent = rig.prefill_room(6, tokens, request=2)
+    rig.poll()
+    return rig.rooms[6].status == SUCCESS and rig.differs(sent, got) == []
 
 
 def test_a_want_may_come_before_its_request() -> None:
@@ -69,20 +83,17 @@ def test_a_want_that_comes_after_the_failure_hears_of_it_with_the_reason() -> No
     assert rig.sender.readiness(ROOM) == UNWANTED
     rig.sender.fail(ROOM, "broken")
     assert (rig.sender.readiness(ROOM), rig.sender.state(ROOM)) == (REFUSED, SENDER_FAILED)
-    answer = [Status(room=ROOM, generation=4, is_ok=False, reason="broken"), Drained(room=ROOM, generation=4)]
-    assert ask(rig, want()) == answer
+    assert ask(rig, want()) == refusal("broken")
     rig.sender.close(ROOM)
     assert ask(rig, want()) == [], "a copy is not answered"
-    again = [replace(answer[0], generation=5), replace(answer[1], generation=5)]
-    assert ask(rig, want(generation=5)) == again, "also once it is forgotten"
+    assert ask(rig, want(generation=5)) == refusal("broken", 5), "also once it is forgotten"
 
 
 @pytest.mark.parametrize("asked", [(), (want(),)], ids=["before any want", "between want and request"])
 def test_an_abort_before_the_request_ends_its_attempt(asked: tuple[Want, ...]) -> None:
     rig = Rig()
     answer = ask(rig, *asked, Abort(room=ROOM, attempt=0, generation=4, reason="x"))
-    refused = [Status(room=ROOM, generation=4, is_ok=False, reason="x"), Drained(room=ROOM, generation=4)]
-    assert answer == [Drained(room=ROOM, generation=4), *(refused if asked else ())]
+    assert answer == [Drained(room=ROOM, generation=4), *(refusal("x") if asked else ())]
     assert rig.sender.unopened == []
     rig.sender.open(ROOM, 1, 7)
     assert (rig.sender.readiness(ROOM), rig.sender.reason(ROOM)) == (REFUSED, "x")
@@ -129,9 +140,7 @@ def test_a_room_that_is_asked_for_and_never_taken_is_given_up(is_opened_first: b
     ask(rig, want())
     if not is_opened_first:
         rig.sender.open(ROOM, 1, 7)
-    sent = rig.begin_opened(ROOM, 7)
-    rig.sender.send_pages(ROOM, 7, rig.done())
-    rig.finish(sent)
+    compute(rig)
     rig.decode.wire.inbox.clear()
     for _ in range(2):
         rig.now += SENDER_PATIENCE // 3
@@ -141,13 +150,9 @@ def test_a_room_that_is_asked_for_and_never_taken_is_given_up(is_opened_first: b
     assert [each for each in ask(rig) if not isinstance(each, Status) or not each.is_ok] == []
     assert rig.sender.state(ROOM) == PENDING
     rig.now += 1
-    heard = ask(rig)
-    reason = f"room {ROOM}: not asked for and taken by decode-0 in {SENDER_PATIENCE} rounds or seconds"
-    assert heard == [
-        Status(room=ROOM, generation=4, is_ok=False, reason=reason),
-        Drained(room=ROOM, generation=4),
-    ]
-    assert (rig.sender.state(ROOM), rig.sender.reason(ROOM)) == (SENDER_FAILED, reason)
+    heard, reason = ask(rig), rig.sender.reason(ROOM)
+    assert rig.sender.state(ROOM) == SENDER_FAILED and f"in {SENDER_PATIENCE} rounds or seconds" in reason
+    assert heard == refusal(reason)
 
 
 def test_a_room_that_was_taken_in_time_is_not_given_up() -> None:
@@ -180,16 +185,16 @@ def test_memory_is_the_rooms_until_done_of_its_own_attempt() -> None:
 
 
 WRONG_WANTS = {
-    "a page less": (want(runs=(("kv.full", 0, (5,)),)), ("source has 2 pages", "target has 1 pages")),
-    "a page more": (want(runs=(("kv.full", 0, (5, 6, 7)),)), ("source has 2 pages", "target has 3 pages")),
-    "a page later": (want(runs=(("kv.full", 1, (6,)),)), ("source has 2 pages", "from logical page 1")),
-    "no pages": (want(runs=()), ("source has 2 pages", "target has 0 pages")),
-    "another leg": (want(runs=(("state.full", 0, (5, 6)),)), ("target has 0 pages",)),
-    "a token less": (want(tokens=6), ("source has 7 tokens", "target has 6 tokens")),
-    "a token more": (want(tokens=8), ("source has 7 tokens", "target has 8 tokens")),
-    "padding": (want(runs=(("kv.full", 0, (5, 0)),)), ("units 1 to 14", "from 0")),
-    "a page that is not there": (want(runs=(("kv.full", 0, (5, 15)),)), ("units 1 to 14", "from 15")),
-    "a slot that is not there": (want(slot=4), ("metadata", "the regions have")),
+    "a page less": (want(runs=(("kv.full", 0, (5,)),)), "target has 1 pages"),
+    "a page more": (want(runs=(("kv.full", 0, (5, 6, 7)),)), "target has 3 pages"),
+    "a page later": (want(runs=(("kv.full", 1, (6,)),)), "from logical page 1"),
+    "no pages": (want(runs=()), "target has 0 pages"),
+    "another leg": (want(runs=(("state.full", 0, (5, 6)),)), "target has 0 pages"),
+    "a token less": (want(tokens=6), "target has 6 tokens"),
+    "a token more": (want(tokens=8), "target has 8 tokens"),
+    "padding": (want(runs=(("kv.full", 0, (5, 0)),)), "from 0"),
+    "a page that is not there": (want(runs=(("kv.full", 0, (5, 15)),)), "from 15"),
+    "a slot that is not there": (want(slot=4), "metadata"),
 }
 
 
@@ -197,24 +202,16 @@ WRONG_WANTS = {
 @pytest.mark.parametrize("chunk", [4, 7])
 def test_a_want_that_does_not_fit_fails_its_room_alone_and_says_why(name: str, chunk: int) -> None:
     rig = Rig()
-    wrong, parts = WRONG_WANTS[name]
+    wrong, why = WRONG_WANTS[name]
     words = rig.decode.pool.sets["full"].write_view("k")
     before = words.clone()
     ask(rig, wrong)
     rig.prefill_room(ROOM, 7, chunk=chunk)
-    assert rig.sender.state(ROOM) == SENDER_FAILED
-    for part in parts:
-        assert part in rig.sender.reason(ROOM)
-    heard = [message for _, message, _ in rig.decode.wire.inbox]
-    reason = rig.sender.reason(ROOM)
-    assert heard == [Status(room=ROOM, generation=4, is_ok=False, reason=reason), Drained(room=ROOM, generation=4)]
-    rig.decode.wire.inbox.clear()
+    assert rig.sender.state(ROOM) == SENDER_FAILED and why in rig.sender.reason(ROOM)
+    assert ask(rig) == refusal(rig.sender.reason(ROOM))
     assert "token" not in name or torch.equal(words, before), "nothing is sent of a prompt of another length"
     rig.receiver._attempts = 4  # the number that the hand-written want had
-    got = rig.expect(6, 9, request=2)
-    sent = rig.prefill_room(6, 9, request=2)
-    rig.poll()
-    assert rig.rooms[6].status == SUCCESS and rig.differs(sent, got) == []
+    assert delivers_another(rig, 9)
 
 
 @pytest.mark.parametrize("leg", ["kv", "state", "aux", "seal"])
@@ -224,10 +221,6 @@ def test_a_leg_that_the_engine_refuses_fails_the_room_on_both_sides(leg: str) ->
     rig.prefill_room(ROOM, 70)
     rig.poll(2)
     assert rig.rooms[ROOM].status == FAILED and rig.receiver.is_drained(rig.rooms[ROOM])
-    assert rig.rooms[ROOM].reason == rig.sender.reason(ROOM)
-    assert f"refused to write {leg} for room {ROOM}" in rig.rooms[ROOM].reason
-    assert rig.sender.state(ROOM) == SENDER_FAILED
-    got = rig.expect(6, 70, request=2)
-    sent = rig.prefill_room(6, 70, request=2)
-    rig.poll()
-    assert rig.rooms[6].status == SUCCESS and rig.differs(sent, got) == []
+    assert f"refused to write {leg}" in rig.rooms[ROOM].reason
+    assert (rig.sender.state(ROOM), rig.sender.reason(ROOM)) == (SENDER_FAILED, rig.rooms[ROOM].reason)
+    assert delivers_another(rig, 70)

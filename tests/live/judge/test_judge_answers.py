@@ -26,8 +26,8 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import Finding, to_plain, value_from
 from kvcheck.core.live.exchange import Abort, End, Question
 from kvcheck.core.live.judge import Setting, finding
-from kvcheck.core.live.model.alphabet import END, TOO_LITTLE
-from kvcheck.core.live.model.answers import answers
+from kvcheck.core.model.alphabet import END, TOO_LITTLE
+from kvcheck.core.model.answers import answers
 
 WALK = walk_question(1, range(100, 161), start=5)
 OTHER = walk_question(2, range(200, 241), start=7)

@@ -8,8 +8,8 @@ from rigs.live_answers import exchange
 
 from kvcheck.core.live.exchange import Question
 from kvcheck.core.live.judge import Place, Sent, Setting, judge_round
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers, reads, walk_prompt
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, reads, walk_prompt
 
 MODEL = small(family="qwen3-next", length=2048)
 ALPHABET = Alphabet(MODEL)

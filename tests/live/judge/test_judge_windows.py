@@ -17,8 +17,8 @@ from rigs.llama_forward import Cache
 from kvcheck.core.live.exchange import Question
 from kvcheck.core.live.judge import Sent, Setting, Wrong, judge_round
 from kvcheck.core.live.judge.steps import steps
-from kvcheck.core.live.model.alphabet import TOO_MUCH, Alphabet
-from kvcheck.core.live.model.answers import answers, reads
+from kvcheck.core.model.alphabet import TOO_MUCH, Alphabet
+from kvcheck.core.model.answers import answers, reads
 
 MODEL = small(family="gpt-oss", length=2048)
 ALPHABET = Alphabet(MODEL)

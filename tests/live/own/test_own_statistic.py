@@ -11,7 +11,6 @@ import random
 from itertools import combinations
 
 import pytest
-from live.own_noise_table import NOISES, Noise, one_run, row
 
 from kvcheck.core.live.own.statistic import (
     ALPHA,
@@ -32,6 +31,7 @@ from kvcheck.core.live.own.statistic import (
     paired_p,
     settled,
 )
+from tools.tables.own_noise_table import NOISES, Noise, one_run, row
 
 LEVEL = Level(rounds=1)
 RUNS = 100

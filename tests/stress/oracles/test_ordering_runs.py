@@ -15,8 +15,9 @@ from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.stress.runner import Outcome, ScheduleRunner
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.outcome import Outcome
+from kvcheck.core.run.plan import parse_line
+from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES

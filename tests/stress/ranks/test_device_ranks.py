@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.ranks.runner import RankRunner
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.rows import settings_tried_by
 
 WAYS = ("async", "ordered", "messages")
 """Of the metadata, in the first three schedules of this plan."""

@@ -19,6 +19,7 @@ from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import Abort, Drained, Message, Status
 from kvcheck.core.cache.transfer.sockets.wire import SocketWire
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.spec import RankSummary
@@ -28,7 +29,6 @@ from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults, PDTransfer
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.workload.events import Faulted
 from kvcheck.core.stress.workload.handover import bytes_for
 

@@ -28,12 +28,13 @@ from kvcheck.commands.main import run as command_line
 from kvcheck.core.base.errors import TransferError
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
-from kvcheck.core.stress.coverage import settings_tried_by
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import Judgement, judge
 from kvcheck.core.stress.ranks.work import pair_scenario, work_of
+from kvcheck.core.stress.rows import settings_tried_by
 from kvcheck.core.stress.scenarios.serving import reference_outputs
-from kvcheck.core.stress.schedule import Plan, parse_line
 from kvcheck.core.stress.workload.handover import bytes_for
 
 PROJECT = Path(__file__).parents[3]
@@ -233,7 +234,7 @@ def check_survivors(plan: Plan, rank: str, at: str, number: int) -> None:
 def test_processes_run_under_the_settings_that_are_counted(ranks: str) -> None:
     for schedule in range(20):
         plan = replace(PLAN, ranks=ranks, schedule=schedule)
-        assert {*settings_tried_by(plan)} <= {*pair_scenario(plan).table.variant(plan.variant).names}
+        assert {*settings_tried_by(plan)} <= {*pair_scenario(plan).table.variant(variant_of(plan)).names}
 
 
 def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:

@@ -23,9 +23,9 @@ from stress.ranks.test_real_processes import (
 
 from kvcheck.commands.main import run as command_line
 from kvcheck.core.base.record import read_record
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.ranks.stalls import FOR_EVER_FROM
 from kvcheck.core.stress.scenarios.pd_transfer import MESSAGES
-from kvcheck.core.stress.schedule import Plan
 
 __all__ = ["importable"]
 

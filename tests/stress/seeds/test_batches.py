@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvcheck.commands.targets import target_of
-from kvcheck.core.stress.schedule import ANSWERS, Plan, parse_line
+from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask, SeedsPlan, answered, result_of, run_batch
 
 BASE = Plan(scenario="retract-resume", shape="llama-3-micro", strategy=ANSWERS, requests=2, seed=5)
@@ -54,7 +54,7 @@ def test_a_plan_knows_its_batches() -> None:
 def test_a_batch_gives_the_same_twice_and_as_text() -> None:
     task, begun = BatchTask(line=BASE.line(), within=1), list[str]()
     first = run_batch(task, target_of)
-    second = result_of(json.loads(answered(json.dumps(dataclasses.asdict(task)), target_of, begun.append)))
+    second = result_of(answered(json.dumps(dataclasses.asdict(task)), target_of, begun.append))
     assert first is not None and second is not None
     assert dataclasses.replace(first, cpu_s=0, duration_s=0) == dataclasses.replace(second, cpu_s=0, duration_s=0)
     assert first.is_whole and first.reason is None and first.evidence.traces == first.evidence.schedules > 3
@@ -63,12 +63,10 @@ def test_a_batch_gives_the_same_twice_and_as_text() -> None:
 
 @pytest.mark.schedules
 def test_a_batch_that_the_time_cut_has_no_result() -> None:
-    line = dataclasses.replace(BASE, requests=None).line()
-    assert run_batch(BatchTask(line=line, within=1, left_s=0.0), target_of) is None
-    assert (
-        result_of(json.loads(answered(json.dumps(dataclasses.asdict(BatchTask(line=line, left_s=0.0))), target_of)))
-        is None
-    )
+    task = BatchTask(line=dataclasses.replace(BASE, requests=None).line(), schedules=24, left_s=0.0)
+    assert run_batch(task, target_of) is None
+    assert run_batch(dataclasses.replace(task, within=1), target_of) is None
+    assert result_of(answered(json.dumps(dataclasses.asdict(task)), target_of)) is None
 
 
 @pytest.mark.schedules

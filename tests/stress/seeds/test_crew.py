@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask
-from kvcheck.core.stress.seeds.crew import LOSSES, Lost, results
+from kvcheck.core.stress.seeds.crew import LOSSES, Ended, results
 
 CUT = 99
 
@@ -35,25 +33,24 @@ class Actors:
     def __init__(self, dying: dict[int, int] | None = None, code: str | None = None, ran: str | None = "") -> None:
         self.dying, self.code, self.ran = dict(dying or {}), code or code_digest(), ran
         self.begun: list[BatchTask] = []
-        self.under_way = self.most = 0
+        self.under_way: list[BatchTask] = []
+        self.most = 0
 
-    def begin(self, task: BatchTask) -> Future[Any]:
+    def begin(self, task: BatchTask) -> None:
         self.begun.append(task)
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
+        self.under_way.append(task)
+        self.most = max(self.most, len(self.under_way))
 
-    def result(self, future: Future[Any], task: BatchTask) -> BatchResult | None:
-        self.under_way -= 1
+    def take(self, until: float | None) -> Ended:
+        task = self.under_way.pop()  # the last one first: results come out of order
         number = number_of(task)
         if self.dying.get(number, 0) > 0:
             self.dying[number] -= 1
-            raise Lost("killed", None if self.ran is None else self.ran or task.line)
+            return Ended(task=task, lost="killed", ran=None if self.ran is None else self.ran or task.line)
         if number == CUT:
-            return None
-        return BatchResult(line=task.line, code=self.code, evidence=Evidence(schedules=1, traces=1))
+            return Ended(task=task)
+        evidence = Evidence(schedules=1, traces=1)
+        return Ended(task=task, result=BatchResult(line=task.line, code=self.code, evidence=evidence))
 
     def close(self) -> None:
         return

@@ -9,7 +9,7 @@ import pytest
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.seeds.batches import BatchResult, SeedsPlan
 from kvcheck.core.stress.seeds.ledger import LEDGER, append, read_ledger
 

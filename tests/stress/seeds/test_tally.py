@@ -9,7 +9,7 @@ import random
 import pytest
 
 from kvcheck.core.base.record import Evidence, Finding, Verdict
-from kvcheck.core.stress.schedule import ANSWERS, Plan
+from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.stress.seeds.batches import BatchResult, SeedsPlan
 from kvcheck.core.stress.seeds.tally import Tally
 

@@ -19,8 +19,8 @@ from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.transfer.messages import Want
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, Wire
 from kvcheck.core.cache.transfer.writer import Writer
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant
 from kvcheck.core.stress.targets.parts import FIXED

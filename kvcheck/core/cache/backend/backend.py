@@ -1,11 +1,8 @@
 """Backend: the only interface through which product code uses streams, events and memory.
 
 Invariants:
-- Product code submits operations with their footprint and never touches a stream, an event or a copy itself.
-- A Lane runs its operations one after another. Two lanes are ordered only by a wait.
-- A Signal is a re-recordable event: a wait binds to its latest record when the wait is called, and waiting on a
-  signal that was never recorded does nothing. SEMANTICS.md states every rule and names its litmus test.
-- Nobody changes an Operation or a Footprint. They are not frozen, because a run makes thousands of them.
+- Two lanes are ordered only by a wait. SEMANTICS.md states every rule and names its litmus test.
+- Operations and Footprints never change. They are not frozen, because a run makes thousands of them.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ ChunkWork = Callable[[], None]
 
 
 class Place(Enum):
-    """Where memory lies. Copies from or to PAGEABLE memory are not asynchronous for the process."""
+    """Copies from or to PAGEABLE memory are not asynchronous for the process."""
 
     DEVICE = "device"
     PINNED = "pinned"
@@ -34,14 +31,14 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One in-order queue of operations: a CUDA stream, a copy engine, a network queue."""
+    """An in-order queue of operations: a CUDA stream, a copy engine, a network queue."""
 
     index: int
     name: str
 
 
 class Signal:
-    """A re-recordable event. `handle` belongs to the backend that made it; None means never recorded."""
+    """A re-recordable event. handle: the backend's; None: never recorded, which counts as reached."""
 
     __slots__ = ("handle",)
 
@@ -50,7 +47,7 @@ class Signal:
 
 
 class Graph:
-    """Operations of one lane, captured and not run. `handle` belongs to the backend that replays it."""
+    """Captured operations of one lane. handle: the backend's."""
 
     __slots__ = ("handle", "lane", "operations")
 
@@ -62,56 +59,39 @@ class Graph:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Operation:
-    """Work for a lane.
+    """Work for a lane."""
 
-    name: the site, such as "offload.save". chunks: run in any order, each once; one chunk unless the copy is large.
-    request: the request that it works for; None if it is not one request's. stage: for a copy that reads pageable host
-    memory; takes a snapshot of that source and returns the chunks that copy from the snapshot.
-    joins_host: a chunk makes the process wait for the device, as one does that reads a value there.
-    """
-
-    name: str
-    chunks: tuple[ChunkWork, ...]
-    request: int | None = None
+    name: str  # the call site, such as "offload.save"
+    chunks: tuple[ChunkWork, ...]  # they run in any order, each once
+    request: int | None = None  # None if it is not for a single one
+    # For a copy from pageable host memory: takes a snapshot of the source and returns chunks that copy from it.
     stage: Callable[[], tuple[ChunkWork, ...]] | None = None
-    joins_host: bool = False
+    joins_host: bool = False  # a chunk makes the process wait for the device, for example to read a value
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Footprint:
-    """What one operation reads or writes.
+    """Memory that one operation reads or writes."""
 
-    space: id space of `rows` ("full", "window", "state", "metadata" ...). buffers: names of the buffers touched.
-    layers: half-open range of layers local to the space. rows: [n] page or slot ids.
-    spans: [n, 2] half-open token interval inside each page; None is the whole row.
-    owners: [n] request ids that `rows` are touched for; None where no request is named.
-    is_checked: a read whose bytes count only if the operation finds them whole, such as a look for a seal. It may race.
-    """
-
-    space: str
+    space: str  # id space of rows: "full", "window", "state", "metadata" ...
     buffers: tuple[str, ...]
-    layers: tuple[int, int]
-    rows: IndexArray
-    spans: IndexArray | None = None
-    owners: IndexArray | None = None
+    layers: tuple[int, int]  # half-open, local to the space
+    rows: IndexArray  # [n] page or slot ids
+    spans: IndexArray | None = None  # [n, 2] half-open token interval inside each page; None: whole rows
+    owners: IndexArray | None = None  # [n] request ids
     place: Place = Place.DEVICE
-    is_checked: bool = False
+    is_checked: bool = False  # may race, since incomplete bytes are discarded, as by a poll for a seal
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One operation of a graph, with what it touches."""
-
     operation: Operation
     reads: tuple[Footprint, ...]
     writes: tuple[Footprint, ...]
 
 
 class OperationObserver(Protocol):
-    """Gets every act of a backend. It must not call the backend.
-
-    Every record of a signal has a number, counted by the backend from 1. Both `submit` and `record` make records.
-    """
+    """Receives every call of a backend, and must not call it. Records are numbered from 1."""
 
     def submitted(
         self,
@@ -122,22 +102,20 @@ class OperationObserver(Protocol):
         writes: Sequence[Footprint],
         record: int,
     ) -> None:
-        """An operation was queued. `ordinal` counts submissions from 1; `record` is reached when it has run."""
+        """`ordinal` counts submissions from 1; `record` is reached when the operation has run."""
 
-    def recorded(self, record: int, lane: Lane) -> None:
-        """A signal now means everything queued in the lane so far."""
+    def recorded(self, record: int, lane: Lane) -> None: ...
 
     def lane_waited(self, record: int, lane: Lane) -> None:
-        """What is queued in the lane from now on runs after that record, which may be reached already."""
+        """Later work of the lane runs after that record, which may be reached already."""
 
     def process_joined(self, record: int) -> None:
-        """The calling process waited for that record, or asked for it and found it reached."""
+        """The process waited for that record, or its query returned True."""
 
-    def process_drained(self) -> None:
-        """The calling process joined every lane."""
+    def process_drained(self) -> None: ...
 
     def completed(self, ordinal: int) -> None:
-        """Every chunk of that operation has run (on CUDA: is known to have run)."""
+        """Every chunk has run (on CUDA: is known to have run)."""
 
 
 class Memory(Protocol):
@@ -146,28 +124,26 @@ class Memory(Protocol):
     device: torch.device
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """Uninitialised memory. Stress backends fill it with POISON_BYTE so that unwritten bytes are recognised."""
+        """Uninitialised memory. Stress backends fill it with POISON_BYTE."""
 
-    def release(self, name: str) -> None:
-        """Give the memory of that name back; `allocated()` no longer lists it, and its content is gone."""
+    def release(self, name: str) -> None: ...
 
     def allocated(self) -> dict[str, int]:
-        """Bytes of all memory handed out by `empty` and not released, by name."""
+        """Bytes of all unreleased memory, by name."""
 
     def index(self, values: IndexArray) -> torch.Tensor:
-        """An int64 index tensor on the device, owned by the caller, complete when this returns."""
+        """An int64 index tensor on the device, owned by the caller; its upload is complete."""
 
 
 class Backend(Memory, Protocol):
-    """Lanes over that memory: eager (at once), simulated (a strategy picks what runs next), cuda (streams)."""
+    """Lanes over named memory."""
 
     name: str
 
     def lane(self, name: str) -> Lane:
-        """The lane of that name, made when first asked for."""
+        """Return the lane of that name; the first call makes it."""
 
-    def signal(self) -> Signal:
-        """A signal that was never recorded."""
+    def signal(self) -> Signal: ...
 
     def submit(
         self,
@@ -178,32 +154,30 @@ class Backend(Memory, Protocol):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Queue the operation behind everything in the lane and behind `after`; the signal records its end."""
+        """Queue the operation behind the lane and behind `after`; the signal records its end."""
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Re-arm the signal: it now means everything queued in the lane so far."""
+        """Record the signal behind everything queued in the lane so far."""
 
     def capture(self, lane: Lane) -> AbstractContextManager[Graph]:
-        """Capture what is submitted to `lane` inside the block as a graph. None of it runs, and waits of the lane are
-        dropped."""
+        """Capture the operations submitted to `lane` in the block. None runs, and waits of the lane are dropped."""
 
     def replay(self, graph: Graph) -> None:
-        """Queue all of a graph in its lane, after everything there. A graph can be replayed until the next capture of
-        its lane."""
+        """Queue a graph in its lane. It is valid until the next capture of its lane."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Make the calling process wait, or make `lane` wait. Raises Hang if nothing pending can end a process's
-        wait."""
+        """Make the process, or `lane`, wait for the signal's latest record. Raise Hang if nothing pending can end a
+        process's wait."""
 
     def query(self, signal: Signal) -> bool:
         """True if the latest record is known to be reached. It may have been reached a little earlier."""
 
     def drain(self) -> None:
-        """Make the calling process wait for every lane."""
+        """Make the process wait for every lane."""
 
     def idle(self) -> None:
-        """The calling process has nothing to do. Time passes, and it waits for nothing."""
+        """Let time pass while the process has nothing to do."""
 
 
 POISON_BYTE = 0xA5
-"""Fresh memory of a stress run is filled with it: a byte value that no content word is made of by design."""
+"""Fill of fresh memory in stress runs; no content word contains it by design."""

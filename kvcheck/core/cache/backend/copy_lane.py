@@ -1,9 +1,8 @@
-"""CopyLane: a thread that copies bytes in order, as a copy engine or a stream does, while its process goes on.
+"""CopyLane: a thread that copies bytes in order, like a copy engine or a stream.
 
 Invariants:
-- Works of one lane run one after another; two lanes are ordered by nothing.
-- A landing is reached once its works have ended: their bytes are there, or can never come.
-- A work that fails ends its lane: works behind it are not run, and the error is kept for whoever submits next.
+- Copies of one lane run one after another; two lanes are unordered.
+- The first copy that fails ends its lane: later ones are skipped, and `submit` raises from then on.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LAND_S = 60.0
 
 
 class Landing:
-    """When the works that were submitted have ended. A signal's handle can be one."""
+    """The end of the copies submitted so far, done or skipped."""
 
     __slots__ = ("_ends",)
 
@@ -32,18 +31,17 @@ class Landing:
 
     @property
     def is_reached(self) -> bool:
-        """True once all of them have ended."""
         return all(end.is_set() for end in self._ends)
 
     def wait(self) -> None:
-        """Block until it is reached. Raises TransferError after LAND_S seconds."""
+        """Block until it is reached. Raise TransferError after LAND_S seconds."""
         for end in self._ends:
             if not end.wait(LAND_S):
                 raise TransferError(f"copies have not landed in {LAND_S:g} s")
 
 
 class CopyLane:
-    """A lane of its own beside those of a backend. device: where it copies from; on CUDA it has a stream there."""
+    """A lane with a thread, and on CUDA a stream, of its own. device: the source's."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._name = name
@@ -55,7 +53,6 @@ class CopyLane:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], None]) -> Landing:
-        """Queue a work. Raises TransferError if an earlier one has failed."""
         if self._error is not None:
             raise TransferError(f"{self._name}: a copy failed: {self._error}") from self._error
         self._last = threading.Event()
@@ -64,16 +61,14 @@ class CopyLane:
 
     @property
     def landing(self) -> Landing:
-        """Of everything that was submitted so far."""
         return Landing((self.end,))
 
     @property
     def end(self) -> threading.Event:
-        """The end of the newest work."""
         return self._last
 
     def close(self, last: Callable[[], None]) -> None:
-        """Let the thread end behind what it has, with a call that is made whatever has failed."""
+        """End the thread behind its queue, then call `last`, whatever has failed."""
         self._works.put((last, None))
 
     def _run(self) -> None:
@@ -93,7 +88,7 @@ class CopyLane:
 
 
 def copy_and_join(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy each (target, source), in bytes, on the current stream, and return when the bytes are there."""
+    """Copy each (target, source) on the current stream, and wait."""
     for target, source in pairs:
         copy_bytes_torch(target, source)
     if any(target.is_cuda for target, _ in pairs[:1]):
@@ -101,7 +96,6 @@ def copy_and_join(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A stream of its own on a CUDA device; on the host the thread itself is what runs beside the others."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

@@ -1,9 +1,8 @@
 """The CUDA backend: streams, events, graphs and memory of one device, by torch.
 
 Invariants:
-- Every stream is used for one thing: a lane, allocation and uploads, or captures. Two lanes on one stream would be
-  ordered, and a run would prove less than it says.
-- Holds are made and loaded before the first is placed. Doing so later may wait for the device, and so for a held lane.
+- Each stream has one use: a lane, allocation and uploads, or captures. Two lanes on one stream would be ordered.
+- Holds are loaded before the first is placed. Loading one later may wait for the device, and so for a held lane.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from kvcheck.core.cache.backend.device import WATCHDOG_NS, DeviceHold
 from kvcheck.core.cache.backend.streamed import StreamedBackend
 
 STREAMS_MOST = 64
-"""Streams of a priority that are asked for before the next priority is tried. torch has 32 of each, in turn."""
+"""Streams requested of one priority before the next is tried. torch has 32 of each and returns them in turn."""
 
 ORDINARY, URGENT = 0, -1
 """Priorities of streams. torch has a pool of streams for each."""
 
 GRACE_S = 0.002
-"""So long a process that waits leaves held lanes held: many times what an operation of a test takes on a device."""
+"""How long a waiting process leaves held lanes held: many times the length of a test's operation on a device."""
 
 
 def cuda_device(index: int) -> torch.device:
-    """The device of that number. Raises UnknownVerdict where there is none."""
+    """Raise UnknownVerdict if there is no such device."""
     if not torch.cuda.is_available():
         raise UnknownVerdict(
             f"backend cuda needs a CUDA device; torch {torch.__version__} sees none; see `kvcheck doctor`"
@@ -45,8 +44,6 @@ def cuda_device(index: int) -> torch.device:
 
 
 class CudaBackend(StreamedBackend[torch.cuda.Stream, torch.cuda.Event]):
-    """Streams and events of one device, used by one thread. delays: where lanes are held, see delays.py."""
-
     name = "cuda"
 
     def __init__(
@@ -56,15 +53,13 @@ class CudaBackend(StreamedBackend[torch.cuda.Stream, torch.cuda.Event]):
 
 
 class CudaDevice:
-    """One device, for one backend. Raises UnknownVerdict if this machine has no such device."""
-
     def __init__(self, index: int) -> None:
         self.device = cuda_device(index)
         self.grace_s = GRACE_S
         self._is_named = torch.version.cuda is not None  # a build without CUDA has no NVTX
         self._taken: set[int] = set()
-        # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane. It is
-        # of the other pool of torch's: a pool begins again after 32 streams, and lanes are more than that.
+        # Allocation, poison and index uploads have a stream of their own, so that they never queue behind a lane. It
+        # comes from torch's other pool: a pool starts over after 32 streams, and a run has more lanes.
         self._service = self._stream_of_its_own(URGENT)
         self._capturing = self._stream_of_its_own(URGENT)
 
@@ -75,7 +70,6 @@ class CudaDevice:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, stream: torch.cuda.Stream, work: Sequence[ChunkWork], name: str = "") -> None:
-        """Run the closures with the stream as the current one: they launch, and return. Nsight sees the name (NVTX)."""
         with torch.cuda.stream(stream), torch.cuda.nvtx.range(name) if self._is_named else nullcontext():
             for chunk in work:
                 chunk()
@@ -93,11 +87,9 @@ class CudaDevice:
         event.synchronize()
 
     def capture(self, work: Sequence[ChunkWork], last: object | None) -> torch.cuda.CUDAGraph:
-        """Capture the closures on a stream of its own.
-
-        torch.cuda.graph is not used: it synchronises the device and empties the allocator's cache, so loads in flight
-        would land and held lanes would be waited for. The mode is relaxed, because closures may load a kernel.
-        """
+        """Capture the closures. torch.cuda.graph is not used: it synchronises the device and empties the allocator's
+        cache, so loads in flight would land and held lanes would be waited for. The mode is relaxed, because closures
+        may load a kernel."""
         made, pool = torch.cuda.CUDAGraph(), None if last is None else _graph(last).pool()
         with torch.cuda.stream(self._capturing):
             made.capture_begin(pool=pool, capture_error_mode="relaxed")
@@ -107,7 +99,7 @@ class CudaDevice:
                     chunk()
                 is_whole = True
             finally:
-                # The end of a capture that failed fails too, and says less than the first error.
+                # The end of a failed capture fails too, with a less useful error than the first.
                 with nullcontext() if is_whole else suppress(RuntimeError):
                     made.capture_end()
         return made
@@ -116,7 +108,7 @@ class CudaDevice:
         self.run(stream, (_graph(captured).replay,), "graph")
 
     def holds(self, count: int) -> Sequence[DeviceHold[torch.cuda.Stream]]:
-        """Raises UnknownVerdict without triton, whose kernel holds a stream."""
+        """Raise UnknownVerdict without triton, whose kernel holds a stream."""
         made = cuda_holds(count, self.device, self._service, limit_ns=WATCHDOG_NS, read=self._outcome)
         if isinstance(made, str):
             raise UnknownVerdict(
@@ -145,7 +137,7 @@ class CudaDevice:
         torch.cuda.synchronize(self.device)
 
     def is_lost(self) -> bool:
-        """A context that is lost raises at every wait. The first wait may raise an error that was not told before."""
+        """Synchronise twice: a lost context raises at every wait, but the first may raise an older error."""
         for _ in range(2):
             try:
                 self.synchronize()
@@ -154,12 +146,10 @@ class CudaDevice:
             return False
         return True
 
-    def close(self) -> None:
-        """Streams are torch's, and memory goes with its tensors."""
+    def close(self) -> None: ...
 
     def _stream_of_its_own(self, *priorities: int) -> torch.cuda.Stream:
-        """A stream that nothing else of this backend has: first of these priorities, then of any. Raises UnknownVerdict
-        where torch has no more."""
+        """Return an unused stream, of these priorities first. Raise UnknownVerdict if torch has no more."""
         for priority in (*priorities, ORDINARY, URGENT):
             for _ in range(STREAMS_MOST):
                 stream = torch.cuda.Stream(self.device, priority)  # type: ignore[no-untyped-call]
@@ -172,7 +162,6 @@ class CudaDevice:
         )
 
     def _outcome(self, outcome: torch.Tensor) -> int:
-        """How a hold has ended. Its kernel has run, so the copy waits for nothing else."""
         with torch.cuda.stream(self._service):
             return int(outcome[0])
 

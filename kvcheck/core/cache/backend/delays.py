@@ -1,13 +1,8 @@
-"""Delays: which lane of a device is held before which operation and until when, and how each delay ended.
-
-held until the lane of a hold goes on when the 3rd "hicache.load" 17th decode.read that operation has run, on another
-lane every "hicache.load" - the process waits and nothing else moves all work of lanes "h2d..." - the same
+"""Delays: rules that hold a lane before an operation until another has run, and the counts of these holds.
 
 Invariants:
-- This module decides from names and counts what to hold and what to release. A device does it.
-- A hold ends in one of three ways, and each is counted: overtaken, gave way, or ended by the device's watchdog. A hold
-  that the watchdog ended has imposed no order.
-- A delay that met no operation was not exercised.
+- Decisions depend on names and counts alone.
+- A hold is overtaken, gives way, or fires (ended by the device's watchdog). One that fired has imposed no order.
 """
 
 from __future__ import annotations
@@ -21,15 +16,17 @@ from kvcheck.core.base.errors import InternalError
 from kvcheck.core.cache.backend.backend import Lane
 
 FIRED_MOST = 3
-"""Holds of one delay that the watchdog may end before no more are placed: each costs its whole time."""
+"""Fired holds after which a delay places no more, since each costs its whole time."""
 
 
+# held                                  until              the held lane goes on when
+# the 3rd "hicache.load"                17th decode.read   that operation has run, on another lane
+# every "hicache.load"                  -                  the process waits and nothing else moves
+# all work of lanes "h2d..."            -                  the same
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Submissions: the nth of one operation, from 1, or all of them; or all to lanes whose names begin so.
-
-    A rank's name before the lane's name is ignored.
-    """
+    """Submissions: the nth of one operation, from 1, or all; or all to lanes with such a name prefix, after the
+    rank's."""
 
     operation: str | None = None
     nth: int | None = None
@@ -42,7 +39,7 @@ class Site:
             raise InternalError(f"operations are counted from 1, got {self.nth}")
 
     def covers(self, operation: str, number: int, lane: Lane) -> bool:
-        """True if a submission is one of them. number: of that operation, from 1."""
+        """number: of that operation, from 1."""
         if self.operation is None:
             return lane.name.rpartition(":")[2].startswith(self.lanes)
         return operation == self.operation and self.nth in (None, number)
@@ -55,8 +52,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """held: where a lane is held. until: the operation that ends the hold when it has run; None: a waiting process ends
-    it."""
+    """held: submissions before which the lane is held. until: the operation whose end ends the hold; None: a waiting
+    process ends it."""
 
     held: Site
     until: Site | None = None
@@ -67,7 +64,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayCount:
-    """The counts of one delay. met: operations that it is about. placed: holds, each of which ended in one way."""
+    """met: matching submissions. placed: holds."""
 
     delay: Delay
     met: int = 0
@@ -77,7 +74,6 @@ class DelayCount:
     fired: int = 0
 
     def plus(self, other: DelayCount) -> DelayCount:
-        """The sums of both runs."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
         return DelayCount(delay=self.delay, **sums)
 
@@ -91,12 +87,9 @@ _COUNTS = ("met", "placed", "overtaken", "gave_way", "fired")
 
 @dataclass(frozen=True, slots=True)
 class DelayReport:
-    """The counts of every delay of one run, or of several."""
-
     rows: tuple[DelayCount, ...]
 
     def plus(self, other: DelayReport) -> DelayReport:
-        """The delays of both. Counts of a delay that both have are added up."""
         rows = {row.delay: row for row in self.rows}
         for row in other.rows:
             rows[row.delay] = rows[row.delay].plus(row) if row.delay in rows else row
@@ -104,15 +97,12 @@ class DelayReport:
 
     @property
     def fired(self) -> int:
-        """Holds that the watchdog has ended."""
         return sum(row.fired for row in self.rows)
 
     @property
     def gap(self) -> str | None:
-        """What was not exercised, or None: a named operation that never came, or no hold that imposed an order.
-
-        A delayed lane may be missing, because a schedule need not use every leg.
-        """
+        """Reason why the delays tested nothing, or None. A delayed lane may be missing, because a schedule need not use
+        every leg."""
         unmet = [row.delay for row in self.rows if row.delay.held.operation is not None and not row.met]
         if unmet:
             return f"not exercised: {unmet[0].held} never came, so the delay {unmet[0]} held nothing"
@@ -124,7 +114,6 @@ class DelayReport:
 
     @property
     def warning(self) -> str | None:
-        """Holds that imposed nothing, or None."""
         if not self.fired:
             return None
         placed = sum(row.placed for row in self.rows)
@@ -132,21 +121,16 @@ class DelayReport:
 
 
 class Hold(Protocol):
-    """A hold in place, as a device makes it."""
-
-    def release(self) -> None:
-        """Let the lane go on."""
+    def release(self) -> None: ...
 
     def has_ended(self) -> bool:
         """True once the lane has gone on."""
 
     def has_fired(self) -> bool:
-        """True if the watchdog ended the hold. Call it for a hold that has ended."""
+        """True if the watchdog ended the hold. Valid once it has ended."""
 
 
 class _Placed:
-    """A hold, and what is known of its end."""
-
     __slots__ = ("gave_way", "hold", "lane", "row")
 
     def __init__(self, row: int, lane: Lane, hold: Hold) -> None:
@@ -157,8 +141,6 @@ class _Placed:
 
 
 class Delayer:
-    """Follows the submissions of one run under a list of delays."""
-
     def __init__(self, delays: Sequence[Delay]) -> None:
         self.delays = tuple(delays)
         self._seen: Counter[str] = Counter()
@@ -168,14 +150,10 @@ class Delayer:
 
     @property
     def is_holding(self) -> bool:
-        """Some lane is held."""
         return bool(self._in_place)
 
     def arrives(self, operation: str, lane: Lane) -> int | None:
-        """Count a submission. Returns the delay that has to hold its lane first, or None.
-
-        A lane that is held already needs no second hold.
-        """
+        """Count a submission. Return the delay that has to hold its lane first; None also if the lane is held."""
         self._seen[operation] += 1
         number = self._seen[operation]
         row = next((at for at, each in enumerate(self.delays) if each.held.covers(operation, number, lane)), None)
@@ -186,7 +164,6 @@ class Delayer:
         return None if is_held or self._counts[row]["fired"] >= FIRED_MOST else row
 
     def place(self, row: int, lane: Lane, hold: Hold) -> None:
-        """The hold of a delay is in place, before the operation that arrived last."""
         self._counts[row]["placed"] += 1
         self._in_place.append(_Placed(row, lane, hold))
 
@@ -202,17 +179,15 @@ class Delayer:
         )
 
     def overtaken(self, hold: Hold) -> None:
-        """The operation that the hold waited for has run."""
         for each in [each for each in self._in_place if each.hold is hold]:
             self._release(each, gave_way=False)
 
     def give_way(self) -> None:
-        """The process is about to wait, so every lane is released."""
         for each in [*self._in_place]:
             self._release(each, gave_way=True)
 
     def look(self) -> tuple[Hold, ...]:
-        """Count the holds that have ended, and return them. The watchdog has ended those that nobody released."""
+        """Count and return the holds that have ended."""
         ended = []
         for kept in (self._in_place, self._released):
             for each in [each for each in kept if each.hold.has_ended()]:
@@ -223,7 +198,7 @@ class Delayer:
         return tuple(ended)
 
     def report(self) -> DelayReport:
-        """The report of the delays. Raises InternalError while a hold has not ended."""
+        """Return the counts. Raise InternalError while a hold has not ended."""
         self.look()
         if self._in_place or self._released:
             raise InternalError("a hold has not ended; give way and wait for the device before the report")

@@ -1,9 +1,9 @@
 """DeviceRegion: memory of a CUDA device that another process maps by a CUDA IPC handle, and the backend over it.
 
 Invariants:
-- A handle is 64 bytes that the driver made. It travels as hexadecimal, and nothing of it is executed or unpickled.
-- Memory is freed with the process that made it: a process that has mapped it may still write it before.
-- Operations of the backend have run when `submit` returns. Only copies of a CopyLane are asynchronous.
+- A handle travels as hexadecimal, and is never executed or unpickled.
+- Memory is freed with the process that made it, because a process that has mapped it may still write it before.
+- Operations have run when `submit` returns. Only copies of a CopyLane are asynchronous.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHandle:
-    """memory: the driver's handle, in hexadecimal. device: its number, which is the same in all ranks of a run."""
+    """memory: in hexadecimal. device: its number, the same in all ranks of a run."""
 
     memory: str
     device: int
@@ -46,7 +46,7 @@ class DeviceHandle:
 
 
 class _Bytes:
-    """An address as torch takes it: torch.as_tensor makes a view of it."""
+    """An address as torch.as_tensor takes it."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -59,7 +59,7 @@ class _Bytes:
 
 
 class DeviceRegion:
-    """`size_bytes` of memory on a device, in an allocation of its own: a handle stands for a whole allocation."""
+    """Device memory in its own allocation, since a handle stands for a whole allocation."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
@@ -72,24 +72,22 @@ class DeviceRegion:
 
     @property
     def handle(self) -> DeviceHandle:
-        """For `attach` in another process of this machine; the process that made it cannot attach it."""
+        """For `attach` in another process; the process that made it cannot attach it."""
         handle = _Handle()
         with _context(self._device):
             _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(self._address))
         return DeviceHandle(memory=bytes(handle).hex(), device=self._device.index, size_bytes=self.size_bytes)
 
     def bytes_view(self) -> torch.Tensor:
-        """The memory itself, [size_bytes] uint8."""
         return _view(self._address, self.size_bytes, self._device)
 
     def close(self) -> None:
-        """Nothing to do: the driver frees it when this process ends."""
+        """Do nothing: the driver frees the memory when this process ends."""
         return
 
 
 def attach(handle: DeviceHandle) -> torch.Tensor:
-    """The region of another process, [bytes] uint8, on the device where it lies; copies from another device go to it as
-    to a peer. Raises ValueError, TransferError."""
+    """Map the region of another process, [bytes] uint8, on its own device. Raise ValueError, TransferError."""
     packed = bytes.fromhex(handle.memory)
     if len(packed) != HANDLE_BYTES or handle.size_bytes < 1:
         raise ValueError(f"expected {HANDLE_BYTES} bytes and a size, got {len(packed)} and {handle.size_bytes}")
@@ -102,8 +100,6 @@ def attach(handle: DeviceHandle) -> torch.Tensor:
 
 
 class DeviceRegionBackend(RegionBackend):
-    """A RegionBackend whose device memory lies on a CUDA device."""
-
     def __init__(self, index: int) -> None:
         super().__init__()
         self.device = cuda_device(index)
@@ -118,13 +114,11 @@ class DeviceRegionBackend(RegionBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Run it, and join the stream that it ran on."""
         signal = super().submit(operation, lane=lane, reads=reads, writes=writes, after=after)
         torch.cuda.current_stream(self.device).synchronize()
         return signal
 
     def index(self, values: IndexArray) -> torch.Tensor:  # type: ignore[override]
-        """On the device."""
         return torch.from_numpy(values.copy()).to(self.device)
 
     def _make_region(self, size: int) -> Region:
@@ -137,7 +131,7 @@ class DeviceRegionBackend(RegionBackend):
 
 @contextlib.contextmanager
 def _context(device: torch.device) -> Iterator[None]:
-    """The device's context, current in this thread, which the driver's calls need."""
+    """Make the device's context current in this thread."""
     with torch.cuda.device(device):
         torch.empty(1, device=device)  # torch makes the context when it is first used
         yield
@@ -145,13 +139,13 @@ def _context(device: torch.device) -> Iterator[None]:
 
 def _view(address: int, size_bytes: int, device: torch.device) -> torch.Tensor:
     view = torch.as_tensor(_Bytes(address, size_bytes), device=device)
-    if view.data_ptr() != address or view.device != device:  # torch copies what lies elsewhere
+    if view.data_ptr() != address or view.device != device:  # torch copies memory of other devices
         raise TransferError(f"expected memory of {device} at {address:#x}, got {view.data_ptr():#x} on {view.device}")
     return view
 
 
 def _call(name: str, *arguments: object) -> None:
-    """A call of the driver. Raises UnknownVerdict where it has no such call, TransferError where it fails."""
+    """Call the driver. Raise UnknownVerdict if it lacks the call, TransferError if the call fails."""
     try:
         code = getattr(ctypes.CDLL(DRIVER), name)(*arguments)
     except (OSError, AttributeError) as error:

@@ -1,8 +1,7 @@
-"""The eager backend: every operation runs when it is submitted, on the CPU.
+"""The eager backend: every operation runs when it is submitted, on the CPU. It hides every ordering mistake.
 
 Invariants:
-- This backend defines what an operation does. Its results show no ordering mistake.
-- An observer sees the waits that were asked for, not the order in which operations ran. So it sees a missing wait.
+- An observer gets the requested waits, not the order of execution. So it detects a missing wait.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kvcheck.core.cache.backend.memory import HostMemory
 
 
 class EagerBackend(HostMemory):
-    """Runs operations at once. Signals are done as soon as they are recorded; a handle is the record's number."""
+    """A handle is the record's number."""
 
     name = "eager"
     device = torch.device("cpu")
@@ -66,7 +65,6 @@ class EagerBackend(HostMemory):
         return Signal(record)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Record the signal as reached: everything queued has run already."""
         self._captures.refuse_record(lane)
         self._records += 1
         signal.handle = self._records
@@ -79,7 +77,6 @@ class EagerBackend(HostMemory):
             self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Nothing can be pending."""
         if self._observer is None or not isinstance(signal.handle, int):
             return
         if lane is not None and self._captures.covers(lane):
@@ -90,14 +87,11 @@ class EagerBackend(HostMemory):
             self._observer.lane_waited(signal.handle, lane)
 
     def query(self, signal: Signal) -> bool:
-        """Always reached; a never-recorded signal counts as reached, as on CUDA."""
         self.wait(signal)
         return True
 
-    def idle(self) -> None:
-        """Nothing can be pending, so nothing can happen meanwhile."""
+    def idle(self) -> None: ...
 
     def drain(self) -> None:
-        """Nothing can be pending."""
         if self._observer is not None:
             self._observer.process_drained()

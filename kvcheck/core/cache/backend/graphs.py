@@ -1,11 +1,7 @@
-"""Graphs: operations of one lane that are captured without running, and run together when they are replayed.
-
-    with backend.capture(lane) as graph: ...submit to that lane... pool.before_replay(lane) makes the lane wait as the
-    graph's reads would have waited backend.replay(graph) queues all of it, in the order of the capture
+"""Captures of graphs: operations of one lane that are recorded without running, and replayed together.
 
 Invariants:
-- A capture runs nothing and waits for nothing. Waits of its lane, made while it is open, are not part of the graph.
-- A graph can be replayed until the next graph of its lane is captured. Its memory is kept until then.
+- Waits of a lane during its capture are not part of the graph; `pool.before_replay(lane)` replaces them.
 """
 
 from __future__ import annotations
@@ -17,8 +13,11 @@ from kvcheck.core.base.errors import InternalError
 from kvcheck.core.cache.backend.backend import Captured, Footprint, Graph, Lane, Operation, Place, Signal
 
 
+#     with backend.capture(lane) as graph: ...submit to that lane...
+#     pool.before_replay(lane)                   the lane waits for the loads that the graph's reads need
+#     backend.replay(graph)                      queues all of it, in the order of the capture
 class Captures:
-    """The capture that is open on a backend, None if there is none, and the newest graph of every lane."""
+    """The open capture of a backend, and the newest graph of every lane."""
 
     def __init__(self) -> None:
         self.open: Graph | None = None
@@ -26,7 +25,6 @@ class Captures:
 
     @contextmanager
     def capture(self, lane: Lane) -> Iterator[Graph]:
-        """A graph of what is submitted to the lane inside the block."""
         if self.open is not None:
             raise InternalError(f"a capture of lane {self.open.lane.name} is open; expected its end before the next")
         graph = Graph(lane)
@@ -38,7 +36,6 @@ class Captures:
         self._newest[lane.index] = graph
 
     def covers(self, lane: Lane) -> bool:
-        """True while that lane is captured. Its waits are then not part of the graph."""
         return self.open is not None and self.open.lane.index == lane.index
 
     def take(self, operation: Operation, reads: Sequence[Footprint], writes: Sequence[Footprint]) -> Signal:
@@ -53,12 +50,12 @@ class Captures:
         return Signal()
 
     def refuse_record(self, lane: Lane) -> None:
-        """Refuse a record inside a capture: it would refer to the capture and not to the replay."""
+        """Raise inside a capture: the record would refer to the capture, not the replay."""
         if self.covers(lane):
             raise InternalError(f"lane {lane.name} is being captured; record its signals behind the replay")
 
     def check(self, graph: Graph) -> None:
-        """Raise InternalError unless the graph is its lane's newest, and whole."""
+        """Raise InternalError unless the graph is its lane's newest, and complete."""
         if self.open is not None or self._newest.get(graph.lane.index) is not graph:
             raise InternalError(
                 f"expected the newest graph of lane {graph.lane.name}, after its capture; got one that is still open, "

@@ -1,8 +1,8 @@
-"""Holds on the streams of a device: where delays say so, and until what they say has happened.
+"""Holds on the streams of a device, as the delays require.
 
 Invariants:
 - Nothing hangs: every hold has a watchdog, and the process releases holds before it waits.
-- Holds are made before the first is placed, and are used again once they have ended.
+- Holds are made before the first is placed, and are reused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ HOLDS_MOST = 64
 """Holds that can be in place or not yet counted; a lane has at most one in place."""
 
 GRACE_LOOKS = 20
-"""Before the process releases holds to wait, it looks so often whether the wait ends without that."""
+"""Checks, before the holds are released for a wait, whether the wait ends without that."""
 
 POLLS_MOST = 1000
-"""After so many polls without success all lanes are released: a process that only polls would wait for ever."""
+"""After so many failed polls all lanes are released: a process that only polls would wait for ever."""
 
 
 class Holds(Generic[Stream, Event]):
-    """Puts the holds that a Delayer decides on the streams of one device."""
-
     def __init__(self, delays: Sequence[Delay], machine: StreamDevice[Stream, Event]) -> None:
         self._delayer = Delayer(delays)
         self._has_run = machine.has_run
@@ -39,7 +37,7 @@ class Holds(Generic[Stream, Event]):
         self._free = [*self._stock]
 
     def before(self, names: Sequence[str], lane: Lane, stream: Stream) -> None:
-        """Hold the lane if a delay says so. names: of the operations that are submitted now, together."""
+        """Hold the lane if a delay requires it. names: of the operations submitted together."""
         self._look()
         arrived: list[Hold] = []
         for name in names:
@@ -52,12 +50,11 @@ class Holds(Generic[Stream, Event]):
         self._arrived = tuple(dict.fromkeys(arrived))
 
     def behind(self, event: Event) -> None:
-        """The submitted operations have run when the event is reached. Holds that they were to overtake end then."""
+        """Register the end of the submitted operations, and so of the holds that they overtake."""
         self._ends += [(each, event) for each in self._arrived]
         self._arrived = ()
 
     def polled(self, is_reached: bool) -> None:
-        """The process has asked whether a record is reached."""
         self._look()
         self._polls = 0 if is_reached or not self._delayer.is_holding else self._polls + 1
         if self._polls >= POLLS_MOST:
@@ -74,7 +71,6 @@ class Holds(Generic[Stream, Event]):
         self._delayer.give_way()
 
     def report(self) -> DelayReport:
-        """The report of the delays. Call it when every lane is released and the device is idle."""
         self._look()
         return self._delayer.report()
 

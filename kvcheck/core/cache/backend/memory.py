@@ -1,9 +1,4 @@
-"""Named memory of the CPU backends: poisoned when fresh and when released, counted in between.
-
-Invariants:
-- A name is allocated once at a time; its bytes count until it is released.
-- Released memory is poisoned: a read after the release sees bytes that were never written.
-"""
+"""Named memory of the CPU backends: poisoned when fresh and when released."""
 
 from __future__ import annotations
 
@@ -17,8 +12,6 @@ from kvcheck.core.cache.backend.backend import POISON_BYTE, Place
 
 
 class HostMemory:
-    """CPU tensors by name. One thread, so no locks."""
-
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
 

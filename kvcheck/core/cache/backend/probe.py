@@ -1,13 +1,7 @@
-"""A look at a device before lanes of it are held: do streams run beside each other, and how fast is a hold let go?
+"""Probe of a device before delays are used: which streams run concurrently, and the latency of a release.
 
-    probe(machine, streams=34)    holds each stream in turn, and sees which others stand still with it
-
-A device has fewer hardware queues than a run has lanes. Streams that share one stand behind each other's holds, and a
-run that holds one of them tells nothing about the order of the two. A right program looks the same.
-
-Invariants:
-- Every hold is released before the next is placed, and has a watchdog: a device is never left held.
-- Streams are those that the machine hands out, so they are the ones that lanes get.
+A device has fewer hardware queues than a run has lanes. Streams that share one stop behind each other's holds, so
+holding one of them tests no order of the two.
 """
 
 from __future__ import annotations
@@ -19,18 +13,16 @@ from dataclasses import dataclass
 from kvcheck.core.cache.backend.device import WATCHDOG_NS, Event, Stream, StreamDevice
 
 LANES = 34
-"""Lanes of the transfer scenarios by default, counted."""
+"""Lanes of the transfer scenarios by default (counted)."""
 BESIDE_S = 0.005
-"""A stream that has done nothing for so long beside a held one stands behind it."""
+"""A stream that runs nothing for so long while another is held is blocked by that hold."""
 LOOK_S = 0.00002
 
 
 @dataclass(frozen=True, slots=True)
 class HoldProbe:
-    """release_s: from the release of a hold to the end of its stream's work. watchdog_s: how long one lasts by itself.
-
-    behind: pairs of streams, by number, of which the second stood still while the first was held.
-    """
+    """release_s: from a release to the end of the stream's work. watchdog_s: length of a hold that is not released.
+    behind: pairs of stream numbers; the second stopped while the first was held."""
 
     release_s: float
     watchdog_s: float
@@ -39,7 +31,6 @@ class HoldProbe:
 
     @property
     def text(self) -> str:
-        """In one line."""
         told = (
             f"a hold is let go in {self.release_s * 1e6:.0f} us and ends by itself after {self.watchdog_s * 1e3:.0f} ms"
         )
@@ -51,10 +42,10 @@ class HoldProbe:
 
 
 def probe(machine: StreamDevice[Stream, Event], *, streams: int = LANES) -> HoldProbe:
-    """Look. Takes about a third of a second, and BESIDE_S for each stream that another stands behind."""
+    """Hold each stream in turn. Takes about a third of a second, and BESIDE_S for each stream that blocks another."""
     lanes = [machine.stream() for _ in range(streams)]
     hold, last = machine.holds(1)[0], machine.event()
-    for lane in lanes:  # what the first use of a stream makes is made now
+    for lane in lanes:  # the first use of a stream initialises it
         machine.record(last, lane)
         machine.join(last)
     behind: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
 """RegionBackend: the eager backend over memory that another process can map whole.
 
 Invariants:
-- Every name has a region of its own, so that a buffer is registered whole and nothing else with it.
-- Its own operations run when they are submitted. What a CopyLane copies lands later, and a signal can say when.
+- Every name has a region of its own, so that a buffer is registered whole and alone.
+- Operations run when they are submitted. Copies of a CopyLane land later; a signal can stand for them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from kvcheck.kernels.page_copy import fill_torch
 
 
 class Region(Protocol):
-    """Memory that another process of this machine can map while its holder lives."""
+    """Memory that another process can map while its holder lives."""
 
     size_bytes: int
 
     @property
     def handle(self) -> object:
-        """How another process finds it: a dataclass of plain values."""
+        """For `attach` in another process: a dataclass of plain values."""
 
     def bytes_view(self) -> torch.Tensor:
         """The memory itself, [size_bytes] uint8. It stays valid after `close`."""
 
     def close(self) -> None:
-        """No other process can map it any more."""
+        """Stop other processes from mapping it from now on."""
 
 
 class RegionBackend(EagerBackend):
-    """An EagerBackend whose device memory lies in regions of host memory."""
-
     def __init__(self) -> None:
         super().__init__()
         self._regions: dict[str, Region] = {}
@@ -49,7 +47,6 @@ class RegionBackend(EagerBackend):
     # Memory
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """A poisoned tensor of that name; on the device, a region of its own."""
         size = prod(shape) * dtype.itemsize
         if place is not Place.DEVICE or not size:
             return super().empty(name, shape, dtype, place)
@@ -64,25 +61,22 @@ class RegionBackend(EagerBackend):
         return self._tensors[name]
 
     def release(self, name: str) -> None:
-        """Poison the bytes and forget the name."""
         super().release(name)
         if (region := self._regions.pop(name, None)) is not None:
             region.close()
 
     def region_of(self, memory: torch.Tensor) -> Region:
-        """The region that is all of this memory, [bytes] uint8."""
         for name, region in self._regions.items():
             if self._tensors[name].data_ptr() == memory.data_ptr() and region.size_bytes == memory.numel():
                 return region
         raise LayoutMismatch(f"{memory.numel()} bytes at {memory.data_ptr():#x} are no whole region")
 
     def share(self, memory: torch.Tensor) -> object:
-        """The handle of a region that is all of this memory, in plain values: any channel carries it."""
+        """The handle of the region that is exactly this memory, in plain values."""
         return to_plain(self.region_of(memory).handle)
 
     def attach(self, raw: object) -> torch.Tensor:
-        """A region of another process, by what its `share` returned: [bytes] uint8. Raises TransferError if it is gone,
-        or no handle."""
+        """Map a shared region: [bytes] uint8. Raise TransferError if it is gone, or for an invalid handle."""
         try:
             return self._map(raw)
         except ValueError as error:
@@ -92,7 +86,6 @@ class RegionBackend(EagerBackend):
         return SharedRegion(f"memory-{self._made}", size)
 
     def _map(self, raw: object) -> torch.Tensor:
-        """As `attach`; raises ValueError for what is no handle."""
         handle: RegionHandle = value_from(RegionHandle, raw, "region")
         with SharedRegion.attach(handle) as region:
             return region.bytes_view()
@@ -108,17 +101,14 @@ class RegionBackend(EagerBackend):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Run it now; behind copies, if a signal stands for some."""
         for signal in after:
             self.wait(signal)
         return super().submit(operation, lane=lane, reads=reads, writes=writes, after=after)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Block until the copies that the signal stands for have landed; nothing else can be pending."""
         if isinstance(signal.handle, Landing):
             signal.handle.wait()
         super().wait(signal, lane=lane)
 
     def query(self, signal: Signal) -> bool:
-        """False while copies that the signal stands for have not landed."""
         return signal.handle.is_reached if isinstance(signal.handle, Landing) else super().query(signal)

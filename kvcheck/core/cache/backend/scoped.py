@@ -1,9 +1,8 @@
-"""PassingBackend: a backend around another one. ScopedBackend: one rank's view of a backend that several ranks share.
+"""PassingBackend: a backend around another one. ScopedBackend: one rank's view of a shared backend.
 
 Invariants:
-- Of a rank, lanes, memory and spaces of footprints become "<scope>:<name>", so that two never share one by accident.
-- The shared backend decides what runs, and when. It is drained as a whole: a rank cannot tell its operations from those
-  that they wait for.
+- A rank's lanes, memory and footprint spaces become "<scope>:<name>", so that two ranks never share one by accident.
+- `drain` drains all ranks, because their operations wait for each other.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from kvcheck.core.cache.backend.backend import Backend, Footprint, Graph, Lane, 
 
 
 def scoped(scope: str, name: str) -> str:
-    """The name with the scope before it."""
     return f"{scope}:{name}"
 
 
 class PassingBackend:
-    """A backend around another one: passes on what a subclass does not do in its own way. Each says how it submits."""
+    """Forwards every call except `submit`, which subclasses define."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -71,10 +69,7 @@ class PassingBackend:
 
 
 class ScopedBackend(PassingBackend):
-    """The Backend of one rank.
-
-    split: buffers, by space and name, whose rows several others write in parts; footprints name all the parts.
-    """
+    """split: buffers, by space and name, whose rows several ranks write in parts; footprints name all parts."""
 
     def __init__(self, inner: Backend, scope: str) -> None:
         super().__init__(inner)
@@ -108,7 +103,6 @@ class ScopedBackend(PassingBackend):
         return self.inner.submit(operation, lane=lane, reads=self.own(reads), writes=self.own(writes), after=after)
 
     def own(self, footprints: Sequence[Footprint]) -> tuple[Footprint, ...]:
-        """Footprints in the rank's own spaces."""
         return tuple(
             replace(
                 each,

@@ -1,9 +1,8 @@
 """Shared regions: memory that several processes of a machine map.
 
 Invariants:
-- A region has no name in any file system. It lives as long as a process maps it, so a killed process leaves nothing.
+- A region has no name in a file system, so a killed process leaves nothing.
 - Its size is sealed, so no process can shrink it while another uses it.
-- A handle names exactly one region. If its pid or descriptor was reused, it is refused.
 - A view stays valid after `close`. The mapping ends with the last tensor over it.
 """
 
@@ -25,7 +24,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionHandle:
-    """How another process of this machine and user finds a region while its holder lives."""
+    """Identifies a region for processes of this machine and user while its holder lives."""
 
     name: str
     pid: int
@@ -35,7 +34,7 @@ class RegionHandle:
 
 
 class SharedRegion:
-    """`size_bytes` of zeroed memory under a name that its users agree on."""
+    """`size_bytes` of zeroed memory."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
         if not NAME.fullmatch(name):
@@ -59,7 +58,7 @@ class SharedRegion:
 
     @classmethod
     def attach(cls, handle: RegionHandle) -> SharedRegion:
-        """Map the region of `handle` here too. Raises TransferError if it is gone."""
+        """Map the region. Raise TransferError if it is gone, or if its pid or descriptor was reused."""
         path = f"/proc/{handle.pid}/fd/{handle.descriptor}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -78,7 +77,6 @@ class SharedRegion:
 
     @property
     def handle(self) -> RegionHandle:
-        """For `attach` in another process; plain numbers, so any channel carries it."""
         return RegionHandle(
             name=self.name,
             pid=os.getpid(),
@@ -88,19 +86,17 @@ class SharedRegion:
         )
 
     def fileno(self) -> int:
-        """The descriptor, for handing it to a process that shall map the region."""
         if self._map is None:
             raise TransferError(f"shared region {self.name} is closed")
         return self._descriptor
 
     def bytes_view(self) -> torch.Tensor:
-        """The memory itself, [size_bytes] uint8. It stays valid after `close`, but no other process can then map it."""
+        """The memory itself, [size_bytes] uint8."""
         if self._map is None:
             raise TransferError(f"shared region {self.name} is closed")
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Close the region. The memory is freed with its last mapping."""
         if self._map is not None:
             self._map = None
             os.close(self._descriptor)

@@ -1,10 +1,10 @@
-"""The simulated backend: operations wait in lanes until a chooser says which chunk runs next.
+"""The simulated backend: operations wait in lanes until a chooser picks the next chunk to run.
 
 Invariants:
-- Only the chooser decides. The same choices give the same run on any machine.
-- Only the first operation of a lane can run. The chunks of one operation run in any order. Lanes interleave freely.
-- An operation reads its sources and its index tensors when a chunk runs, never when it is submitted, except a copy
-  from pageable host memory, whose source is read before `submit` returns.
+- The same choices give the same run on any machine.
+- Only the first operation of a lane can run. Its chunks run in any order. Lanes interleave freely.
+- An operation reads its sources and index tensors when a chunk runs; a copy from pageable host memory reads its source
+  before `submit` returns.
 """
 
 from __future__ import annotations
@@ -31,17 +31,15 @@ from kvcheck.core.cache.backend.memory import HostMemory
 
 
 class Chooser(Protocol):
-    """Decides what a simulated machine does next."""
-
     def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """Index of the chunk to run, or None to let the process go on (only when `may_pause`).
+        """Return the index of the chunk to run, or None to let the process go on (only if `may_pause`).
 
-        goal: what the process lets time pass for; None where it has nothing else to do, or drains at its end.
+        goal: the process's reason to let time pass, if it has one.
         """
 
 
 class Record:
-    """One recording of a signal. `done` turns True once. number: its number for observers. queue: of its lane."""
+    """One recording of a signal. number: for observers. queue: of its lane."""
 
     __slots__ = ("done", "number", "queue")
 
@@ -52,10 +50,9 @@ class Record:
 
 
 class Goal:
-    """What the process lets time pass for. record: that it asks for or waits for; None where it does neither.
+    """The process's reason to let time pass: the record that it queries or waits for, if any.
 
-    query: which question of the run this is, from 0; None where it asks nothing. A question without a record is about
-    nothing: the process gives others their turn.
+    query: its number in the run, from 0, or None. A query without a record only gives other lanes their turn.
     """
 
     __slots__ = ("_lanes", "query", "record")
@@ -66,10 +63,8 @@ class Goal:
         self._lanes = lanes
 
     def next(self, record: Record | None = None) -> Pending | None:
-        """The operation that has to run next before the record is reached; without one, before the goal's is.
-
-        None where it is reached, or where nothing pending leads to it.
-        """
+        """The operation that has to run next before `record` (default: the goal's) is reached; None if there is
+        none."""
         wanted, met = record or self.record, set[int]()
         while wanted is not None and not wanted.done and wanted.number not in met:
             met.add(wanted.number)
@@ -80,7 +75,7 @@ class Goal:
         return None
 
     def firsts(self, ends: tuple[str, ...]) -> list[Pending]:
-        """The first operation of each lane whose name ends so, also of one that waits for another lane."""
+        """The first operation, blocked or not, of each lane whose name ends so."""
         firsts = []
         for queue in self._lanes.ending(ends):
             for each in queue:
@@ -91,8 +86,6 @@ class Goal:
 
 
 class Pending:
-    """A submitted operation and the chunks of it that have not run."""
-
     __slots__ = ("chunks", "lane", "operation", "ordinal", "record")
 
     def __init__(
@@ -123,21 +116,17 @@ Queue = deque["Pending | _Wait | _Mark"]
 
 
 class Lanes:
-    """The queues of a machine's lanes, by their names."""
-
     def __init__(self) -> None:
         self.queues: list[Queue] = []
         self._names: list[str] = []
         self._ending: dict[tuple[str, ...], list[Queue]] = {}
 
     def add(self, name: str) -> None:
-        """One more lane, which is empty."""
         self._names.append(name)
         self.queues.append(deque())
         self._ending.clear()
 
     def ending(self, ends: tuple[str, ...]) -> list[Queue]:
-        """Those whose names end so."""
         if ends not in self._ending:
             named = zip(self._names, self.queues, strict=True)
             self._ending[ends] = [queue for name, queue in named if name.endswith(ends)]
@@ -149,10 +138,7 @@ Choice = tuple[Pending, int]
 
 
 class SimulatedBackend(HostMemory):
-    """Lanes as queues, one process, virtual steps. A run of more than `max_steps` steps is a Hang.
-
-    refused: numbers of the queries that were answered with False.
-    """
+    """A run of more than `max_steps` virtual steps raises Hang. refused: numbers of the queries that returned False."""
 
     name = "simulated"
     device = torch.device("cpu")
@@ -177,7 +163,6 @@ class SimulatedBackend(HostMemory):
         self.refused: list[int] = []
 
     def lane(self, name: str) -> Lane:
-        """The lane of that name, made when first asked for."""
         if name not in self._lanes:
             self._lanes[name] = Lane(len(self._lanes), name)
             self._machine.add(name)
@@ -195,7 +180,6 @@ class SimulatedBackend(HostMemory):
         writes: Sequence[Footprint] = (),
         after: Sequence[Signal] = (),
     ) -> Signal:
-        """Queue the operation, then let the chooser run any chunks."""
         if self._captures.covers(lane):
             return self._captures.take(operation, reads, writes)
         for signal in after:
@@ -219,7 +203,6 @@ class SimulatedBackend(HostMemory):
         return Signal(pending.record)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Bind the signal to everything queued in the lane so far."""
         self._captures.refuse_record(lane)
         record = self._new_record(lane)
         signal.handle = record
@@ -229,13 +212,11 @@ class SimulatedBackend(HostMemory):
         self._yield()
 
     def replay(self, graph: Graph) -> None:
-        """Queue every operation of the graph. The chooser may run chunks in between."""
         self._captures.check(graph)
         for each in graph.operations:
             self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """A lane's wait is queued. A process's wait runs chunks until the record is reached."""
         if lane is not None:
             self._queue_wait(signal, lane)
             self._yield()
@@ -245,7 +226,6 @@ class SimulatedBackend(HostMemory):
             self._tell_joined(signal.handle)
 
     def query(self, signal: Signal) -> bool:
-        """Let the chooser run any chunks, then look at the record."""
         handle = signal.handle
         self._yield(Goal(handle if isinstance(handle, Record) else None, self._queries, self._machine))
         self._queries += 1
@@ -261,7 +241,6 @@ class SimulatedBackend(HostMemory):
         return False
 
     def drain(self) -> None:
-        """Run until every lane is empty."""
         while enabled := self._enabled():
             self._step(enabled, may_pause=False)
         stuck = [name for name, lane in self._lanes.items() if self._queues[lane.index]]
@@ -271,7 +250,6 @@ class SimulatedBackend(HostMemory):
             self._observer.process_drained()
 
     def idle(self) -> None:
-        """Run one pending chunk, if there is any."""
         if enabled := self._enabled():
             self._step(enabled, may_pause=False)
         self._spend_step()
@@ -354,5 +332,4 @@ class SimulatedBackend(HostMemory):
             raise Hang(f"step budget of {self._max_steps} virtual steps is spent; the run does not end")
 
 
-def _nothing() -> None:
-    """The chunk of an operation that has none."""
+def _nothing() -> None: ...

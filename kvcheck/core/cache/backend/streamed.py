@@ -1,13 +1,11 @@
-"""The backend of a machine with streams: a lane is a stream, a signal is an event, and the machine decides the order.
+"""The backend of a machine with streams: a lane is a stream, a signal is an event.
 
 Invariants:
-- The device is synchronised in `drain` only. A process's wait joins one event. If delays are imposed, every lane is
-  released before the process waits, also before an operation whose chunks make it wait.
-- A graph is captured when it is first replayed. The device is not synchronised, so operations in flight stay in flight.
-- An operation's closures, and so the tensors they hold, live until the operation is known to have run: an allocator
-  never hands out memory that a queued operation still touches.
-- The observer learns of a completion when the process does (wait, query, drain, or a full list of pending operations).
-  An operation is never shown before one that it waited for.
+- Only `drain` synchronises the device. With delays, every lane is released before the process waits, also before an
+  operation whose chunks make it wait.
+- An operation's closures, and so their tensors, live until it is known to have run: an allocator never hands out memory
+  that a queued operation still touches.
+- The observer gets a completion when the process detects it, and never before that of an operation that it waited for.
 """
 
 from __future__ import annotations
@@ -40,15 +38,12 @@ PENDING_MAX = 4096
 """Operations kept before the host must wait for the oldest: bounds the events and the tensors held alive."""
 
 IDLE_MOST_S, IDLE_LOOK_S = 0.25, 0.00005
-"""So long a process with nothing to do waits for the next operation to have run, and so far apart it looks."""
+"""Longest wait of an idle process for the next operation to have run, and the interval of its checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What a signal's handle is. `is_shared`: the list of pending operations holds the event too.
-
-    number: of the record, for the observer.
-    """
+    """A signal's handle. is_shared: the list of pending operations holds the event too."""
 
     event: Any
     is_shared: bool
@@ -57,7 +52,7 @@ class _Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """kept: what must live until the operation has run: its closures, and the graph that it is part of."""
+    """kept: objects that must live until the operation has run: its closures, or its graph."""
 
     ordinal: int
     event: Any
@@ -65,7 +60,7 @@ class _Pending:
 
 
 class StreamedBackend(Generic[Stream, Event]):
-    """Streams and events of one device, used by one thread. delays: where lanes are held, see delays.py."""
+    """Streams and events of one device, used by one thread."""
 
     name: str
 
@@ -99,7 +94,6 @@ class StreamedBackend(Generic[Stream, Event]):
         return self._lanes[name]
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
-        """A poisoned tensor of that name; the fill has run when this returns."""
         if name in self._bytes:
             raise InternalError(f"memory {name!r} is allocated already; release it first")
         tensor = self._machine.empty(shape, dtype, place)
@@ -115,7 +109,6 @@ class StreamedBackend(Generic[Stream, Event]):
         return dict(self._bytes)
 
     def index(self, values: IndexArray) -> torch.Tensor:
-        """A copy of the ids on the device, uploaded when this returns."""
         return self._machine.upload(values)
 
     def signal(self) -> Signal:
@@ -159,7 +152,7 @@ class StreamedBackend(Generic[Stream, Event]):
         return Signal(_Recording(event, True, record))
 
     def replay(self, graph: Graph) -> None:
-        """Launch the whole graph on its lane's stream. The first replay captures it first."""
+        """Launch the graph on its lane's stream. The first replay captures it, without synchronising the device."""
         self._captures.check(graph)
         if not graph.operations:
             return
@@ -181,11 +174,8 @@ class StreamedBackend(Generic[Stream, Event]):
             self._make_room()
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
-        """Record the signal's event behind everything queued in the lane.
-
-        If the signal has an event, that event is recorded again; a stream that waits already keeps the recording it was
-        given. The event that `submit` made is not recorded again, because it marks the end of that operation.
-        """
+        """Record the signal's event behind everything queued in the lane. An event of `submit` is replaced instead,
+        because it marks the end of that operation."""
         self._captures.refuse_record(lane)
         recording = _recording_of(signal)
         event = self._machine.event() if recording is None or recording.is_shared else recording.event
@@ -196,7 +186,6 @@ class StreamedBackend(Generic[Stream, Event]):
             self._observer.recorded(self._records, lane)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Make the process wait, or make the lane's stream wait, for the recording that the event holds now."""
         if lane is not None:
             self._wait_on_lane(signal, lane)
             return
@@ -208,7 +197,6 @@ class StreamedBackend(Generic[Stream, Event]):
             self._tell_joined(recording.number)
 
     def query(self, signal: Signal) -> bool:
-        """Ask the event; a never-recorded signal counts as reached."""
         recording = _recording_of(signal)
         is_reached = recording is None or self._machine.has_run(recording.event)
         if self._holds is not None:
@@ -226,7 +214,7 @@ class StreamedBackend(Generic[Stream, Event]):
             self._observer.process_drained()
 
     def idle(self) -> None:
-        """Time passes until some operation has run, or IDLE_MOST_S: idle rounds count towards patience."""
+        """Wait until some operation has run, for IDLE_MOST_S at most."""
         before = self._completed
 
         def has_moved() -> bool:
@@ -239,8 +227,8 @@ class StreamedBackend(Generic[Stream, Event]):
             time.sleep(IDLE_LOOK_S)
 
     def settle(self) -> DelayReport | None:
-        """Wait for the device without calling the observer, before the backend is dropped. Returns the report of its
-        delays. An error of the device that was not told before is raised."""
+        """Wait for the device without calling the observer, and return the report of its delays. Raise an error of the
+        device that was not raised before."""
         try:
             self._give_way(lambda: False)
             self._machine.synchronize()
@@ -249,20 +237,16 @@ class StreamedBackend(Generic[Stream, Event]):
             self._machine.close()
 
     def is_lost(self) -> bool:
-        """True if nothing runs on the device any more in this process. Ask it behind an error, once this is settled."""
+        """True if nothing runs on the device any more in this process. Valid after `settle`."""
         return self._machine.is_lost()
 
     def _stream_for(self, name: str) -> Stream:
-        """The stream of a lane that is new."""
         return self._machine.stream()
 
     def _launch(
         self, names: Sequence[str], lane: Lane, launch: Callable[[Stream], None], *, joins_host: bool = False
     ) -> Event:
-        """Put work on the lane's stream, after a hold if a delay asks for one. Returns the event of its end.
-
-        joins_host: the work may make the process wait, so every lane is released before it is put there.
-        """
+        """Queue work on the lane's stream, after a hold if a delay requires one. Return the event of its end."""
         stream, event = self._streams[lane.index], self._machine.event()
         if self._holds is not None:
             self._holds.before(names, lane, stream)
@@ -308,11 +292,9 @@ class StreamedBackend(Generic[Stream, Event]):
             self._collect()
 
     def _collect(self) -> None:
-        """Report what has run since the last look.
-
-        Streams are asked one by one, so an operation can be seen before one that it waited for. So all are asked until
-        nothing changes, and then reported by ordinal.
-        """
+        """Report the operations that have run since the last call."""
+        # Streams are queried one by one, so an operation can be seen before one that it waited for. So all are queried
+        # until nothing changes, and then reported by ordinal.
         done: list[int] = []
         moved = True
         while moved:

@@ -1,15 +1,13 @@
 """The threads backend: a stream is a thread, an event is a real event, and memory is the host's.
 
-Work goes on while the process does other things, so a missing wait is a race that happens, over bytes that are really
-overwritten. A CPU shows by it what a stand-in of queues cannot: work of the process that races with a lane, torn
-copies, and a process that waits for what never comes.
+A missing wait is a real race over real bytes. Unlike the simulated backend it shows work of the process that races with
+a lane, torn copies, and waits that never end.
 
 Invariants:
-- A lane's thread sleeps before some chunks, for a time that chance says. Two runs of one plan differ.
-- The first error of a chunk is raised once, where the process next asks or waits, as on a device; later ones may be its
-  doing. What is left of a lane behind an error does not run, and its events are reached.
-- A wait of the process ends with Hang after HANG_S, once. Threads end with the backend, which is waited for when it is
-  closed and never when it is collected.
+- A lane's thread sleeps a random time before some chunks. Two runs of one plan differ.
+- The first error of a chunk is raised once, at the next query or wait of the process, as on a device. Later chunks of
+  that lane do not run, and its events are reached.
+- A wait of the process raises Hang after HANG_S, once.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ from kvcheck.core.cache.backend.device import WATCHDOG_NS, DeviceHold
 from kvcheck.core.cache.backend.streamed import StreamedBackend
 
 HANG_S = 60.0
-"""After so long a wait of the process is given up. A watchdog ends a hold after a quarter of a second."""
+"""Longest wait of the process. A watchdog ends a hold after a quarter of a second."""
 END_S = 1.0
-"""So long the end of a thread is waited for. One that stands still is left, and ends with the process."""
+"""Longest wait for the end of a thread. A blocked one is left, and ends with the process."""
 GRACE_S = 0.02
 """Longer than on a device: threads take turns, and sleep."""
 SLEEPS = 0.3
@@ -43,8 +41,6 @@ SLEEP_MOST_S = 0.001
 
 
 class ThreadsBackend(StreamedBackend["_Stream", "_Event"]):
-    """Lanes as threads of this process. delays: where lanes are held, see delays.py."""
-
     name = "threads"
 
     def __init__(self, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()) -> None:
@@ -52,8 +48,6 @@ class ThreadsBackend(StreamedBackend["_Stream", "_Event"]):
 
 
 class ThreadDevice:
-    """The streams of one backend, which share nothing with those of others."""
-
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.grace_s = GRACE_S
@@ -94,7 +88,6 @@ class ThreadDevice:
         self._raise()
 
     def capture(self, work: Sequence[ChunkWork], last: object | None) -> object:
-        """The chunks themselves: they run at each replay, on the memory that they name."""
         return tuple(work)
 
     def replay(self, stream: _Stream, captured: object) -> None:
@@ -114,7 +107,7 @@ class ThreadDevice:
         return torch.from_numpy(values.copy())
 
     def synchronize(self) -> None:
-        """Wait for all streams, and raise what one of their chunks has raised, as an error of the device."""
+        """Wait for all streams, and raise a chunk's error like an error of the device."""
         ends = [_Event() for _ in self._streams]
         for end, stream in zip(ends, self._streams, strict=True):
             self.record(end, stream)
@@ -127,7 +120,6 @@ class ThreadDevice:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def is_lost(self) -> bool:
-        """Threads go on whatever a chunk has raised."""
         return False
 
     def close(self) -> None:
@@ -140,7 +132,7 @@ class ThreadDevice:
 
 
 class _Stream:
-    """A queue and the thread that works on it, which begins with the first work."""
+    """A queue and its thread, which starts with the first work."""
 
     def __init__(self, errors: list[Exception | SystemExit]) -> None:
         self._queue: SimpleQueue[tuple[Callable[[], object], bool] | None] = SimpleQueue()
@@ -187,7 +179,7 @@ _DEVICES: weakref.WeakSet[ThreadDevice] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """A thread that is in torch while the interpreter goes could end the process with an error."""
+    """A thread that is inside torch at interpreter exit could end the process with an error."""
     for device in [*_DEVICES]:
         device.close()
 
@@ -200,23 +192,19 @@ def _end(streams: list[_Stream]) -> None:
 
 
 def _let_end(streams: list[_Stream]) -> None:
-    """Tell the threads to end, and do not wait for them. The garbage collector may call this while another thread
-    starts, and that one holds a lock which each thread needs to end."""
+    """Queue the threads' end without waiting. The garbage collector may call this while a starting thread holds a lock
+    that each thread needs to end."""
     for stream in streams:
         stream.end()
 
 
 class _Event:
-    """reached: of its latest recording."""
-
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.reached.set()
 
 
 class _Hold:
-    """A lane's thread waits for it, so long as its watchdog lets it."""
-
     def __init__(self) -> None:
         self._flag = threading.Event()
         self._ended = threading.Event()

@@ -1,14 +1,7 @@
 """HiCache: the prefix tree over device and host, as a scheduler uses it.
 
-    admit     match -> lock -> load back what only the host holds (all or nothing) -> adopt the pages
-    prepare   name the loads that the next pass reads; copy states into the requests' own slots
-    keep      a prefix has been computed: the tree takes its pages, a backup may start
-    finish    the request ends: the tree takes what it does not have
-    poll      acknowledge the transfers that are done, in order
-
 Invariants:
-- What a lease names stays on the device until the lease is dropped or finished.
-- The tree owns a page that it has taken: the request frees only what the tree did not take.
+- The pages of a lease's node stay on the device until the lease ends.
 - A prefix of a model with recurrent layers is cached only together with its state.
 """
 
@@ -37,15 +30,10 @@ WRITE_POLICIES: dict[str, int | None] = {"write-through": 1, "write-through-sele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """write_policy: row of WRITE_POLICIES. order: row of EVICTION_ORDERS. ack_period: rounds between two polls.
-
-    ring: loads in flight at once.
-    """
-
-    write_policy: str = "write-through"
-    order: str = "lru"
-    ack_period: int = 1
-    ring: int = 3
+    write_policy: str = "write-through"  # row of WRITE_POLICIES
+    order: str = "lru"  # row of EVICTION_ORDERS
+    ack_period: int = 1  # rounds between two polls
+    ring: int = 3  # loads in flight at once
 
     def __post_init__(self) -> None:
         if self.write_policy not in WRITE_POLICIES:
@@ -56,20 +44,22 @@ class CacheConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """What one request holds of the tree. node: locked for it. loads: transfers that bring pages it reads.
+    """One request's part of the tree."""
 
-    state_from: a node whose state is still to be copied into the request's own slot.
-    """
-
-    node: Node
+    node: Node  # locked for the request
     holding: Holding
     priority: int = 0
-    loads: list[Transfer] = field(default_factory=list)
-    state_from: Node | None = None
+    loads: list[Transfer] = field(default_factory=list)  # transfers of pages that it reads
+    state_from: Node | None = None  # its state is still to be copied into the request's own slot
 
 
+# admit     match -> lock -> load back host pages (all or none) -> adopt the pages
+# prepare   name the loads that the next pass reads; copy states into the requests' own slots
+# keep      a prefix has been computed: the tree takes its pages, a backup may start
+# finish    the request ends: the tree takes the pages that it lacks
+# poll      acknowledge finished transfers, in order
 class HiCache:
-    """Device and host tier of one rank. Without a controller it is the device tier alone."""
+    """Device and host tier of one rank; without a controller only the device tier."""
 
     def __init__(
         self,
@@ -108,7 +98,6 @@ class HiCache:
             )
 
     def connect(self, storage: StorageTier) -> None:
-        """Keep backed-up nodes in a store from now on, and fetch from it."""
         assert self.movement is not None
         self.storage = storage
         self.movement.on_backed_up = storage.store
@@ -117,22 +106,21 @@ class HiCache:
 
     @property
     def is_deferring(self) -> bool:
-        """True while every entry of the load ring is in flight, so that no load can start."""
         return self.controller is not None and not self.controller.can_load
 
     def must_defer(self, tokens: Tokens) -> bool:
-        """True while no load can start and pages of the prompt lie on the host alone. Companions that have to be loaded
-        without their pages wait in the queue of loads instead."""
+        """True while no load can start and the prompt has pages on the host alone. Companions loaded without their
+        pages wait in the queue of loads instead."""
         return self.is_deferring and self.tree.known(tokens).servable > self.tree.device_match(tokens)[1]
 
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
-        """Serve the longest cached prefix to an empty holding, loading back what only the host holds of it."""
+        """Adopt the longest cached prefix into an empty holding, loading back its host pages, all or none."""
         self._fetched.discard(holding.request)
         match = self.tree.match(tokens, priority=priority)
         self._tell_lookup(tokens, match, holding.request, device_only=False, priority=priority)
         self.tree.lock(match.node)
         if self.movement is not None and not self.movement.load_back(match, holding.request):
-            # There is no room to load all of it: serve what the device holds, and load nothing.
+            # There is no room to load all of it: serve the device's pages, and load nothing.
             self.tree.unlock(match.node)
             match = self.tree.match(tokens, priority=priority, device_only=True)
             self._tell_lookup(tokens, match, holding.request, device_only=True, priority=priority)
@@ -148,7 +136,7 @@ class HiCache:
         return lease
 
     def fetch(self, tokens: Tokens, request: int) -> bool:
-        """Fetch, once, what only the store has of a request's prompt. True once all of it has arrived."""
+        """Fetch, once, the pages of a prompt that only the store has. True once they have arrived."""
         if self.storage is None:
             return True
         if request not in self._fetched:
@@ -158,11 +146,10 @@ class HiCache:
         return not self.storage.is_fetching(request)
 
     def is_fetching(self, request: int) -> bool:
-        """True while pages of the request are on their way from the store."""
         return self.storage is not None and self.storage.is_fetching(request)
 
     def forget(self, request: int) -> None:
-        """The request was aborted before it was admitted. Sent again, it asks the store once more."""
+        """Forget a request that was aborted before admission; if sent again, it queries the store again."""
         self._fetched.discard(request)
         if self.storage is not None:
             self.storage.forget(request)
@@ -172,7 +159,7 @@ class HiCache:
         return all(transfer.producer is not None for transfer in lease.loads)
 
     def prepare(self, leases: Iterable[Lease]) -> None:
-        """Before a pass: its reads wait for the loads of these leases; states that are due are copied."""
+        """Make a pass's reads wait for the loads of these leases, and copy due states."""
         waiting = list(leases)
         for lease in waiting:
             lease.loads = [transfer for transfer in lease.loads if not transfer.acknowledged]
@@ -187,7 +174,7 @@ class HiCache:
                 lease.state_from = None
 
     def keep(self, lease: Lease, tokens: Tokens) -> None:
-        """Give the tree the whole pages that the request has computed, so that other requests share them."""
+        """Insert the whole pages that the request has computed, so that other requests share them."""
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         node, known = self.tree.device_match(tokens)
@@ -208,7 +195,7 @@ class HiCache:
         self._grown(taken.grown, holding.request)
 
     def finish(self, lease: Lease, tokens: Tokens) -> Given:
-        """The request ends. Offer the tree the pages that it lacks; return what it has taken."""
+        """End a request: insert the pages that the tree lacks, and return those that it took."""
         holding = lease.holding
         pages = len(tokens) // self._pool.page_size
         given = Given.nothing(len(holding.pages))
@@ -221,11 +208,10 @@ class HiCache:
         return given
 
     def release(self, lease: Lease) -> None:
-        """The request was aborted. The tree is offered nothing, and the lease locks nothing any more."""
         self.tree.unlock(lease.node)
 
     def drop(self, lease: Lease) -> None:
-        """The request is retracted. Its lease locks nothing until it is resumed."""
+        """Unlock the lease of a retracted request until it is resumed."""
         self.tree.unlock(lease.node)
         lease.node = self.tree.root
         self.tree.lock(lease.node)
@@ -235,15 +221,13 @@ class HiCache:
     # Room
 
     def evictable(self, space: str) -> int:
-        """Device pages or slots of a space that `evict` could free."""
         return self.residency.evictable(space)
 
     def cached(self, tier: str, space: str) -> int:
-        """Pages or slots of a space that the tree holds on a tier."""
         return sum(len(node.tier(tier).ids(space)) for node in self.tree.nodes(on_device=tier == "device"))
 
     def evict(self, space: str, count: int) -> int:
-        """Free at least `count` device pages or slots of a space if unlocked nodes allow it; how many were freed."""
+        """Free at least `count` device ids if unlocked nodes allow it. Return the number freed."""
         self.residency.tell_wanted("device", space, count)
         freed = 0
         spared: list[Node] = []
@@ -257,7 +241,7 @@ class HiCache:
         return freed
 
     def evict_node(self, node: Node, tier: str) -> bool:
-        """Evict the pages of one node from "device" or "host", whatever the order says; False where it has to stay."""
+        """Evict one node from a tier, whatever the order; False if it has to stay."""
         if tier == "device":
             if not self.residency.may_leave_device(node, "full"):
                 return False
@@ -269,14 +253,13 @@ class HiCache:
         return may_leave
 
     def remove(self, node: Node) -> bool:
-        """Flush one prefix, and all that continues it, from both tiers; False where something of it is in use."""
+        """Flush a prefix and all that continues it from both tiers; False if any of it is in use."""
         if may_go := self.residency.may_be_removed(node):
             self.residency.flush(node, ("device", "host"))
             self.residency.drop(node)
         return may_go
 
     def _give_up(self, node: Node, space: str) -> bool:
-        """Take a space of an unlocked node from the device; False where that would lose what somebody still uses."""
         if space != "full":
             self.residency.tombstone(node, "device", space)
         elif node.is_backed or self._write_back(node):
@@ -288,7 +271,7 @@ class HiCache:
         return True
 
     def _write_back(self, node: Node) -> bool:
-        """Back up a node that is about to leave the device, and wait for it; False where that is not the policy."""
+        """Back up an evicted node and wait for it; False if the policy or the host forbids it."""
         if self.movement is None or self.movement.uses is not None or not self.movement.back_up(node, WRITE_BACK):
             return False
         self.movement.wait_for_backups()
@@ -297,12 +280,11 @@ class HiCache:
     # Rounds
 
     def start_loads(self) -> None:
-        """Start the loads that this round's admissions queued."""
         if self.controller is not None:
             self.controller.start_loads()
 
     def poll(self) -> bool:
-        """Acknowledge finished transfers, every ack_period rounds. True where there was one."""
+        """Acknowledge finished transfers, every ack_period rounds. True if there was one."""
         self._rounds += 1
         if self.movement is None or self._rounds % self.config.ack_period:
             return False
@@ -311,13 +293,12 @@ class HiCache:
         return self.movement.poll()
 
     def wait_oldest(self) -> bool:
-        """Wait for a transfer in flight and acknowledge it; False where none is in flight."""
+        """Wait for a transfer in flight and acknowledge it; False if none is in flight."""
         if self.movement is not None and self.movement.wait_oldest():
             return True
         return self.storage is not None and self.storage.wait_oldest()
 
     def settle(self) -> None:
-        """Finish and acknowledge every transfer."""
         self.start_loads()
         while self.wait_oldest():
             self.start_loads()
@@ -327,12 +308,11 @@ class HiCache:
         return sum(node.locks > 0 or node.host_locks > 0 for node in self.tree.nodes())
 
     def close(self) -> None:
-        """Finish every transfer, then give all cached pages back."""
         self.settle()
         for node in list(self.tree.root.children.values()):
             self.residency.drop(node)
 
-    # What the listener is told
+    # Reports to the listener
 
     def _tell_lock(self, node: Node, tier: str, added: bool) -> None:
         if self._listener is not None and node is not self.tree.root:
@@ -362,10 +342,9 @@ class HiCache:
             chain = self.tree.chain(tokens)[-1:]
             self._listener.refused(kind="snapshot", request=request, space="state", chain=chain)
 
-    # What moves between a request and the tree
+    # Between a request and the tree
 
     def _adopt(self, holding: Holding, match: Match) -> None:
-        """Start the holding with the match's pages, and the window pages that its next position sees."""
         if not match.pages:
             return
         full = np.concatenate([node.device.ids("full") for node in match.nodes])
@@ -392,12 +371,11 @@ class HiCache:
                 self.movement.back_up_when_due(node, request)
 
     def _give_state(self, node: Node, holding: Holding) -> None:
-        """If a cached prefix has lost its state, a request that ends exactly there gives the node a copy of its own."""
+        """Give a cached prefix without state a copy from a request that ends exactly there."""
         node.device.state = self._snapshot(holding)
         self.residency.gained(node, "device", ("state",))
 
     def _snapshot(self, holding: Holding) -> int | None:
-        """A slot of the tree with a copy of the request's state; None if there is no room for one."""
         if self._pool.spare("state") < 1 and not self.evict("state", 1):
             return None
         slots = self._pool.allocators["state"].allocate(1, holding.request)
@@ -407,11 +385,9 @@ class HiCache:
         return int(slots[0])
 
     def _copy_state(self, source: int, target: int, request: int) -> None:
-        """Copy one state slot to another, in forward-lane order and behind the loads of this pass.
-
-        Nobody acknowledges it, so its footprints name no request: a slot may be freed before the copy has run, and
-        whoever gets it next writes it behind the forward lane.
-        """
+        """Copy one state slot to another, in forward-lane order and behind the loads of this pass."""
+        # The footprints name no request, because nothing acknowledges the copy: a slot may be freed before it has run,
+        # and its next owner writes behind the forward lane.
         owner = self._pool.sets["state"]
         layers = range(len(owner.spec.layers))
         names = tuple(buffer.name for buffer in owner.spec.buffers)
@@ -427,4 +403,4 @@ class HiCache:
 
 
 WRITE_BACK = 1
-"""The request that a backup on eviction is counted for. Such a backup is no request's own, so it is the first's."""
+"""The request that a backup on eviction is counted for, since it is no request's own."""

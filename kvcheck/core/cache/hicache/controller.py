@@ -1,15 +1,8 @@
 """TransferController: copies between the device pool and the host pool, merged, acknowledged in order.
 
-    queue    load(nodes of A) load(nodes of B)          one request each
-    start    one merged Transfer, layer by layer:       h2d.0       L0 L1 L2 ...
-                                                        h2d.0.side  L0 L1 L2 ...   index pages, window, state
-    ack      when the last operation of every lane has run, first in, first out
-
 Invariants:
-- A copy's index values are frozen; moving or merging gives a new copy. (mutant: move-changes-indices)
-- A backup reads behind everything the forward lane was given when it started. (mutant: backup-before-forward)
-- A transfer is acknowledged when all its lanes are done, those of the companions too. (mutant: ack-by-kv-alone)
-- Every buffer of the pool's table that a copy's space holds is copied: there is no second list.
+- A copy's index values are frozen; moving or merging gives a new copy.
+- Every buffer of a copy's space in the pool's table is copied.
 """
 
 from __future__ import annotations
@@ -26,13 +19,12 @@ from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 
 LOAD_ENGINES = 2
-"""Loads take turns on so many pairs of lanes, as a device has several copy engines. With one pair, the events of a
-later load imply those of an earlier one, and a gate that waits for the wrong load is right by accident."""
+"""Pairs of lanes that loads alternate on, as a device has several copy engines. With one pair, the events of a later
+load would imply those of an earlier one, and a gate that waits for the wrong load would be right by accident."""
 
 
 def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
-    """How many leading entries of a queue have all their signals reached. Entries behind the first open one are not
-    asked."""
+    """Count leading entries of a queue with all signals reached, querying no further."""
     count = 0
     for signals in queue:
         if not all(backend.query(signal) for signal in signals):
@@ -41,9 +33,11 @@ def leading_reached(backend: Backend, queue: Iterable[Sequence[Signal]]) -> int:
     return count
 
 
+# queue    load(nodes of A) load(nodes of B)          one request each
+# start    one merged Transfer, layer by layer:       h2d.0       L0 L1 L2 ...
+#                                                     h2d.0.side  L0 L1 L2 ...   index pages, window, state
+# ack      when the last operation of every lane has run, first in, first out
 class TransferController:
-    """Backups and loads of one engine."""
-
     def __init__(
         self, pool: KVPool, host: HostPool, backend: Backend, *, ring: int = 3, gate: type[LayerGate] = LayerGate
     ) -> None:
@@ -64,16 +58,14 @@ class TransferController:
 
     @property
     def can_load(self) -> bool:
-        """A load that is queued now will start with the next `start_loads`."""
         return self.gate.has_room
 
     @property
     def load_lanes(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the lanes of each engine that loads take turns on."""
         return tuple(tuple(lane.name for lane in lanes) for lanes in self._h2d)
 
     def backup(self, transfer: Transfer) -> None:
-        """Start one backup: device to host, behind the forward lane."""
+        """Start one backup, behind the forward lane."""
         behind = self._behind_forward()
         used = []
         for copy in self.move(transfer.copies):
@@ -96,12 +88,11 @@ class TransferController:
         self.backups.append(transfer)
 
     def queue_load(self, transfer: Transfer) -> None:
-        """Queue a load; it starts with the others of this round."""
         self._queued.append(transfer)
 
     def start_loads(self) -> None:
-        """Merge all queued loads into one, layer by layer, under one ring entry. If the ring is full, they stay
-        queued."""
+        """Merge all queued loads into one, layer by layer, under one ring entry. They stay queued while the ring is
+        full."""
         if not self._queued:
             return
         producer = self.gate.begin()
@@ -125,15 +116,13 @@ class TransferController:
         self.loads.append(started)
 
     def finished_backups(self) -> int:
-        """Backups at the head of the queue that are done."""
+        """Leading backups that are done."""
         return self._finished([(transfer,) for transfer in self.backups])
 
     def finished_loads(self) -> int:
-        """Merged loads at the head of the queue that are done."""
         return self._finished(self.loads)
 
     def take_backup(self) -> Transfer:
-        """Acknowledge the oldest backup."""
         return self.backups.pop(0)
 
     def take_load(self) -> tuple[Transfer, ...]:
@@ -144,15 +133,14 @@ class TransferController:
         return started
 
     def wait(self, transfer: Transfer) -> None:
-        """Make the calling process wait until a transfer is done."""
         for signal in self._acknowledged_by(transfer):
             self._backend.wait(signal)
 
     def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
-        """Index values as the copy wants them: runs of host pages in order for direct copies. Always new values.
+        """Sort indices for direct copies, so that host pages form runs; never in place.
 
-        SGLang's move_hybrid_indices changed values that tree nodes keep (#23427, #23429).
-        (mutant: move-changes-indices)
+        SGLang's move_hybrid_indices changed values that tree nodes keep (#23427, #23429). (mutant:
+        move-changes-indices)
         """
         if self.host.method != "direct":
             return copies
@@ -187,15 +175,13 @@ class TransferController:
         return used
 
     def _on_device(self, copy: SpaceCopy, buffers: Sequence[str], layers: tuple[int, int]) -> Footprint:
-        """What a copy touches on the device."""
         return Footprint(copy.space, tuple(buffers), layers, copy.device, owners=copy.owners)
 
     def _on_host(self, copy: SpaceCopy, buffers: Sequence[str], layers: tuple[int, int]) -> Footprint:
-        """What a copy touches on the host."""
         return self.host.footprint(copy.space, buffers, copy.host, layers=layers, owners=copy.owners)
 
     def _groups(self, space: str, lanes: tuple[Lane, ...]) -> list[tuple[list[str], Lane]]:
-        """Buffers of a space by lane: token rows of the full space on the first, companions on the second."""
+        """Buffers by lane: token rows of the full space on the first, companions on the second."""
         main: list[str] = []
         side: list[str] = []
         for buffer in self.pool.sets[space].spec.buffers:
@@ -204,7 +190,7 @@ class TransferController:
         return [(names, lane) for names, lane in ((main, lanes[0]), (side, lanes[1])) if names]
 
     def _behind_forward(self) -> tuple[Signal, ...]:
-        """The signal of all work that the forward lane has got so far. (mutant: backup-before-forward)"""
+        """The signal of all work of the forward lane so far. (mutant: backup-before-forward)"""
         behind = self._backend.signal()
         self._backend.record(behind, lane=self.pool.forward)
         return (behind,)
@@ -218,7 +204,7 @@ class TransferController:
         return tuple(marks)
 
     def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
-        """The signals that must all be reached. (mutant: ack-by-kv-alone)"""
+        """The signals of all lanes, those of companions too. (mutant: ack-by-kv-alone)"""
         return transfer.done
 
     def _finished(self, queue: Sequence[tuple[Transfer, ...]]) -> int:

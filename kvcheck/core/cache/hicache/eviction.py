@@ -1,13 +1,8 @@
-"""Residency: which tier holds what of a node; eviction on both tiers.
-
-    device full   device leaves only; backed ones are demoted, others dropped (write-back: backed up first)
-    window, state any unlocked node; it keeps its pages and becomes a tombstone
-    host full     childless nodes that the device does not hold
+"""Residency: the tiers that hold a node, and eviction on both.
 
 Invariants:
-- Nothing of a locked node is given back on that tier. (mutants: load-without-pin, write-back-without-pin)
-- Every id is given back once, by the tier that holds it, and the node forgets it in the same call. (mutant:
-  host-slot-freed-twice)
+- A tier frees nothing of a node that is locked there.
+- Every id is freed once, by its tier, and the node forgets it in the same call. (mutant: host-slot-freed-twice)
 - A node that the device does not hold is held by the host.
 """
 
@@ -24,7 +19,7 @@ from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.pool import KVPool
 
 HELD = ("window", "state", "full")
-"""Spaces in the order in which a tier forgets them: the window map is keyed by full pages, so these go last."""
+"""Spaces in the order in which a tier frees them: the window map is keyed by full pages, so these go last."""
 
 Order = Callable[[Node], tuple[int, ...]]
 
@@ -33,68 +28,63 @@ EVICTION_ORDERS: dict[str, Order] = {
     "lfu": lambda node: (node.hits, node.last_used, node.ordinal),
     "priority": lambda node: (node.priority, node.last_used, node.ordinal),
 }
-"""Which node is evicted first: least recently used, least often hit, or of lowest priority."""
+"""Evicted first: the least recently used, the least often hit, or the one of lowest priority."""
 
 
 class StoreListener(Protocol):
-    """Gets the acts of a cache that have to do with its store."""
-
     def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
-        """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
+        """The store was queried for a prompt, before its lookup. is_fetching: pages of it are in transfer."""
 
     def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        """Pages came from the store into these host pages. The device ids have no meaning here."""
+        """Pages came from the store into these host pages. Device ids have no meaning here."""
 
     def stored(self, *, space: str, chain: tuple[bytes, ...], keys: tuple[str, ...], is_whole: bool) -> None:
-        """The store has taken these pages or states under these keys, or could not serve them whole."""
+        """The store took these pages or states, or could not serve them whole."""
 
 
 class CacheListener(StoreListener, Protocol):
-    """Gets the acts of a cache."""
-
     def looked_up(
         self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool, priority: int
     ) -> None:
-        """A request looked its prompt up: one hash a whole page, pages found, and how many are on the device.
-
-        device_only: pages of the host could not be loaded and were left out.
-        """
+        """A request looked its prompt up. chain: one hash a whole page. pages, device_pages: matches, and those on the
+        device. device_only: host pages could not be loaded."""
 
     def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
-        """The first pages of a request have these hashes. It offers them to the tree."""
+        """A request offers these pages to the tree."""
 
     def locked(self, *, tier: str, end: bytes, added: bool) -> None:
         """The prefix that ends at this hash is locked on a tier once more, or once less."""
 
     def wanted(self, *, tier: str, space: str, units: int) -> None:
-        """Somebody asked a tier to free so many pages or slots of a space."""
+        """A caller requested so many free pages or slots of a tier's space."""
 
     def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
-        """A node is to lose what a tier holds of it in a space. passed: ends of nodes that were chosen before, and
-        could not go."""
+        """A node is about to lose its part of a tier's space. passed: ends of earlier candidates that had to stay."""
 
     def flushed(self, *, tiers: tuple[str, ...], chain: tuple[bytes, ...]) -> None:
-        """Somebody asked for these pages to leave these tiers, whatever the order says; they are about to."""
+        """These pages are about to leave these tiers on request."""
 
     def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
-        """A backup or a prefetch of these pages or this state was given up: the host has no room in that space. A
-        snapshot of a state was given up where the device has none."""
+        """A backup, prefetch or snapshot was given up: the host (for a snapshot the device) has no room in that
+        space."""
 
-    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None:
-        """A transfer was made, with these index values."""
+    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None: ...
 
     def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
-        """A tier now holds, or no longer holds, these pages or this state. chain: [n] hashes, ids: [n]."""
+        """A tier now holds, or no longer holds, these pages or this state: [n] hashes, [n] ids."""
 
     def transferred(self, *, number: int, kind: str, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        """A backup or a load was acknowledged, with these index values."""
+        """A backup or a load was acknowledged."""
 
     def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
-        """A node lost what a tier held of it. during_load: some load was in flight."""
+        """A tier lost its part of a node. during_load: some load was in flight."""
 
 
+# device full   device leaves only; backed ones are demoted, others dropped (write-back: backed up first)
+# window, state any unlocked node; it keeps its pages and becomes a tombstone
+# host full     childless nodes that the device does not hold
 class Residency:
-    """Gives back what nodes hold. orders: the row of EVICTION_ORDERS that each tier keeps to."""
+    """Frees the pages of nodes. orders: the row of EVICTION_ORDERS of each tier."""
 
     def __init__(
         self, tree: PrefixTree, pool: KVPool, host: HostPool | None, *, order: str, listener: CacheListener | None
@@ -111,15 +101,13 @@ class Residency:
         self.host_evictions = 0
         self.loads_in_flight: Callable[[], bool] = lambda: False
 
-    # What could be given back
+    # Candidates
 
     def evictable(self, space: str) -> int:
-        """Device pages or slots of a space that unlocked nodes hold."""
         nodes = self.tree.nodes(on_device=True)
         return sum(len(node.device.ids(space)) for node in nodes if not self._is_pinned(node))
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
-        """The node to lose its device pages next."""
         kept = set(spared)
         candidates = [
             node for node in self.tree.nodes(on_device=True) if node not in kept and self.may_leave_device(node, space)
@@ -127,12 +115,10 @@ class Residency:
         return min(candidates, key=self._order, default=None)
 
     def host_victim(self, space: str) -> Node | None:
-        """The node to lose what the host holds of it next."""
         candidates = [node for node in self.tree.nodes() if self.may_leave_host(node, space)]
         return min(candidates, key=self._order, default=None)
 
     def may_leave_device(self, node: Node, space: str) -> bool:
-        """The node has something in a space of the device, and may lose it."""
         return (
             len(node.device.ids(space)) > 0
             and not self._is_pinned(node)
@@ -140,7 +126,6 @@ class Residency:
         )
 
     def may_leave_host(self, node: Node, space: str) -> bool:
-        """The node has something in a space of the host, and may lose it."""
         return (
             len(node.host.ids(space)) > 0
             and not self._is_host_pinned(node)
@@ -148,20 +133,20 @@ class Residency:
         )
 
     def may_be_removed(self, node: Node) -> bool:
-        """Nothing uses the node, or anything below it, on either tier."""
+        """True if nothing uses the node, or anything below it, on either tier."""
         return not (self._is_pinned(node) or self._is_host_pinned(node)) and all(
             self.may_be_removed(child) for child in node.children.values()
         )
 
-    # Giving back
+    # Eviction
 
     def demote(self, node: Node) -> None:
-        """Give back the node's device pages; the host keeps the node."""
+        """Free the node's device pages; the host keeps the node."""
         self._leave(node, "device", HELD)
         self._count("device", "full")
 
     def flush(self, node: Node, tiers: tuple[str, ...]) -> None:
-        """Report that a node, with both tiers also all that continues it, goes because somebody asked for it."""
+        """Report that a node is removed on request; with both tiers, also all that continues it."""
         if self._listener is not None:
             nodes = [node]
             for each in nodes if len(tiers) > 1 else ():
@@ -169,7 +154,7 @@ class Residency:
             self._listener.flushed(tiers=tiers, chain=tuple(key for each in nodes for key in each.chain))
 
     def drop(self, node: Node) -> None:
-        """Neither tier holds the node any more, nor what hangs below it on the host."""
+        """Remove the node and all below it from both tiers."""
         for child in list(node.children.values()):
             self.drop(child)
         for tier in ("device", "host"):
@@ -180,19 +165,19 @@ class Residency:
         self.tree.remove(node)
 
     def can_drop(self, node: Node) -> bool:
-        """True where the node's host pages and everything below the node are unused."""
+        """True if the node's host pages and everything below the node are unused."""
         return not self._is_host_pinned(node) and all(
             not self._is_pinned(child) and not child.device.is_live and self.can_drop(child)
             for child in node.children.values()
         )
 
     def tombstone(self, node: Node, tier: str, space: str) -> None:
-        """Give back the window pages or the state that a tier holds of a node; its pages stay."""
+        """Free the window pages or the state of a node on a tier; its pages stay."""
         self._leave(node, tier, (space,))
         self._count(tier, space)
 
     def evict_host(self, space: str, count: int) -> int:
-        """Free at least `count` host ids of a space if unlocked nodes allow it; how many were freed."""
+        """Free at least `count` host ids if unlocked nodes allow it. Return the number freed."""
         self.tell_wanted("host", space, count)
         freed = 0
         while freed < count and (node := self.host_victim(space)) is not None:
@@ -205,23 +190,19 @@ class Residency:
         return freed
 
     def gained(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
-        """Report that a tier holds these spaces of a node now."""
         for space in spaces:
             self._tell(node, tier, space, added=True)
 
     def tell_wanted(self, tier: str, space: str, count: int) -> None:
-        """Report that somebody asked a tier to free so many ids of a space."""
         if self._listener is not None:
             self._listener.wanted(tier=tier, space=space, units=count)
 
     def tell_chosen(self, node: Node, tier: str, space: str, *, passed: Iterable[Node] = ()) -> None:
-        """Report that a node is to lose what a tier holds of it in a space. passed: nodes that could not."""
         if self._listener is not None:
             ends = tuple(each.chain[-1] for each in passed)
             self._listener.chosen(tier=tier, space=space, chain=node.chain, passed=ends)
 
     def _leave(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
-        """Give a tier's ids back and forget them."""
         value = node.tier(tier)
         for space in spaces:
             ids = value.ids(space)
@@ -248,11 +229,11 @@ class Residency:
         return not any(child.device.is_live for child in node.children.values())
 
     def _is_pinned(self, node: Node) -> bool:
-        """True while a request, a load into them or a backup of them uses the node's device pages."""
+        """Used by a request, a load into the pages or a backup of them."""
         return node.locks > 0
 
     def _is_host_pinned(self, node: Node) -> bool:
-        """True while a load from them, a backup into them or a store of them uses the node's host pages."""
+        """Used by a load from the pages, a backup into them or a store of them."""
         return node.host_locks > 0
 
     def _count(self, tier: str, space: str) -> None:

@@ -1,17 +1,10 @@
 """FileStore: a page store in a folder, with one file for each object, complete or absent.
 
-    <folder>/drafts/<pid>-<n>.draft     being written, locked by its writer
-    <folder>/ab/cd/abcd...              an object, named by its key
-    <folder>/used                       bytes of all objects; only where a capacity is set
-
 Invariants:
-- An object's name appears by one rename, after its bytes are on the disk. The directory is on the disk before `put`
-  ends.
-- A draft is removed by its writer, or by a later opener of the store that got its lock. The kernel drops a lock with
-  its holder, so a live writer's draft is never taken, and no clock or process id is needed.
-- Folders and objects below the store's folder are opened without following links; only regular files are read.
+- An object's name appears by one rename, after its bytes are on disk. The directory is on disk before `put` ends.
+- Entries below the store's folder are opened without following links; only regular files are read.
 - With a capacity, rename and count happen under one lock. After a crash between them the count is too high, never too
-  low, and a store that looks full is counted again before it refuses.
+  low.
 """
 
 from __future__ import annotations
@@ -39,11 +32,11 @@ DRAFT_NAME = re.compile(r"\d+-\d+\.draft")
 COUNT_BYTES = 8
 
 
+# <folder>/drafts/<pid>-<n>.draft     being written, locked by its writer
+# <folder>/ab/cd/abcd...              an object, named by its key
+# <folder>/used                       bytes of all objects; only if a capacity is set
 class FileStore:
-    """Objects in `folder`, shared by any number of processes of one machine.
-
-    capacity_bytes: the most object bytes that the folder may hold; the same for all processes that share the folder.
-    """
+    """Objects in `folder`, shared by any number of processes of one machine, all with the same capacity."""
 
     name = "files"
 
@@ -72,7 +65,7 @@ class FileStore:
             ) from error
 
     def put(self, key: str, payload: bytes) -> None:
-        """Store `payload` under `key`. It is on the disk when this returns."""
+        """Store `payload` under `key`. It is on disk when this returns."""
         self._check(key)
         data = pack_object(key, payload)
         try:
@@ -87,7 +80,6 @@ class FileStore:
             ) from error
 
     def get(self, key: str, size: int) -> bytes | None:
-        """The exact bytes, or None."""
         self._check(key)
         try:
             with self._shelf(key) as shelf:
@@ -103,7 +95,6 @@ class FileStore:
         return payload
 
     def contains(self, key: str) -> bool:
-        """True if a file of that name is there, whole or not."""
         self._check(key)
         try:
             with self._shelf(key) as shelf:
@@ -125,7 +116,6 @@ class FileStore:
             raise StorageError(f"page store {self.folder} could not remove {key}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the folder; the objects stay."""
         for descriptor in (self._root, self._drafts):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -149,7 +139,7 @@ class FileStore:
                 os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
 
     def _account(self, ledger: int | None, shelf: int, key: str, *, size: int) -> None:
-        """Note how many bytes the folder will hold after the rename. Raises StorageError if that is too much."""
+        """Count the folder's bytes after the rename. Raise StorageError above the capacity."""
         if self._capacity_bytes is None:
             return
         old = 0
@@ -164,7 +154,6 @@ class FileStore:
         _write_count(ledger, used - old + size)
 
     def _sync(self, opened: int) -> None:
-        """The bytes of a file, or the names of a folder, are on the disk when this returns."""
         os.fsync(opened)
 
     def _full(self, size: int, *, used: int) -> StorageError:
@@ -173,7 +162,6 @@ class FileStore:
         )
 
     def _count(self) -> int:
-        """Bytes of all objects in the folder."""
         total = 0
         for _, _, names, folder in os.fwalk(".", dir_fd=self._root):
             for name in filter(KEY_TEXT.fullmatch, names):
@@ -183,11 +171,11 @@ class FileStore:
 
     @contextmanager
     def _ledger(self) -> Iterator[int | None]:
-        """The file with the count, locked; None without a capacity. Each call opens it again, because threads and
-        forked children would share the lock of one open file."""
+        """Open and lock the file with the count; None without a capacity."""
         if self._capacity_bytes is None:
             yield None
             return
+        # Opened anew each time, because threads and forked children would share the lock of one open file.
         ledger = os.open("used", LEDGER, 0o644, dir_fd=self._root)
         try:
             fcntl.flock(ledger, fcntl.LOCK_EX)
@@ -197,7 +185,7 @@ class FileStore:
 
     @contextmanager
     def _shelf(self, key: str, *, make: bool = False) -> Iterator[int]:
-        """The folder for `key`. Raises FileNotFoundError if it is missing and should not be made."""
+        """Open the folder of `key`. Raise FileNotFoundError if it is missing, unless `make`."""
         outer = _open_folder(self._root, key[:2], make=make)
         try:
             shelf = _open_folder(outer, key[2:4], make=make)
@@ -214,7 +202,7 @@ class FileStore:
 
     @contextmanager
     def _draft(self) -> Iterator[tuple[str, int]]:
-        """(name, open file) of a new locked draft; removed at the end unless it was renamed or removed meanwhile."""
+        """(name, open file) of a new locked draft; removed at the end unless it was renamed."""
         name, draft = self._new_draft()
         try:
             yield name, draft
@@ -231,7 +219,7 @@ class FileStore:
                 draft = os.open(name, DRAFT, 0o644, dir_fd=self._drafts)
             except FileExistsError:  # left by a process that had this id before, or has it in another container
                 continue
-            with suppress(OSError):  # a file system without locks: nobody gets the lock, so nobody cleans up either
+            with suppress(OSError):  # a file system without locks: no opener gets the lock, so none cleans up
                 fcntl.flock(draft, fcntl.LOCK_EX)
             if os.fstat(draft).st_nlink:  # an opener may have cleaned it up before it was locked
                 return name, draft
@@ -239,6 +227,7 @@ class FileStore:
         raise AssertionError("counting ended")
 
     def _remove_stale_drafts(self) -> None:
+        # The kernel drops a lock with its holder, so a live writer's draft is never taken.
         for name in filter(DRAFT_NAME.fullmatch, os.listdir(self._drafts)):
             try:
                 draft = os.open(name, READ, dir_fd=self._drafts)
@@ -255,7 +244,7 @@ class FileStore:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, each on the disk before the next."""
+    """Make `folder` and its parents, each on disk before the next."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -283,7 +272,6 @@ def _status(folder: int, name: str) -> os.stat_result:
 
 
 def _is_same(folder: int, name: str, opened: int) -> bool:
-    """Whether `name` still is the file that was opened."""
     try:
         return os.path.samestat(_status(folder, name), os.fstat(opened))
     except FileNotFoundError:
@@ -299,7 +287,7 @@ def _holds(shelf: int, key: str, data: bytes) -> bool:
 
 
 def _read_object(shelf: int, key: str, *, size: int) -> bytes:
-    """The bytes of an object file of that size, or b"" for anything else that lies there."""
+    """Read a regular file of exactly `size` bytes; b"" for anything else."""
     opened = os.open(key, READ, dir_fd=shelf)
     try:
         status = os.fstat(opened)  # first: a folder opens, and becomes no stream that would close it

@@ -1,16 +1,10 @@
 """The host tier of a KV pool: the same buffer tables in pinned memory, in one of three layouts.
 
-Memory of one buffer, for U units (pages or slots) of r rows (r = P for TOKEN rows, else 1) of W words on L layers:
-    layer-first          [L, U, r, W]    each layer as the device has it
-    page-first           [U, r, L, W]    all layers of a row side by side, token after token
-    page-first-direct    [U, L, r, W]    all layers of a page side by side, each layer in one piece
-
 Invariants:
-- Every layout is a permutation of [L, U, r, W], so copies, packing and checks address all three alike.
-- Device to host to device is exact to the bit for every layout and method, and units that are not named keep theirs.
+- Device to host to device is bit-exact for every layout and method; other units stay unchanged.
 - A HostPool plans copies and never runs one: the caller submits the chunks with their footprints.
-- Ids are copied when a copy is planned; the caller may change its arrays at once.
-- The host has no padding: ids 0 .. units - 1 are all usable. Row 0 of the device is padding and is refused.
+- Ids are copied when a copy is planned.
+- The host has no padding: ids 0 .. units - 1 are all usable. Row 0 of the device is padding and raises.
 """
 
 from __future__ import annotations
@@ -34,7 +28,11 @@ from kvcheck.kernels.page_copy import copy_block_torch, copy_bytes_torch, copy_r
 CHUNK_UNITS = 64
 """Pages or slots copied by one chunk; the order of the chunks of a copy is free."""
 
-# layout: which axes of [L, U, r, W] its memory has, outermost first.
+# Memory of one buffer, for U units (pages or slots) of r rows (r = page_size for TOKEN rows, else 1) of W words on L
+# layers, as axes of [L, U, r, W], outermost first:
+#     layer-first          [L, U, r, W]    each layer as the device has it
+#     page-first           [U, r, L, W]    all layers of a row side by side, token after token
+#     page-first-direct    [U, L, r, W]    all layers of a page side by side, each layer contiguous
 _ORDERS: Final[dict[str, tuple[int, int, int, int]]] = {
     "layer-first": (0, 1, 2, 3),
     "page-first": (1, 2, 0, 3),
@@ -42,11 +40,11 @@ _ORDERS: Final[dict[str, tuple[int, int, int, int]]] = {
 }
 HOST_LAYOUTS: Final = tuple(_ORDERS)
 COPY_METHODS: Final = ("kernel", "direct")
-"""kernel: one copy by row ids, read when the chunk runs. direct: one copy a run of units, or a page."""
+"""kernel: one copy by row ids. direct: one copy a run of units, or a page."""
 
 
 class HostPool:
-    """Host pages and slots of one model's KV. `units`: usable pages or slots of each space."""
+    """units: usable pages or slots of each space."""
 
     def __init__(
         self,
@@ -138,10 +136,8 @@ class HostPool:
         layers: tuple[int, int],
         owners: IndexArray | int | None = None,
     ) -> Footprint:
-        """What an operation on these host units touches. layers: half-open, local to the space.
-
-        owners: the request that each unit is touched for, or that all of them are.
-        """
+        """Footprint of these host units. layers: half-open, local to the space. owners: the request of each unit, or of
+        all."""
         names = tuple(name for name, _ in self._views(space, buffers))
         self._check_layers(space, layers)
         ids = _owned(units, what=f"host.{space} footprint")
@@ -150,16 +146,16 @@ class HostPool:
         return Footprint(f"host.{space}", names, layers, ids, owners=for_whom, place=Place.PINNED)
 
     def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
-        """A copy of one unit of one buffer, [L, r, W] int64."""
+        """Copy one unit of one buffer, [L, r, W] int64."""
         ((_, words),) = self._unit_views(space, unit, (buffer,))
         return words.clone(memory_format=torch.contiguous_format)
 
     def pack(self, space: str, unit: int) -> torch.Tensor:
-        """A copy of one unit as bytes, [unit_bytes] uint8: the buffers in table order, each [L, r, W]."""
+        """Copy one unit as bytes, [unit_bytes] uint8: the buffers in table order, each [L, r, W]."""
         return torch.cat([words.reshape(-1) for _, words in self._unit_views(space, unit)]).view(torch.uint8)
 
     def unpack(self, space: str, unit: int, payload: torch.Tensor) -> None:
-        """Write one unit from the bytes that `pack` made of one, in a pool of any layout."""
+        """Write one unit from the bytes of `pack`, of any layout."""
         expected = self.unit_bytes(space)
         if payload.dtype != torch.uint8 or payload.ndim != 1:
             raise LayoutMismatch(
@@ -179,7 +175,6 @@ class HostPool:
             start = stop
 
     def unit_bytes(self, space: str) -> int:
-        """Bytes of one page or slot: all buffers, all layers."""
         spec = self._spec(space)
         return sum(prod(self._shape(spec, buffer)) // self._units[space] * 8 for buffer in spec.buffers)
 
@@ -191,7 +186,6 @@ class HostPool:
         }
 
     def free(self) -> None:
-        """Give every buffer of the table back."""
         for spec in self._specs.values():
             for buffer in spec.buffers:
                 self._backend.release(self._memory_name(spec, buffer))
@@ -200,7 +194,7 @@ class HostPool:
     def _copies(
         self, target: torch.Tensor, target_units: IndexArray, source: torch.Tensor, source_units: IndexArray
     ) -> Iterator[ChunkWork]:
-        """target[:, target_units[i]] = source[:, source_units[i]], in chunks; both views are [l, U, r, W]."""
+        """target[:, target_units[i]] = source[:, source_units[i]], both [l, U, r, W]."""
         make = self._kernel_part if self.method == "kernel" else self._direct_part
         for start in range(0, len(target_units), CHUNK_UNITS):
             chunk = slice(start, start + CHUNK_UNITS)
@@ -224,7 +218,7 @@ class HostPool:
         return partial(_copy_blocks, tuple(blocks))
 
     def _runs(self, target: IndexArray, source: IndexArray) -> Iterator[tuple[int, int]]:
-        """Half-open intervals of pairs that make one block: maximal runs, or page by page where layers interleave."""
+        """Half-open intervals of pairs that form one block: maximal runs, or single pages if layers interleave."""
         breaks = (np.diff(target) != 1) | (np.diff(source) != 1) | (self.layout != "layer-first")
         edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(target)]
         return pairwise(edges)
@@ -241,7 +235,7 @@ class HostPool:
     def _unit_views(
         self, space: str, unit: int, buffers: Sequence[str] | None = None
     ) -> list[tuple[str, torch.Tensor]]:
-        """(name, [L, r, W]) of one unit in each buffer, by default in every one of the table."""
+        """(name, [L, r, W]) of one unit in each buffer."""
         if not 0 <= unit < self._count(space):
             raise LayoutMismatch(f"host.{space}: expected a unit of 0 to {self._count(space) - 1}, got {unit}")
         named = [buffer.name for buffer in self._spec(space).buffers] if buffers is None else buffers
@@ -266,7 +260,6 @@ class HostPool:
         return len(spec.layers), self._units[spec.name], rows, buffer.row_bytes // 8
 
     def _memory_name(self, spec: SpaceSpec, buffer: BufferSpec) -> str:
-        """With the layout, since the lengths alone do not tell which dimension is which."""
         return f"host.{self.layout}.{spec.name}.{buffer.name}"
 
     def _spec(self, space: str) -> SpaceSpec:
@@ -284,10 +277,7 @@ class HostPool:
 
 
 def layout_axes(layout: str) -> tuple[int, int, int]:
-    """Where in a layout's memory, counted from the outermost dimension, the layers, units and rows of a unit are.
-
-    The width of a row is always innermost.
-    """
+    """Positions of layers, units and rows in a layout's memory, from the outermost. Row words are always innermost."""
     _require("host layout", layout, HOST_LAYOUTS)
     order = _ORDERS[layout]
     return order.index(0), order.index(1), order.index(2)
@@ -299,12 +289,11 @@ def _copy_blocks(blocks: tuple[tuple[torch.Tensor, torch.Tensor], ...]) -> None:
 
 
 def _rows_of(units: IndexArray, rows: int) -> IndexArray:
-    """The rows of the units, [n * rows], unit after unit."""
+    """Rows of the units, [n * rows]."""
     return (units[:, None] * rows + np.arange(rows, dtype=np.int64)).reshape(-1)
 
 
 def _owned(ids: IndexArray, *, what: str) -> IndexArray:
-    """A copy of the caller's ids, one dimension of int64."""
     owned = np.array(ids)
     if owned.ndim != 1 or (len(owned) and owned.dtype.kind not in "iu"):
         raise LayoutMismatch(f"{what}: expected ids [n] of whole numbers, got {owned.dtype} {list(owned.shape)}")
@@ -312,7 +301,6 @@ def _owned(ids: IndexArray, *, what: str) -> IndexArray:
 
 
 def _pairs(host: IndexArray, device: IndexArray, *, what: str) -> tuple[IndexArray, IndexArray]:
-    """Copies of the ids on both sides, which pair up."""
     hosts, devices = _owned(host, what=f"{what}, host ids"), _owned(device, what=f"{what}, device ids")
     if len(hosts) != len(devices):
         raise LengthMismatch(f"{what}: expected as many host ids as device ids, got {len(hosts)} and {len(devices)}")
@@ -320,7 +308,7 @@ def _pairs(host: IndexArray, device: IndexArray, *, what: str) -> tuple[IndexArr
 
 
 def _check_ids(ids: IndexArray, *, first: int, stop: int, what: str, is_target: bool) -> None:
-    """Ids lie within [first, stop), and none is written twice: which of two copies stays would be chance."""
+    """Raise unless ids lie within [first, stop) and no target is written twice."""
     wrong = ids[(ids < first) | (ids >= stop)]
     if len(wrong):
         raise LayoutMismatch(f"{what}: expected {first} to {stop - 1}, got {wrong.tolist()}")

@@ -1,15 +1,11 @@
 """LayerGate: a ring of loads, one event a layer; the read gate of every buffer set waits here.
 
-    ring    [0: e0 e1 e2 ... | loading][1: ... | finished][2: ...]     begin() arms the next entry
-    reader  wait(layer, lane): for every producer id it consumes, `lane` waits for that entry's event of that layer
-
 Invariants:
 - A read waits on the lane that reads, for its own layer, of every load that its pass consumes. (mutants:
   gate-waits-neighbour-layer, gate-waits-wrong-entry, gate-waits-on-load-lane)
-- An entry is armed again only after the process has seen its load finish. All later work then comes after that load, so
-  nobody waits for the old meaning of the entry. (mutant: ring-rearmed-early)
-- Loads may run on different lanes, so the event of one load tells nothing about another.
-- With every entry in flight `begin` returns None: the caller defers, or waits for the oldest load.
+- An entry is armed again only after the process has seen its load finish, so nobody waits for the old meaning of the
+  entry. (mutant: ring-rearmed-early)
+- Loads may run on different lanes, so the events of two loads are unordered.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ from kvcheck.core.cache.backend.backend import Backend, Lane, Signal
 
 
 class RingEntry:
-    """One entry of the ring. layers: for each global layer, one event for each load lane. finished: the process has
-    seen the load finish."""
+    """layers: by global layer, one event for each load lane. finished: the process has seen the load finish."""
 
     __slots__ = ("finished", "layers")
 
@@ -47,11 +42,10 @@ class LayerGate:
 
     @property
     def has_room(self) -> bool:
-        """The next entry can be armed. (mutant: ring-rearmed-early)"""
         return self.ring[(self._producer + 1) % len(self.ring)].finished
 
     def begin(self) -> int | None:
-        """Arm the next entry: its producer id, or None where its last load has not been seen to finish."""
+        """Arm the next entry and return its id; None if its last load has not been seen to finish."""
         if not self.has_room:
             return None
         self._producer = (self._producer + 1) % len(self.ring)
@@ -59,16 +53,15 @@ class LayerGate:
         return self._producer
 
     def layer_done(self, producer: int, layer: int, lanes: tuple[Lane, ...]) -> None:
-        """Everything of that layer has been queued on these lanes, as many as an entry has events a layer."""
+        """Record a layer's events, one a lane."""
         for signal, lane in zip(self.ring[producer].layers[layer], lanes, strict=True):
             self._backend.record(signal, lane=lane)
 
     def retire(self, producer: int) -> None:
-        """The process has seen the load finish, so its entry can be armed again."""
         self.ring[producer].finished = True
 
     def consume(self, producers: Iterable[int]) -> None:
-        """From now on passes read the pages of these loads."""
+        """Set the loads whose pages later passes read."""
         self._consumed = tuple(dict.fromkeys(producers))
 
     def wait(self, layer: int, lane: Lane) -> None:
@@ -78,20 +71,15 @@ class LayerGate:
                 self._backend.wait(signal, lane=self._waiting_lane(lane))
 
     def wait_whole(self, lane: Lane) -> None:
-        """Make `lane` wait for every layer of every consumed load: what a captured graph needs before it is replayed.
-
-        Waits made while a graph was captured are not made again when it is replayed.
-        """
+        """Make `lane` wait for every layer: a graph replay does not repeat the waits of the capture."""
         for producer in self._waited_for():
             for signal in self._events(producer, len(self.ring[producer].layers) - 1):
                 self._backend.wait(signal, lane=lane)
 
     def _waited_for(self) -> list[int]:
-        """Consumed loads that the process has not seen finish."""
         return [producer for producer in self._consumed if not self.ring[producer].finished]
 
     def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
-        """The events of exactly that layer of exactly that load, one a lane."""
         return self.ring[producer].layers[layer]
 
     def _waiting_lane(self, lane: Lane) -> Lane:

@@ -1,9 +1,4 @@
-"""MemoryStore: a page store in a dict, for the simulator, that can have the faults of a real store.
-
-Invariants:
-- It keeps whole objects, not payloads. A fault changes object bytes, and `get` has to notice it.
-- Faults happen only on request.
-"""
+"""MemoryStore: a page store of whole objects in a dict, for the simulator, with faults on request."""
 
 from __future__ import annotations
 
@@ -12,8 +7,6 @@ from kvcheck.core.cache.hicache.storage import check_key, pack_object, unpack_ob
 
 
 class MemoryStore:
-    """Objects by key in one process. capacity_bytes: most object bytes it keeps; None: no bound."""
-
     name = "memory"
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
@@ -23,7 +16,6 @@ class MemoryStore:
         self._is_closed = False
 
     def put(self, key: str, payload: bytes) -> None:
-        """Store `payload` under `key`, or raise StorageError and leave the old object."""
         self._check(key)
         new = pack_object(key, payload)
         old = self._objects.get(key, b"")
@@ -38,7 +30,6 @@ class MemoryStore:
         self._objects[key] = new
 
     def get(self, key: str, size: int) -> bytes | None:
-        """The exact bytes, or None."""
         self._check(key)
         data = self._objects.get(key)
         if data is None:
@@ -48,43 +39,37 @@ class MemoryStore:
         return payload
 
     def contains(self, key: str) -> bool:
-        """Whether an object is there, whole or not."""
         self._check(key)
         return key in self._objects
 
     def remove(self, key: str) -> None:
-        """Forget `key`."""
         self._check(key)
         self._objects.pop(key, None)
 
     def close(self) -> None:
-        """Refuse everything from now on."""
         self._is_closed = True
 
     def keys(self) -> tuple[str, ...]:
-        """Keys of all objects, in the order in which they were first stored."""
+        """Keys in the order in which they were first stored."""
         return tuple(self._objects)
 
     def corrupt(self, key: str, *, at: int, mask: int = 0xFF) -> None:
-        """Fault: flip the bits of `mask` in byte `at` of the object."""
+        """Fault: flip the bits of `mask` in byte `at`."""
         data = bytearray(self._object(key))
         data[at] ^= mask
         self._objects[key] = bytes(data)
 
     def truncate(self, key: str, *, size: int) -> None:
-        """Fault: leave the first `size` bytes of the object."""
         self._objects[key] = self._object(key)[:size]
 
     def swap(self, first: str, second: str) -> None:
-        """Fault: each of two whole objects lies under the other's key."""
         self._objects[first], self._objects[second] = self._object(second), self._object(first)
 
     def drop(self, key: str) -> None:
-        """Fault: the object is lost."""
         del self._objects[key]
 
     def fill_up(self) -> None:
-        """Fault: from now on there is no room for another byte."""
+        """Fault: leave no room for another byte."""
         self._capacity_bytes = sum(map(len, self._objects.values()))
 
     def _object(self, key: str) -> bytes:

@@ -1,9 +1,8 @@
-"""MooncakeStore: a page store over Mooncake's distributed store. Its segments hold objects, and its master finds them.
+"""MooncakeStore: a page store over Mooncake's distributed store.
 
 Invariants:
-- The library is loaded here, when a store is made. Without it, or without a master, there is an error and no fallback.
-- Return codes are not trusted: a `put` counts once the same bytes were read back, a `get` once the checksum matches.
-  The library returns 0 if a key exists with other bytes, which it keeps, and reports objects whose segment is gone.
+- A `put` counts once the same bytes were read back, a `get` once the checksum matches. The library returns 0 if a key
+  exists with other bytes, which it keeps, and reports objects whose segment is gone.
 - Nothing is called after `close`, because the library would end the process.
 - A bounded memory evicts, so a stored object can be absent later. It never differs.
 """
@@ -24,8 +23,6 @@ OK, NOT_FOUND, NO_SPACE = 0, -704, -200
 
 
 class Client(Protocol):
-    """The calls of the library's store that are used."""
-
     def setup(
         self,
         local_hostname: str,
@@ -45,7 +42,7 @@ class Client(Protocol):
         """Replace: 0, or a negative code."""
 
     def get(self, key: str) -> bytes:
-        """The bytes; b"" if they cannot be had for any reason."""
+        """The bytes; b"" on any failure."""
 
     def is_exist(self, key: str) -> int:
         """1 or 0 as the master reports, or a negative code."""
@@ -58,10 +55,10 @@ class Client(Protocol):
 
 
 class MooncakeStore:
-    """Objects in a Mooncake cluster, over TCP.
+    """Objects in a Mooncake cluster, over TCP. Without the library or a master the constructor raises.
 
-    master: "host:port". segment_bytes: memory lent to the cluster by this process, given back at `close` with all that
-    lies in it; 0: lend none. buffer_bytes: the largest object. host: the address that peers reach this process at.
+    master: "host:port". segment_bytes: memory lent to the cluster until `close`. buffer_bytes: the largest object.
+    host: address for peers.
     """
 
     name = "mooncake"
@@ -82,7 +79,6 @@ class MooncakeStore:
         self._client: Client | None = client
 
     def put(self, key: str, payload: bytes) -> None:
-        """Store `payload` under `key`. It stays while its segment lives and nothing evicts it."""
         client = self._open(key)
         data = pack_object(key, payload)
         if len(data) > self._buffer_bytes:
@@ -99,7 +95,7 @@ class MooncakeStore:
             raise StorageError(f"store mooncake could not keep {len(data)} bytes at {self.master}: {reason}")
 
     def get(self, key: str, size: int) -> bytes | None:
-        """The exact bytes, or None. Raises StorageError where the master does not answer."""
+        """Raise StorageError if the master does not answer."""
         client = self._open(key)
         data = client.get(key)
         if not data:
@@ -110,17 +106,16 @@ class MooncakeStore:
         return payload
 
     def contains(self, key: str) -> bool:
-        """True if the master reports the object. It may do so for seconds after a segment is gone."""
+        """True if the master reports the object, which it may do for seconds after a segment is gone."""
         return self._exists(self._open(key), key)
 
     def remove(self, key: str) -> None:
-        """Remove `key`, leased or not. A reader gets either all bytes or bytes that are refused."""
+        """Remove `key`, leased or not. Readers get all bytes or bytes that fail the checksum."""
         code = self._open(key).remove(key, True)
         if code not in (OK, NOT_FOUND):
             raise StorageError(f"store mooncake could not remove {key} at {self.master}: the library returned {code}")
 
     def close(self) -> None:
-        """Leave the cluster. The objects in this process's segment are lost."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

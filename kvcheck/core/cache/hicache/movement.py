@@ -1,10 +1,9 @@
 """Movement: backs up nodes and loads them back, from the first lock to the acknowledgement.
 
 Invariants:
-- Load-back is all or nothing: if it fails, every lock, page and slot is as before. (mutant: partial-load-keeps-lock)
-- From the start of a transfer to its acknowledgement its nodes are locked on both tiers. (mutants: load-without-pin,
-  write-back-without-pin)
-- With write-through a node is backed up only if its parent is. So every prefix of a backed-up prefix is backed up.
+- Load-back is all or nothing: if it fails, every lock, page and slot is as before.
+- From the start of a transfer to its acknowledgement its nodes are locked on both tiers.
+- With write-through a node is backed up only if its parent is, so every prefix of a backed-up prefix is backed up.
 - All ranks agree on how many transfers to acknowledge.
 """
 
@@ -26,7 +25,7 @@ SPACES = ("full", "window", "state")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What a match needs of a node on the device while only the host holds it. places: pages of the node."""
+    """Units that a match needs on the device and only the host holds. places: pages of the node."""
 
     node: Node
     space: str
@@ -35,7 +34,7 @@ class Gap:
 
 
 class Movement:
-    """Moves what nodes hold between the tiers of one rank. uses: hits before a node is backed up; None: on eviction."""
+    """Copies nodes between the tiers of one rank. uses: hits before a node is backed up; None: on eviction."""
 
     def __init__(
         self,
@@ -61,14 +60,13 @@ class Movement:
     # Backup
 
     def back_up_when_due(self, node: Node, request: int) -> None:
-        """Start a backup of a node that has been used often enough, under a parent that has one."""
         if self.uses is None or node.hits < self.uses or node.parent is None:
             return
         if node.parent is self._tree.root or node.parent.host.is_live:
             self.back_up(node, request)
 
     def back_up(self, node: Node, request: int) -> bool:
-        """Start a backup of one node; False where it has one, is loading, or the host has no room."""
+        """Start a backup; False if the node has one, is loading, or the host has no room."""
         if node.host.is_live or node.loading or not node.device.is_live:
             return False
         copies: list[SpaceCopy] = []
@@ -96,7 +94,6 @@ class Movement:
         return True
 
     def wait_for_backups(self) -> None:
-        """Wait for every backup in flight and acknowledge it."""
         while self.controller.backups:
             self.controller.wait(self.controller.backups[0])
             self._acknowledge(self.controller.take_backup())
@@ -108,7 +105,7 @@ class Movement:
         return allocator.allocate(count, request)
 
     def _place_host(self, node: Node, space: str, host: IndexArray) -> None:
-        """The node's host value, owned by the node. (mutant: node-keeps-queue-view)"""
+        """Set the node's host value, owned by the node. (mutant: node-keeps-queue-view)"""
         if space == "full":
             node.host.full = owned(host)
         elif space == "state":
@@ -119,7 +116,7 @@ class Movement:
     # Load-back
 
     def load_back(self, match: Match, request: int) -> bool:
-        """Load all that a match lacks on the device. Returns False, with nothing changed, if it does not fit."""
+        """Load all that a match lacks on the device. Return False, with nothing changed, if it does not fit."""
         gaps = [gap for node in match.nodes for gap in self._gaps(node, match)]
         if not gaps:
             return True
@@ -167,7 +164,7 @@ class Movement:
         return [ids for _, ids in taken]
 
     def _gaps(self, node: Node, match: Match) -> list[Gap]:
-        """What a node lacks on the device for this match, pages before their companions."""
+        """Gaps of a node for this match, pages before their companions."""
         if not node.is_backed:
             return []
         gaps: list[Gap] = []
@@ -184,11 +181,9 @@ class Movement:
         return [gap for gap in gaps if len(gap.host)]
 
     def _first_seen(self, match: Match) -> int:
-        """The first logical page that the position after the match sees."""
         return self._pool.first_seen_page(match.pages * self._pool.page_size)
 
     def _start(self, node: Node) -> int:
-        """The logical page at which a node begins."""
         return sum(len(each.keys) for each in node.path()) - len(node.keys)
 
     def _place_device(self, gap: Gap, ids: IndexArray) -> None:
@@ -206,7 +201,7 @@ class Movement:
     # Acknowledgement
 
     def poll(self) -> bool:
-        """Acknowledge transfers that are done on every rank, first in, first out. True where there was one."""
+        """Acknowledge transfers that are done on every rank. True if there was one."""
         backups = self._agree(self.controller.finished_backups())
         loads = self._agree(self.controller.finished_loads())
         for _ in range(backups):
@@ -217,7 +212,7 @@ class Movement:
         return bool(backups or loads)
 
     def wait_oldest(self) -> bool:
-        """Wait for the oldest backup, else the oldest load, and acknowledge it; False where none is in flight."""
+        """Wait for the oldest backup, else load, and acknowledge it; False if none is in flight."""
         if self.controller.backups:
             self.controller.wait(self.controller.backups[0])
             self._acknowledge(self.controller.take_backup())

@@ -1,14 +1,8 @@
-"""Node: a run of pages in the prefix tree, with what each tier holds of it.
-
-    keys    [page][page][page]                 token bytes of each page
-    full    ids of the pages                   or None where the tier has none of them
-    window  ids of the window pages held       or None; sliding-window layers
-    state   the slot at the run's last token   or None; recurrent layers
+"""Node: a run of pages in the prefix tree, with its pages and state on each tier.
 
 Invariants:
-- Index values are owned, read-only copies: they are replaced, never changed. (mutants: node-keeps-queue-view,
-  move-changes-indices)
-- `locks` and `host_locks` of a node are never below the sum of those below it, so a locked node has locked ancestors.
+- Index values are owned, read-only copies: they are replaced, never changed.
+- `locks` and `host_locks` of a node are never below the sum of those below it.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ PageMask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowPages:
-    """Window pages of a run of n pages. held: bool [n]. ids: one for each page that is held, in the run's order."""
+    """Window pages of a run of n pages. held: bool [n]. ids: of the held pages, in the run's order."""
 
     held: PageMask
     ids: IndexArray
@@ -47,38 +41,39 @@ class WindowPages:
 
     @staticmethod
     def of(row: IndexArray) -> WindowPages:
-        """From a request's row: [n] device ids, 0 (the padding page) where the request holds none."""
+        """From a request's row: [n] device ids, 0 (the padding page) for pages that are gone."""
         return WindowPages(row > 0, row[row > 0])
 
     @staticmethod
     def nothing(count: int) -> WindowPages:
-        """Of a run of `count` pages, none."""
         return WindowPages(np.zeros(count, dtype=np.bool_), np.zeros(0, dtype=np.int64))
 
     def row(self) -> IndexArray:
-        """[n] device ids, 0 (the padding page) where none is held."""
+        """[n] device ids, 0 (the padding page) for pages that are not held."""
         row = np.zeros(len(self.held), dtype=np.int64)
         row[self.held] = self.ids
         return row
 
     def among(self, wanted: PageMask) -> IndexArray:
-        """Ids of the held pages that are wanted. wanted: bool [n]."""
         return self.ids[wanted[self.held]]
 
     def part(self, start: int, stop: int) -> WindowPages:
-        """Those of pages [start, stop) of the run."""
         return WindowPages(self.held[start:stop], self.ids[self.held[:start].sum() : self.held[:stop].sum()])
 
     def plus(self, places: IndexArray, ids: IndexArray) -> WindowPages:
-        """These and more. places: pages of the run that are not held yet, one for each of `ids`."""
+        """Add `ids` for pages `places`, which are not held yet."""
         held = self.held.copy()
         held[places] = True
         at = np.concatenate((np.flatnonzero(self.held), places))
         return WindowPages(held, np.concatenate((self.ids, ids))[np.argsort(at)])
 
 
+# keys    [page][page][page]                 token bytes of each page
+# full    ids of the pages                   or None
+# window  ids of the window pages held       or None; sliding-window layers
+# state   the slot at the run's last token   or None; recurrent layers
 class Tier:
-    """Index values of one node on one tier: full [n], window, state; None where the tier does not hold them."""
+    """Index values of one node on one tier; None: not held."""
 
     __slots__ = ("full", "state", "window")
 
@@ -89,11 +84,10 @@ class Tier:
 
     @property
     def is_live(self) -> bool:
-        """The tier holds the node's pages."""
         return self.full is not None
 
     def ids(self, space: str) -> IndexArray:
-        """What the tier holds in a space, as an array of the caller's; nothing in a space that nodes do not hold."""
+        """Ids of the tier in a space, owned by the caller."""
         if space == "full" and self.full is not None:
             return self.full.copy()
         if space == "window" and self.window is not None:
@@ -102,7 +96,7 @@ class Tier:
         return np.array(held, dtype=np.int64)
 
     def hashes(self, chain: tuple[bytes, ...], space: str) -> tuple[bytes, ...]:
-        """Of the node's `chain`, the hashes that go with `ids`, one each; a state stands for the node's end."""
+        """The hashes that go with `ids`; a state has the last."""
         if space == "state":
             return chain[-1:]
         if space == "window" and self.window is not None:
@@ -111,10 +105,7 @@ class Tier:
 
 
 class Node:
-    """A run of whole pages after its parent's. chain: one hash a page, each covering all pages before it.
-
-    loading: loads into the node that are not acknowledged. A second one may bring a companion that the first had left.
-    """
+    """A run of whole pages after its parent's. chain: one hash a page, each covering all pages before it."""
 
     __slots__ = (
         "backing",
@@ -147,7 +138,7 @@ class Node:
         self.hits = 0
         self.priority = 0
         self.last_used = 0
-        self.loading: tuple[Transfer, ...] = ()
+        self.loading: tuple[Transfer, ...] = ()  # a second load may bring a companion that the first had left
         self.backing: Transfer | None = None
         self.stored = False
 
@@ -157,7 +148,6 @@ class Node:
         return self.host.is_live and self.backing is None
 
     def tier(self, name: str) -> Tier:
-        """What "device" or "host" holds of the node."""
         return self.device if name == "device" else self.host
 
     def path(self) -> Iterator[Node]:
@@ -169,7 +159,7 @@ class Node:
 
 
 def owned(ids: IndexArray) -> IndexArray:
-    """A read-only copy: a node's index value never shares memory with a queue's, and never changes."""
+    """A read-only copy, which shares no memory with a queue. (mutant: node-keeps-queue-view)"""
     copy = np.array(ids, dtype=np.int64)
     copy.setflags(write=False)
     return copy
@@ -177,16 +167,13 @@ def owned(ids: IndexArray) -> IndexArray:
 
 @dataclass(frozen=True, slots=True)
 class SpaceCopy:
-    """The copies of one space. host, device: [n] page or slot ids, pairwise, frozen. chain: [n] hashes of them.
-
-    owners: [n] requests that they are made for, and that the ids which are written were handed to.
-    """
+    """The copies of one space, [n] each; ids are frozen."""
 
     space: str
     host: IndexArray
     device: IndexArray
-    chain: tuple[bytes, ...]
-    owners: IndexArray
+    chain: tuple[bytes, ...]  # hashes of the pages
+    owners: IndexArray  # requests that the copies are made for and that own the target ids
 
     def __post_init__(self) -> None:
         if not len(self.host) == len(self.device) == len(self.chain) == len(self.owners):
@@ -198,33 +185,29 @@ class SpaceCopy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """Copies in one direction. nodes: those whose values are copied; a split adds to them. done: one signal for each
-    lane.
+    """Copies in one direction."""
 
-    number: counts transfers from 1. request: who asked. producer: the ring entry of a load that has started.
-    """
-
-    number: int
+    number: int  # from 1
     kind: str
     request: int
-    nodes: list[Node]
+    nodes: list[Node]  # a split adds to them
     copies: tuple[SpaceCopy, ...]
     lock: Node
-    done: tuple[Signal, ...] = ()
+    done: tuple[Signal, ...] = ()  # one for each lane
     acknowledged: bool = False
-    producer: int | None = None
+    producer: int | None = None  # the ring entry of a load that has started
 
 
 def make_copy(
     space: str, host: IndexArray, device: IndexArray, chain: Sequence[bytes], *, owners: IndexArray | int
 ) -> SpaceCopy:
-    """A copy that owns its index values. owners: of each unit, or of all of them."""
+    """Make a copy that owns its index values. owners: of each unit, or of all of them."""
     each = np.full(len(host), owners) if isinstance(owners, int) else owners
     return SpaceCopy(space, owned(host), owned(device), tuple(chain), owned(each))
 
 
 def merge(copies: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
-    """One copy a space, in the order the spaces first appear; the values given are left as they are."""
+    """Return one new copy a space, in the order in which the spaces first appear."""
     spaces = dict.fromkeys(copy.space for copy in copies)
     return tuple(
         make_copy(
@@ -239,5 +222,4 @@ def merge(copies: Sequence[SpaceCopy]) -> tuple[SpaceCopy, ...]:
 
 
 def full_pages(copies: Sequence[SpaceCopy]) -> tuple[bytes, ...]:
-    """Hashes of the pages of the full space that move."""
     return tuple(each for copy in copies if copy.space == "full" for each in copy.chain)

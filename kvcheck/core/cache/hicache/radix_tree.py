@@ -1,12 +1,9 @@
 """Prefix tree over whole pages and two tiers: match, insert, split, lock, remove.
 
-    root --[page, page]--> node --[page]--> node        an edge holds whole pages of tokens
-
 Invariants:
 - Nodes with device pages form a tree from the root; so do nodes with host pages, above those that have none yet.
 - A match never crosses a node that neither tier holds; such a node is removed.
 - Splitting keeps locks and pending transfers on both halves.
-- Nothing here allocates, frees or moves: the cache does.
 """
 
 from __future__ import annotations
@@ -27,20 +24,17 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The longest prefix that can be served. nodes: its path, root left out, ending exactly at `pages`.
-
-    device_pages: leading pages that are on the device; the rest is on the host.
-    """
+    """The longest prefix that can be served."""
 
     node: Node
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # the path without the root; it ends exactly at `pages`
     pages: int
-    device_pages: int
+    device_pages: int  # leading pages on the device; the rest is on the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a request gives the tree for a prefix: [n] pages, the window pages it holds of them, a state slot."""
+    """Pages [n] of a request for the tree, with its window pages and state slot."""
 
     full: IndexArray
     window: WindowPages | None = None
@@ -49,7 +43,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What the tree took of an offer: bool [n] for pages and window pages, and whether the state slot."""
+    """The part of an offer that the tree took: bool [n] of pages and of window pages."""
 
     node: Node
     full: PageMask
@@ -60,23 +54,17 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the tree has of a prompt. node: deepest of `pages` pages; servable: of them. held: by space, for each page.
+    """The cached part of a prompt."""
 
-    A page holds a state where a node ends and some tier has the state there.
-    """
-
-    node: Node
+    node: Node  # the deepest
     pages: int
-    servable: int
-    held: dict[str, list[bool]]
+    servable: int  # of `pages`
+    held: dict[str, list[bool]]  # by space, for each page; a state only at the end of a node
 
 
 class PrefixTree:
-    """Cached prefixes. window: tokens a window layer sees, 0 without; has_state: prefixes end at a state.
-
-    on_lock: is told of each lock and unlock: the node, the tier, and whether it was added. on_split: is told of each
-    node that was cut in two, once both halves are whole.
-    """
+    """window: tokens a window layer sees, 0 without; has_state: prefixes end at a state. on_lock: gets node, tier and
+    whether the lock was added. on_split: gets each node after its split."""
 
     def __init__(self, page_size: int, *, window: int = 0, has_state: bool = False) -> None:
         self.page_size = page_size
@@ -91,16 +79,14 @@ class PrefixTree:
         self.root.host.full = owned(np.zeros(0, dtype=np.int64))
 
     def keys(self, tokens: Tokens) -> list[bytes]:
-        """Token bytes of each whole page."""
         size = self.page_size
         return [tokens[i * size : (i + 1) * size].tobytes() for i in range(len(tokens) // size)]
 
     def chain(self, tokens: Tokens) -> tuple[bytes, ...]:
-        """One hash a whole page, each covering all pages before it."""
         return chain_hashes(self.keys(tokens))
 
     def match(self, tokens: Tokens, *, priority: int = 0, device_only: bool = False) -> Match:
-        """The longest servable prefix in whole pages; splits a node where it ends inside one."""
+        """Return the longest servable prefix in whole pages; split a node if it ends inside one."""
         self._clock += 1
         path = self._walk(self.keys(tokens))
         pages = self._servable(path, device_only=device_only)
@@ -122,7 +108,7 @@ class PrefixTree:
         )
 
     def known(self, tokens: Tokens) -> Known:
-        """What both tiers hold of a prompt, without using it."""
+        """Look up both tiers without counting a use."""
         path: list[Node] = []
         for node in self._walk(self.keys(tokens)):
             if not (node.device.is_live or node.is_backed):
@@ -141,7 +127,7 @@ class PrefixTree:
         )
 
     def device_match(self, tokens: Tokens) -> tuple[Node, int]:
-        """The deepest node of the path whose pages are on the device, and how many pages that is."""
+        """The deepest node of the path with device pages, and their number."""
         node, pages = self.root, 0
         for each in self._walk(self.keys(tokens)):
             if not each.device.is_live:
@@ -150,7 +136,7 @@ class PrefixTree:
         return node, pages
 
     def insert(self, tokens: Tokens, offer: Offer, *, priority: int = 0) -> Taken:
-        """Cache the whole pages of a sequence on the device; say what was taken of the offer."""
+        """Cache whole pages on the device; return the part of the offer that was taken."""
         keys = self.keys(tokens)
         if len(offer.full) != len(keys):
             raise LengthMismatch(f"insert: {len(tokens)} tokens are {len(keys)} pages, got {len(offer.full)}")
@@ -179,7 +165,7 @@ class PrefixTree:
         return Taken(node=node, full=full, window=window, state=state, grown=tuple(grown))
 
     def insert_host(self, tokens: Tokens, start: int, host: Tier) -> Node | None:
-        """Cache pages [start, ...) of a sequence on the host; None where the path before or after has changed."""
+        """Cache pages [start, ...) on the host; None if the path before or after has changed."""
         keys = self.keys(tokens)
         path = self._path_now(keys, start)
         known = sum(len(node.keys) for node in path)
@@ -196,17 +182,15 @@ class PrefixTree:
         return leaf
 
     def _path_now(self, keys: list[bytes], start: int) -> list[Node]:
-        """What is cached now of a prompt that had `start` pages before. (mutant: fetch-replaces-computed)"""
+        """Current path of a prompt that had `start` pages before. (mutant: fetch-replaces-computed)"""
         return self._walk(keys)
 
     def lock(self, node: Node) -> None:
-        """Keep a node and its ancestors on the device."""
         for each in node.path():
             each.locks += 1
         self.on_lock(node, "device", True)
 
     def unlock(self, node: Node) -> None:
-        """Undo one lock."""
         for each in node.path():
             if each.locks < 1:
                 raise LengthMismatch(f"unlock of node {each.ordinal}, which is not locked")
@@ -214,13 +198,11 @@ class PrefixTree:
         self.on_lock(node, "device", False)
 
     def lock_host(self, node: Node) -> None:
-        """Keep the host pages of a node and its ancestors."""
         for each in node.path():
             each.host_locks += 1
         self.on_lock(node, "host", True)
 
     def unlock_host(self, node: Node) -> None:
-        """Undo one host lock."""
         for each in node.path():
             if each.host_locks < 1:
                 raise LengthMismatch(f"unlock of the host pages of node {each.ordinal}, which are not locked")
@@ -228,13 +210,12 @@ class PrefixTree:
         self.on_lock(node, "host", False)
 
     def remove(self, node: Node) -> None:
-        """Take a childless node out."""
         if node.children or node.parent is None:
             raise LengthMismatch(f"remove of node {node.ordinal}, which has {len(node.children)} children")
         del node.parent.children[node.keys[0]]
 
     def nodes(self, *, on_device: bool = False) -> Iterator[Node]:
-        """Every node but the root, parents first. on_device: those with device pages, without walking the others."""
+        """Every node but the root, parents first. on_device: only those with device pages."""
         waiting = list(self.root.children.values())
         while waiting:
             node = waiting.pop()
@@ -245,7 +226,7 @@ class PrefixTree:
     # What can be served
 
     def _walk(self, keys: list[bytes]) -> list[Node]:
-        """Nodes that spell a prefix of `keys`, the last one split where they end inside it."""
+        """Nodes that spell a prefix of `keys`, the last one split at its end."""
         node, at = self.root, 0
         path: list[Node] = []
         while at < len(keys) and (child := node.children.get(keys[at])) is not None:
@@ -258,7 +239,7 @@ class PrefixTree:
         return path
 
     def _servable(self, path: list[Node], *, device_only: bool) -> int:
-        """Pages of the longest prefix of the path that has all it needs on one tier or the other."""
+        """Pages of the longest prefix that is complete in every space on one tier or the other."""
         best = at = 0
         unbroken = 0  # from this page on, every window page so far is held
         for node in path:
@@ -297,8 +278,7 @@ class PrefixTree:
             window[start:stop] = node.device.window.held
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` pages; returns the new upper half. The state stays at the end. (mutant:
-        split-forgets-load)"""
+        """Cut a node after `at` pages; return the upper half. The state stays below. (mutant: split-forgets-load)"""
         assert node.parent is not None
         upper = self._node(node.keys[:at], node.chain[:at], node.parent)
         for name in ("locks", "host_locks", "hits", "priority", "last_used", "loading", "backing", "stored"):
@@ -323,14 +303,12 @@ class PrefixTree:
 
 
 def _has_state(node: Node, device_only: bool) -> bool:
-    """Some tier holds the state at a node's end."""
     if node.device.is_live and node.device.state is not None:
         return True
     return not device_only and node.is_backed and node.host.state is not None
 
 
 def _window_held(node: Node, device_only: bool) -> list[bool]:
-    """For each page: some tier holds its window page."""
     held = np.zeros(len(node.keys), dtype=bool)
     if node.device.is_live and node.device.window is not None:
         held |= node.device.window.held
@@ -340,7 +318,6 @@ def _window_held(node: Node, device_only: bool) -> list[bool]:
 
 
 def _common(left: tuple[bytes, ...], right: list[bytes]) -> int:
-    """How many leading pages are equal."""
     same = 0
     for mine, theirs in zip(left, right, strict=False):
         if mine != theirs:

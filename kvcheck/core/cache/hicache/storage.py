@@ -1,13 +1,8 @@
 """Storage: the Protocol of page stores, the keys of pages, and the format of a stored object.
 
-    object: magic 8 | version 2 | key length 2 | payload length 8 | key | checksum 32 | payload
-    chain:  hash(page 0) -> hash(that, page 1) -> hash(that, page 2)     so a key stands for a whole prefix
-
 Invariants:
 - A key is a hash over length-prefixed fields. Two namespaces, spaces or prefixes share a key only if they are equal.
-- `get` returns the exact bytes that were stored under that key, or None. The checksum covers the header too.
-- Nothing in an object is interpreted before its checksum matches. The payload is never interpreted.
-- Every store uses the same object format, also the one in memory.
+- Nothing in an object is interpreted before its checksum, which covers the header too, matches.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ KEY_TEXT = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 MAGIC = b"KVCHKOBJ"
 VERSION = 1
 FIELDS = struct.Struct(">8sHHQ")
-"""Magic, version, length of the key, length of the payload."""
+"""magic 8 | version 2 | key length 2 | payload length 8; an object goes on with key | checksum 32 | payload"""
 
 
 class PageStore(Protocol):
@@ -40,20 +35,16 @@ class PageStore(Protocol):
     """Objects that were found and not served: truncated, corrupt, of another size or another key."""
 
     def put(self, key: str, payload: bytes) -> None:
-        """Store `payload`. Afterwards a reader sees all of it or, if it is lost, nothing.
-
-        Equal bytes under that key stay; other bytes are replaced. Raises StorageError if it cannot be stored; the old
-        object then stays or is lost, and is never mixed with the new one.
-        """
+        """Store `payload`. A reader gets all of it or, if it is lost, nothing. Raise StorageError if it cannot be
+        stored; the old object then stays or is lost."""
 
     def get(self, key: str, size: int) -> bytes | None:
-        """The `size` bytes under `key`. None: absent, or refused."""
+        """The exact `size` bytes stored under `key`. None: absent, or refused."""
 
     def contains(self, key: str) -> bool:
-        """A hint that something is there. Only a `get` proves that it can be read, so do not skip a `put` for this."""
+        """A hint. Only a `get` proves that an object can be read, so do not skip a `put` for this."""
 
-    def remove(self, key: str) -> None:
-        """Forget `key`; an absent key is fine."""
+    def remove(self, key: str) -> None: ...
 
     def close(self) -> None:
         """Close the store; its objects stay. A second call does nothing."""
@@ -71,7 +62,7 @@ STORES: Registry[Callable[..., PageStore]] = Registry(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """The owner of pages. Only an equal namespace finds what one has stored."""
+    """The owner of pages. Only an equal namespace finds them."""
 
     model: str
     dtype: str
@@ -87,7 +78,7 @@ class Namespace:
             raise UsageError(f"a namespace needs page_size >= 1 and 0 <= rank < ranks; got {self}")
 
     def key(self, space: str, chain: bytes) -> str:
-        """Name of the page of `space` that ends the prefix `chain`: lower-case hex, safe as a file name."""
+        """Key of the page that ends the prefix `chain`: lower-case hex, safe as a file name."""
         texts = (self.model, self.dtype, self.layout, str(self.page_size), str(self.rank), str(self.ranks), space)
         # surrogatepass: a model's name may be a path that is not valid UTF-8, and still has to stay distinct.
         fields = [*(text.encode("utf-8", "surrogatepass") for text in texts), chain]
@@ -95,7 +86,7 @@ class Namespace:
 
 
 def chain_hashes(pages: Sequence[bytes], before: bytes = b"") -> tuple[bytes, ...]:
-    """One hash a page of token bytes, covering all pages before it. before: the hash of the page before the first."""
+    """One hash a page, covering all pages before it. before: the hash before the first page."""
     hashes: list[bytes] = []
     for page in pages:
         before = _next_hash(before, page)
@@ -109,18 +100,16 @@ def _next_hash(before: bytes, page: bytes) -> bytes:
 
 
 def check_key(key: str) -> None:
-    """Raise UsageError unless `key` is one that `Namespace.key` could have made: a path is not."""
+    """Raise UsageError unless `key` has the form of `Namespace.key`."""
     if not KEY_TEXT.fullmatch(key):
         raise UsageError(f"not a key of a page store: {key!r:.80}; expected {2 * HASH_BYTES} lower-case hex digits")
 
 
 def object_bytes(key: str, size: int) -> int:
-    """Length of the object that keeps `size` bytes under `key`."""
     return FIELDS.size + len(key) + HASH_BYTES + size
 
 
 def pack_object(key: str, payload: bytes) -> bytes:
-    """The object that keeps `payload` under `key`."""
     header = FIELDS.pack(MAGIC, VERSION, len(key), len(payload)) + key.encode("ascii")
     return b"".join((header, _checksum(header, payload), payload))
 
@@ -141,10 +130,10 @@ def complete_prefix(
     policy: Mapping[str, str],
     window_pages: Mapping[str, int] | None = None,
 ) -> int:
-    """Leading pages that can be restored: the longest prefix for which every space has what it needs.
+    """Length in pages of the longest prefix for which every space has the pages it needs.
 
-    has: for each space, which pages are there. policy: what a prefix of n > 0 pages needs of the space: "all" its
-    pages 0 .. n - 1; "trailing" the last `window_pages[space]` of them (all where there are fewer); "end" page n - 1.
+    has: by space, the presence of each page. policy: need of a prefix of n pages: "all" pages; "trailing" the last
+    `window_pages[space]` pages, or all if fewer; "end" page n - 1.
     """
     windows = window_pages or {}
     _check_policies(has, policy=policy, windows=windows)
@@ -179,7 +168,7 @@ def _check_policies(
 
 
 def _hash_of(fields: Sequence[bytes], *, purpose: bytes) -> bytes:
-    """Hash of a list of fields. Each field follows its length, so that no two lists give the same bytes."""
+    """Hash fields, each after its length, so that no two lists give the same bytes."""
     digest = blake2b(digest_size=HASH_BYTES, person=purpose)
     for field in fields:
         digest.update(len(field).to_bytes(8, "big"))

@@ -1,14 +1,9 @@
-"""StorageTier: stores host pages in a page store after their backup, and fetches them before an admission.
-
-    store      backup acknowledged -> pack -> put                     one operation a node, host pages locked
-    prefetch   what both tiers lack and the store seems to have -> host pages -> get -> unpack
-    publish    the longest prefix for which every space arrived whole becomes a node that the host holds
+"""StorageTier: stores host pages in a page store after their backup, and prefetches them before an admission.
 
 Invariants:
-- `contains` of a store is a hint. A page counts only once its bytes were read and checked.
+- A page counts only once its bytes were read and checked, on every rank.
 - A published prefix is at most as long as its shortest companion, and its bytes are in the host pages before.
 - Pages that did not arrive, or that another request cached meanwhile, are freed. They were never in the tree.
-- A page counts as promised, or as arrived, only if it is so on every rank, since a store may lose one rank's page.
 - If a put fails, the host still has the page. If a get fails, the page counts as missing.
 """
 
@@ -35,8 +30,7 @@ from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_pr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredUnit:
-    """One object of the store and the host unit that it is packed from or unpacked into. hash: of the prefix that ends
-    with it."""
+    """One object of the store and its host unit. hash: of the prefix that ends with it."""
 
     key: str
     space: str
@@ -46,7 +40,7 @@ class StoredUnit:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Write:
-    """Pages of a node on their way to the store. done: all were packed and handed over."""
+    """Pages of a node on their way to the store."""
 
     node: Node
     units: tuple[StoredUnit, ...]
@@ -55,24 +49,23 @@ class Write:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prefetch:
-    """Pages [start, stop) of a request's prompt on their way from the store to the host.
-
-    parent: the node they hang below, locked. units: host ids by space, with the logical page of each. arrived: pages
-    that were served whole, by space. objects: what is read, one for each unit.
-    """
+    """Pages [start, stop) of a request's prompt on their way from the store to the host."""
 
     request: int
     tokens: Tokens
-    objects: tuple[StoredUnit, ...]
+    objects: tuple[StoredUnit, ...]  # one for each unit
     start: int
     stop: int
-    parent: Node
-    units: dict[str, tuple[IndexArray, IndexArray]]
-    arrived: dict[str, set[int]] = field(default_factory=dict)
+    parent: Node  # the locked node that the pages hang below
+    units: dict[str, tuple[IndexArray, IndexArray]]  # host ids by space, with the logical page of each
+    arrived: dict[str, set[int]] = field(default_factory=dict)  # complete pages, by space
     done: Signal | None = None
     is_wanted: bool = True
 
 
+# store      backup acknowledged -> pack -> put                     one operation a node, host pages locked
+# prefetch   pages that both tiers lack and the store seems to have -> host pages -> get -> unpack
+# publish    the longest prefix for which every space arrived whole becomes a node that the host holds
 class StorageTier:
     """The storage tier of one rank. window_pages: pages that a window reaches back; 0 without window layers."""
 
@@ -109,22 +102,20 @@ class StorageTier:
         self._prefetches: list[Prefetch] = []
         self._outcomes: list[tuple[str, bool, StoredUnit]] = []  # (space, put or got whole, object), in its order
 
-    # Under way
+    # In transfer
 
     @property
     def writing(self) -> tuple[StoredUnit, ...]:
-        """Objects on their way to the store, whose writes are not acknowledged."""
         return tuple(each for write in self._writes for each in write.units)
 
     @property
     def reading(self) -> tuple[StoredUnit, ...]:
-        """Objects on their way from the store, whose fetches are not acknowledged."""
         return tuple(each for prefetch in self._prefetches for each in prefetch.objects)
 
     # Down
 
     def store(self, node: Node, request: int) -> None:
-        """Queue what the host holds of a node for the store, once. Its pages are pinned. (mutant: put-without-pin)"""
+        """Queue the host pages of a node, once, and pin them. (mutant: put-without-pin)"""
         if node.stored or not node.host.is_live:
             return
         stored: list[StoredUnit] = []
@@ -197,11 +188,10 @@ class StorageTier:
         self._prefetches.append(prefetch)
 
     def is_fetching(self, request: int) -> bool:
-        """True while pages of the request are being fetched."""
         return any(each.request == request and each.is_wanted for each in self._prefetches)
 
     def forget(self, request: int) -> None:
-        """The request was aborted: free the pages that arrive for it. (mutant: aborted-fetch-forgotten)"""
+        """Free the pages that arrive for an aborted request. (mutant: aborted-fetch-forgotten)"""
         for each in self._prefetches:
             each.is_wanted = each.is_wanted and each.request != request
 
@@ -218,7 +208,7 @@ class StorageTier:
             prefetch.arrived.setdefault(each.space, set()).add(page)
 
     def _promised(self, chain: Sequence[bytes], known: Known) -> int:
-        """Pages of the longest prefix that the tree and, behind it, the store seem to have, companions included."""
+        """Length of the longest prefix that tree and store seem to have, companions included."""
         has = {
             space: known.held[space]
             + [self._on_all(self._contains(self.key_of(self._namespace, space, each))) for each in chain[known.pages :]]
@@ -228,8 +218,7 @@ class StorageTier:
 
     @staticmethod
     def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
-        """The key under which an owner keeps a page. Whoever shares a store makes keys by this. (mutants:
-        key-forgets-dtype, key-forgets-rank)"""
+        """The key of an owner's page. (mutants: key-forgets-dtype, key-forgets-rank)"""
         return namespace.key(space, chain)
 
     def _stored_unit(self, space: str, unit: int, chain: bytes) -> StoredUnit:
@@ -245,7 +234,7 @@ class StorageTier:
     def _host_units(
         self, chain: Sequence[bytes], start: int, stop: int, request: int
     ) -> dict[str, tuple[IndexArray, IndexArray]] | None:
-        """Host ids for every piece of pages [start, stop) that is to be fetched, all or nothing."""
+        """Allocate host ids for all units of pages [start, stop) to be fetched, all or none."""
         wanted = {"full": np.arange(start, stop)}
         if "window" in self._policy:
             wanted["window"] = np.arange(max(start, stop - self._windows["window"]), stop)
@@ -270,7 +259,6 @@ class StorageTier:
     # Acknowledgement
 
     def poll(self) -> None:
-        """Acknowledge writes and fetches that are done on every rank, first in, first out."""
         for _ in range(self._agree(self._finished([each.done for each in self._writes]))):
             self._written(self._writes.pop(0))
         signals = [each.done for each in self._prefetches if each.done is not None]
@@ -278,7 +266,7 @@ class StorageTier:
             self._publish(self._prefetches.pop(0))
 
     def wait_oldest(self) -> bool:
-        """Wait for the oldest fetch, else the oldest write, and acknowledge it; False where there is none."""
+        """Wait for the oldest fetch, else the oldest write, and acknowledge it; False if there is none."""
         if self._prefetches:
             oldest = self._prefetches.pop(0)
             assert oldest.done is not None
@@ -297,7 +285,6 @@ class StorageTier:
         self._tell_stored()
 
     def _on_all(self, is_so: bool) -> bool:
-        """True if it is so on every rank."""
         return bool(self._agree(int(is_so)))
 
     def _finished(self, signals: Sequence[Signal]) -> int:
@@ -335,7 +322,7 @@ class StorageTier:
             self._listener.fetched(request=prefetch.request, copies=tuple(copies))
 
     def _arrived(self, prefetch: Prefetch) -> int:
-        """Pages of the longest prefix for which every space arrived whole, what the tree had before included."""
+        """Length of the longest complete prefix, the tree's own pages included."""
         known = self._tree.known(prefetch.tokens[: prefetch.start * self._tree.page_size])
         if known.pages < prefetch.start:
             return prefetch.start
@@ -359,7 +346,6 @@ class StorageTier:
         return tier
 
     def _tell_stored(self) -> None:
-        """Tell what the store did since the last call, in the order in which it did it."""
         outcomes, self._outcomes = self._outcomes, []
         for (space, is_whole), run in groupby(outcomes, key=lambda each: each[:2]):
             if self._listener is not None:

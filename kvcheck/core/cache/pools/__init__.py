@@ -1,8 +1,4 @@
-"""Pool families: each is a table of spaces and buffers; everything else loops over the table.
-
-Invariants:
-- A family is one row; FAMILIES has the same names.
-"""
+"""Pool families: each is a table of spaces and buffers; everything else loops over the table."""
 
 from __future__ import annotations
 
@@ -24,4 +20,3 @@ POOLS: Registry[Callable[[ModelShape], tuple[SpaceSpec, ...]]] = Registry(
 )
 
 FAMILIES = frozenset(POOLS.names())
-"""Every pool family."""

@@ -1,9 +1,7 @@
-"""Allocators of pages, tokens and slots: who owns which id, and which ids may be freed now.
+"""Allocators of pages, tokens and slots.
 
 Invariants:
 - free + live = all at any time. Id 0 of a device pool is never allocated.
-- Freeing an id that is not allocated raises DoubleFree; freeing a pinned id raises FreeInFlight.
-- An id has one owner from `allocate` to `free`; any other caller gets ForeignAccess.
 - The order of ids depends on the calls alone.
 """
 
@@ -19,21 +17,18 @@ from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, Le
 from kvcheck.core.base.paging import IndexArray, pages_for
 
 FEW = 64
-"""Up to so many ids, looking at each of them is faster than an array of all."""
+"""Most ids for which a loop is faster than an array."""
 
 
 class AllocationListener(Protocol):
-    """Gets the acts of an allocator."""
-
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        """`ids` now belong to request `owner`."""
+        """`ids` belong to request `owner` from now on."""
 
-    def freed(self, space: str, ids: IndexArray) -> None:
-        """`ids` are free."""
+    def freed(self, space: str, ids: IndexArray) -> None: ...
 
 
 class Use:
-    """Ids that a queued operation touches. is_reached: asks whether it has run; True stays True."""
+    """Ids that a queued operation touches. is_reached: True once it has run."""
 
     __slots__ = ("ids", "is_reached")
 
@@ -43,7 +38,7 @@ class Use:
 
 
 class IdAllocator:
-    """Hands out ids first .. first + count - 1, lowest waiting id first, freed ids last (FIFO)."""
+    """Allocates ids first .. first + count - 1: the lowest first, freed ids last (FIFO)."""
 
     def __init__(self, space: str, *, count: int, first: int = 1, listener: AllocationListener | None = None) -> None:
         self.space = space
@@ -57,16 +52,14 @@ class IdAllocator:
 
     @property
     def available(self) -> int:
-        """Ids that can be handed out now."""
         return len(self._free)
 
     @property
     def live(self) -> int:
-        """Ids that are handed out now."""
         return self.count - len(self._free)
 
     def allocate(self, count: int, owner: int) -> IndexArray | None:
-        """`count` ids, or None where fewer are free; then nothing has changed."""
+        """Allocate `count` ids; None, with nothing changed, if fewer are free."""
         if count < 0:
             raise LengthMismatch(f"{self.space}: expected a count of at least 0, got {count}")
         if count > len(self._free):
@@ -79,7 +72,7 @@ class IdAllocator:
         return ids
 
     def free(self, ids: IndexArray) -> None:
-        """Give ids back. All or nothing: raises before anything changes."""
+        """Free ids, all or none. Raise like `check_freeable`."""
         if not len(ids):
             return
         self.check_freeable(ids)
@@ -89,7 +82,7 @@ class IdAllocator:
             self._listener.freed(self.space, ids)
 
     def check_freeable(self, ids: IndexArray) -> None:
-        """Raise DoubleFree or FreeInFlight where `free` would."""
+        """Raise DoubleFree for an id that is not allocated or named twice, FreeInFlight for a pinned one."""
         if not len(ids):
             return
         if not self._are_live(ids) or len(set(ids.tolist())) != len(ids):
@@ -100,21 +93,19 @@ class IdAllocator:
             raise FreeInFlight(f"{self.space}: freed {ids.tolist()} while pinned: {ids[self._pins[ids] > 0].tolist()}")
 
     def turn(self, by: int) -> None:
-        """Hand out other ids first: `by` of the free ones go behind the others, as in a pool that has served before."""
+        """Move the first `by` free ids behind the others, as in a pool that has served before."""
         self._free.rotate(-by)
 
     def owner_of(self, unit: int) -> int | None:
-        """The request that owns the id; None for an id that is free or does not exist."""
+        """Return the owner's request; None for an id that is free or does not exist."""
         is_live = 0 <= unit < len(self._live) and self._live[unit]
         return int(self._owners[unit]) if is_live else None
 
     def check_live(self, ids: IndexArray) -> None:
-        """Raise ForeignAccess where one of the ids is not allocated."""
         if not self._are_live(ids):
             raise ForeignAccess(f"{self.space}: used {ids.tolist()}, of which some are not allocated")
 
     def check_owned(self, ids: IndexArray, owner: int) -> None:
-        """Raise ForeignAccess where one of the ids does not belong to `owner`."""
         self.check_live(ids)
         if (wrong := self._owners[ids] != owner).any():
             unit = int(ids[wrong][0])
@@ -123,32 +114,31 @@ class IdAllocator:
             )
 
     def check_owner(self, unit: int, owner: int) -> None:
-        """check_owned of a single id, without making arrays of it."""
+        """check_owned of a single id, without making arrays."""
         if not (0 <= unit < len(self._live) and self._live.item(unit) and self._owners.item(unit) == owner):
             self.check_owned(np.array([unit], dtype=np.int64), owner)
 
     def pin(self, ids: IndexArray) -> None:
-        """Keep ids from being freed until `unpin`, while a copy uses them. An id named twice is pinned twice."""
+        """Keep ids from being freed until `unpin`. An id named twice is pinned twice."""
         if not self._are_live(ids):
             raise DoubleFree(f"{self.space}: pinned {ids.tolist()}, of which some are not allocated")
         np.add.at(self._pins, ids, 1)
 
     def unpin(self, ids: IndexArray) -> None:
-        """Undo one `pin`. All or nothing."""
+        """Undo one `pin`, all or nothing."""
         each, times = np.unique(ids, return_counts=True)
         if len(each) and (each[0] < 0 or each[-1] >= len(self._pins) or (self._pins[each] < times).any()):
             raise LengthMismatch(f"{self.space}: unpinned {ids.tolist()}, of which some are not pinned")
         self._pins[each] -= times
 
     def hold(self, ids: IndexArray, is_reached: Callable[[], bool]) -> Use:
-        """Pin ids for a queued operation. The pin ends with `drop`, or when they are freed and `is_reached` says so."""
+        """Pin ids for a queued operation until `drop`, or until they are freed after `is_reached` has become True."""
         self.pin(ids)
         use = Use(ids.copy(), is_reached)
         self._uses.append(use)
         return use
 
     def drop(self, use: Use) -> None:
-        """End a use, unless it has ended already."""
         if use in self._uses:
             self._uses.remove(use)
             self.unpin(use.ids)
@@ -159,8 +149,7 @@ class IdAllocator:
                 self.drop(use)
 
     def _are_live(self, ids: IndexArray) -> bool:
-        """True if these are a one-dimensional list of ids, each allocated. Plain indexing would also take -1, floats
-        and masks."""
+        """True if `ids` is [n] int64 and each is allocated. Plain indexing would also take -1, floats and masks."""
         if ids.dtype != np.int64 or ids.ndim != 1:
             raise LengthMismatch(f"{self.space}: expected ids [n] of int64, got {ids.shape} of {ids.dtype}")
         if len(ids) > FEW:
@@ -192,7 +181,5 @@ class PageAllocator(IdAllocator):
 
 
 class TokenAllocator(PageAllocator):
-    """Single tokens: a PageAllocator whose pages hold one token."""
-
     def __init__(self, space: str, *, count: int, listener: AllocationListener | None = None) -> None:
         super().__init__(space, count=count, page_size=1, listener=listener)

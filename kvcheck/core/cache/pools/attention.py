@@ -1,13 +1,4 @@
-"""AttentionInputs: what the attention of a pass is told of a request, and how it reads a stored row.
-
-    positions of a request   0 ......... first_seen ......... start ....... stop
-    full layers read         [0 ........................................ length)
-    window layers read                   [first_seen ................... length)
-    rotary embedding                                          [position ...
-
-Invariants:
-- Every reader of a pool asks here, so that layers, masks and footprints of a pass agree.
-"""
+"""AttentionInputs: the arguments of a pass's attention kernels. Layers, masks and footprints share them."""
 
 from __future__ import annotations
 
@@ -19,61 +10,63 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 class Held(Protocol):
-    """A holding of a pool. A request that resumes has another one."""
+    """A holding of a pool. A resumed request has a new one."""
 
     request: int
 
 
+# positions of a request   0 ......... first_seen ......... start ....... stop
+# full layers read         [0 ........................................ length)
+# window layers read                   [first_seen ................... length)
+# rotary embedding                                          [position ...
 class AttentionInputs:
-    """Of one pool."""
-
     def __init__(self, shape: ModelShape) -> None:
         self._window = shape.window
 
     def position(self, holding: Held, start: int) -> int:
-        """The position by which the first token of a chunk is turned: that of its row, also after a resume.
+        """Rotary position of a chunk's first token: that of its row, also after a resume.
 
         (mutant: resume-shifts-positions)
         """
         return start
 
     def length(self, start: int, stop: int) -> int:
-        """Tokens of the request that a chunk [start, stop) reads: all before it, and its own.
+        """KV length of a chunk [start, stop): all tokens before it, and its own.
 
         (mutant: length-without-own-token)
         """
         return stop
 
     def first_seen(self, position: int) -> int:
-        """The first position that window layers see from `position`, which is one of the window's tokens itself.
+        """The first position that window layers see from `position`, which counts as one of the window's tokens.
 
         (mutant: window-one-short)
         """
         return max(0, position + 1 - self._window)
 
     def ranked(self, length: int) -> int:
-        """Of `length` tokens that are read, those whose index keys an indexer ranks: all.
+        """Tokens, of `length`, whose index keys the NSA indexer ranks: all.
 
         (mutant: index-skips-open-page)
         """
         return length
 
     def picked(self, scores: torch.Tensor, count: int) -> torch.Tensor:
-        """Positions that the tokens of one request read, [T, count]. scores: [T, n], of an indexer.
+        """Top-k positions that the tokens of one request read, [T, count]. scores: [T, n], of an indexer.
 
         (mutant: picks-of-other-request)
         """
         return scores.topk(min(count, scores.shape[1]), -1).indices
 
     def times(self, holding: Held) -> int:
-        """How often the first token of a chunk is taken into the recurrent state.
+        """Number of updates of the recurrent state with a chunk's first token.
 
         (mutant: resume-takes-token-twice)
         """
         return 1
 
     def scaled(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """Values of rows that are stored in 8 bits. rows: [n, heads, dim]; scales: [n, heads, 1].
+        """Dequantise 8-bit rows. rows: [n, heads, dim]; scales: [n, heads, 1].
 
         (mutant: scale-applied-twice)
         """

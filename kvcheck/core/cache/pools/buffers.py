@@ -1,9 +1,8 @@
-"""BufferSpec tables and BufferSet: the sole owner of a pool's tensors, with the one guarded read.
+"""BufferSpec tables and BufferSet: the sole owner of a pool's tensors.
 
 Invariants:
-- A pool family is a table of spaces; a space is a table of buffers addressed by the same page or slot ids.
-  Offload, transfer, clear, size and checks loop over the table, so a buffer cannot be forgotten in one of them.
-- Tensors leave a BufferSet through `read_view`, which waits for the layer on the calling lane, or `write_view`.
+- Offload, transfer, clear, size and checks loop over the table, so none of them can forget a buffer.
+- Tensors leave a BufferSet through `read_view`, which waits for the layer, or `write_view`.
 - Row 0 (page 0, slot 0) is padding.
 """
 
@@ -24,7 +23,7 @@ from kvcheck.kernels.page_copy import fill_torch
 
 
 class Granularity(Enum):
-    """The owner of one row of a buffer: a token, a page or a slot."""
+    """The owner of one row of a buffer."""
 
     TOKEN = "token"
     PAGE = "page"
@@ -42,18 +41,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSpec:
-    """One physical buffer of a space, per layer: [rows, *item_shape].
-
-    pieces: for PAGE rows, where each token's bytes lie; empty for TOKEN and SLOT rows.
-    shards: equal pieces of a row that tensor parallelism deals out over its ranks; 1: every rank keeps the whole row.
-    """
+    """One physical buffer of a space, per layer: [rows, *item_shape]."""
 
     name: str
     rows: Granularity
     item_shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[Piece, ...] = ()
-    shards: int = 1
+    pieces: tuple[Piece, ...] = ()  # byte ranges of each token, for PAGE rows only
+    shards: int = 1  # equal parts of a row that tensor parallelism distributes; 1: every rank keeps the whole row
 
     def __post_init__(self) -> None:
         if self.row_bytes % 8:
@@ -72,25 +67,21 @@ class BufferSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of one layer."""
         return prod(self.item_shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSpec:
-    """Buffers that share one id space. layers: global layer ids in the order of the buffers' first dimension.
-
-    unit: PAGE or SLOT, what the space's allocator hands out.
-    """
+    """Buffers that share one id space."""
 
     name: str
-    unit: Granularity
-    layers: tuple[int, ...]
+    unit: Granularity  # PAGE or SLOT, allocated as one id
+    layers: tuple[int, ...]  # global ids in the order of the buffers' first dimension
     buffers: tuple[BufferSpec, ...]
 
 
 class ReadGate(Protocol):
-    """What a guarded read waits for. The layer gate of the host tier is one; pools never import it."""
+    """The gate of guarded reads, such as the host tier's layer gate, which pools never import."""
 
     def wait(self, layer: int, lane: Lane) -> None:
         """Make `lane` wait until the local `layer` may be read."""
@@ -102,15 +93,13 @@ class ReadGate(Protocol):
 class OpenGate:
     """The gate of a pool without a host tier: no load is ever pending."""
 
-    def wait(self, layer: int, lane: Lane) -> None:
-        """Nothing to wait for."""
+    def wait(self, layer: int, lane: Lane) -> None: ...
 
-    def wait_whole(self, lane: Lane) -> None:
-        """Nothing to wait for."""
+    def wait_whole(self, lane: Lane) -> None: ...
 
 
 class BufferSet:
-    """The tensors of one space. `units` pages or slots can be used, plus row 0."""
+    """The tensors of one space: `units` usable pages or slots, plus row 0."""
 
     def __init__(
         self,
@@ -137,15 +126,12 @@ class BufferSet:
             self._words[buffer.name] = tensor.view(len(spec.layers), rows, -1).view(torch.uint8).view(torch.int64)
 
     def connect(self, gate: ReadGate) -> None:
-        """From now on, reads wait at this gate."""
         self._gate = gate
 
     def memory_name(self, buffer: str) -> str:
-        """The backend's name for a buffer's memory."""
         return f"{self.label}.{self.spec.name}.{buffer}"
 
     def buffer(self, name: str) -> BufferSpec:
-        """The row of the table with that name."""
         for buffer in self.spec.buffers:
             if buffer.name == name:
                 return buffer
@@ -154,10 +140,10 @@ class BufferSet:
         )
 
     def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
-        """Words of all layers, [L, R, W] int64, once `layers` (local) may be read on `lane`.
+        """Return words of all layers, [L, R, W] int64, once `layers` (local) may be read on `lane`.
 
-        piece: the piece of each token that the reader needs, if the buffer packs several; all by default. The view
-        holds for operations submitted to `lane` after this call, until the rows are freed.
+        piece: the piece of each token that the reader needs, if the buffer packs several; all by default. The view is
+        valid for operations submitted to `lane` after this call, until the rows are freed.
 
         SGLang's get_index_k_continuous, get_index_k_scale_continuous and get_index_k_scale_buffer did not wait for the
         layer (#22811). (mutants: index-key-reader-without-wait, -scale-reader-, -pair-reader-)
@@ -167,11 +153,11 @@ class BufferSet:
         return self._words[name]
 
     def write_view(self, name: str) -> torch.Tensor:
-        """Words of all layers, [L, R, W] int64, to write rows that the caller owns; never to read."""
+        """Return words of all layers, [L, R, W] int64, to write rows that the caller owns; never to read."""
         return self._words[name]
 
     def zero(self, unit: int, lane: Lane) -> None:
-        """Clear one slot or page of every buffer, before its first use by a new owner."""
+        """Clear one slot or page before its first use by a new owner."""
         targets = [self._unit_rows(buffer, unit) for buffer in self.spec.buffers]
 
         def run() -> None:
@@ -191,7 +177,7 @@ class BufferSet:
         return {name: (words.data_ptr(), words.data_ptr() + words.numel() * 8) for name, words in self._words.items()}
 
     def free(self) -> None:
-        """Give every buffer of the table back. (mutant: free-keeps-index-buffer)"""
+        """Free every buffer of the table. (mutant: free-keeps-index-buffer)"""
         for buffer in self.spec.buffers:
             self._backend.release(self.memory_name(buffer.name))
         self._words.clear()

@@ -1,7 +1,7 @@
 """Mamba hybrid pools: attention pages, and one slot of conv and ssm state a request.
 
 Invariants:
-- A state slot is overwritten in place at every step: its content has a version, the tokens it has absorbed.
+- A slot is overwritten in place at every step: the version of its content is the number of tokens absorbed.
 - A slot is zeroed before its first use by a new owner.
 """
 
@@ -14,7 +14,6 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def mamba_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
-    """Pages for the attention layers, slots for the linear-attention layers."""
     if shape.ssm_heads < 1 or shape.conv_dim % shape.ssm_heads:
         raise LayoutMismatch(
             f"shape {shape.name}: conv_dim must be a multiple of ssm_heads, got {shape.conv_dim} and {shape.ssm_heads}"

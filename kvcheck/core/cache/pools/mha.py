@@ -1,9 +1,4 @@
-"""MHA and GQA pools: keys and values a token, with their scales as buffers when rows are 8-bit.
-
-Invariants:
-- Scales are rows of the same table as the payload they belong to.
-- A shard of a row holds whole heads, and no head lies in two shards.
-"""
+"""MHA and GQA pools: keys and values of each token, with their scales as buffers if rows are 8-bit."""
 
 from __future__ import annotations
 
@@ -16,7 +11,10 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def kv_buffers(shape: ModelShape) -> tuple[BufferSpec, ...]:
-    """k and v rows [heads, dim]; with scale_block, one fp32 scale for each `scale_block` elements."""
+    """k and v rows [heads, dim]; with scale_block, one fp32 scale for each `scale_block` elements.
+
+    A shard holds whole heads, and no head lies in two shards.
+    """
     value_dim = shape.v_head_dim or shape.head_dim
     rows = [
         BufferSpec(
@@ -40,5 +38,4 @@ def kv_buffers(shape: ModelShape) -> tuple[BufferSpec, ...]:
 
 
 def mha_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
-    """One space of pages over all layers."""
     return (SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=kv_buffers(shape)),)

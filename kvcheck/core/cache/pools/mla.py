@@ -1,8 +1,4 @@
-"""MLA pools: one latent row a token.
-
-Invariants:
-- A packed FP8 row (nope, scales, rope) is one row of bytes: 656 for DeepSeek-V3.2.
-"""
+"""MLA pools: one latent row a token. A packed FP8 row (nope, scales, rope) of DeepSeek-V3.2 has 656 bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def latent_buffer(shape: ModelShape) -> BufferSpec:
-    """[1, latent_dim] elements, or [1, latent_row_bytes] bytes when the row is packed."""
+    """[1, latent_dim] elements, or [1, latent_row_bytes] bytes if the row is packed."""
     if shape.latent_row_bytes:
         return BufferSpec(
             name="latent", rows=Granularity.TOKEN, item_shape=(1, shape.latent_row_bytes), dtype=torch.uint8
@@ -22,5 +18,4 @@ def latent_buffer(shape: ModelShape) -> BufferSpec:
 
 
 def mla_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
-    """One space of pages over all layers."""
     return (SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=(latent_buffer(shape),)),)

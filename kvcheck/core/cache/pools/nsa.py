@@ -1,11 +1,7 @@
 """NSA (DSA) pools: a latent row a token, and an index page of FP8 keys followed by their fp32 scales.
 
-Index page of 64 tokens and 128-byte keys, 8448 bytes:
-    [0, 8192)      keys,   token o at [128 * o, 128 * o + 128)
-    [8192, 8448)   scales, token o at [8192 + 4 * o, 8192 + 4 * o + 4)
-
 Invariants:
-- Latent rows and index pages share page ids: a token's index bytes lie in the page of its latent row.
+- A token's index bytes lie in the page of its latent row, so both share page ids.
 """
 
 from __future__ import annotations
@@ -18,7 +14,9 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def nsa_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
-    """One space of pages: latent and index_k_with_scale."""
+    # Index page of 64 tokens and 128-byte keys, 8448 bytes:
+    #     [0, 8192)      keys,   token o at [128 * o, 128 * o + 128)
+    #     [8192, 8448)   scales, token o at [8192 + 4 * o, 8192 + 4 * o + 4)
     key_bytes = shape.index_head_dim
     scale_bytes = shape.index_head_dim // shape.index_quant_block * 4
     index = BufferSpec(

@@ -1,15 +1,10 @@
-"""KVPool: the spaces of one model's KV cache, their allocators and tables, and what each request holds.
-
-    logical tokens of a request   [0 ............... shared ............. tokens)
-    full pages                    [tree's pages    )[request's own pages     )
-    window pages (SWA)            0 0 0 0 0 0 0 0 [live pages of the window  )
+"""KVPool: the spaces of one model's KV cache, their allocators and tables, and the holding of each request.
 
 Invariants:
 - Growing is all or nothing over every space.
-- A holding's host lists and the device tables name the same pages in the same order.
-- `close` frees what the request owns, in every space, exactly once; the tree keeps the shared pages.
-- Every method refuses a closed holding, since its ids may belong to another request.
-- `commit` is the only writer of `committed`, and commits no token beyond the holding's pages.
+- A holding's host lists and the device tables have the same pages in the same order.
+- `close` frees the request's own ids exactly once; the tree keeps the shared pages.
+- Every method but `pages_short` raises for a closed holding, since its ids may belong to another request.
 """
 
 from __future__ import annotations
@@ -33,64 +28,54 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
-    """pages and window_pages: usable pages. requests: request rows. max_tokens: longest request.
-
-    state_slots: slots for requests and cached prefixes; 0: as many as requests.
-    """
-
-    pages: int
-    requests: int
-    max_tokens: int
-    window_pages: int = 0
-    state_slots: int = 0
+    pages: int  # usable
+    requests: int  # request rows
+    max_tokens: int  # of the longest request
+    window_pages: int = 0  # usable
+    state_slots: int = 0  # for requests and cached prefixes; 0: as many as requests
 
 
 def _no_pages() -> IndexArray:
     return np.zeros(0, dtype=np.int64)
 
 
+# logical tokens of a request   [0 ............... shared ............. tokens)
+# full pages                    [tree's pages    )[request's own pages     )
+# window pages (SWA)            0 0 0 0 0 0 0 0 [live pages of the window  )
 @dataclass(slots=True, kw_only=True)
 class Holding:
-    """What one request holds of a pool. pages, window_pages: by logical page; a window page of 0 is gone.
-
-    shared: leading logical pages that the prefix tree owns. committed: tokens whose KV is written, or whose write has
-    been queued on the forward lane; see KVPool.commit. is_open: until the pool closes it.
-    """
+    """Pages, row and slot of one request."""
 
     request: int
     row: int
     state_slot: int = 0
-    shared: int = 0
-    committed: int = 0
-    pages: IndexArray = field(default_factory=_no_pages)
-    window_pages: IndexArray = field(default_factory=_no_pages)
-    is_open: bool = True
+    shared: int = 0  # leading logical pages that the prefix tree owns
+    committed: int = 0  # tokens whose KV is written or queued on the forward lane; see KVPool.commit
+    pages: IndexArray = field(default_factory=_no_pages)  # by logical page
+    window_pages: IndexArray = field(default_factory=_no_pages)  # by logical page; 0: gone
+    is_open: bool = True  # until the pool closes it
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Logical pages of a request that the prefix tree has taken over. full, window: bool, by logical page."""
+    """Logical pages of a request that the prefix tree has taken over: bool, by logical page."""
 
     full: npt.NDArray[np.bool_]
     window: npt.NDArray[np.bool_]
 
     @staticmethod
     def nothing(pages: int) -> Given:
-        """Of `pages` logical pages, none."""
         return Given(np.zeros(pages, dtype=bool), np.zeros(pages, dtype=bool))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Where the first `tokens` tokens of a request lie.
-
-    units: by space, pages or slots in logical order; window pages that are gone are left out.
-    """
+    """Location of the first tokens of a request."""
 
     request: int
     tokens: int
     page_size: int
-    units: Mapping[str, IndexArray]
+    units: Mapping[str, IndexArray]  # by space, pages or slots in logical order, without window pages that are gone
 
     def rows(self, space: str, buffer: BufferSpec) -> IndexArray:
         """Rows of a buffer that hold the tokens, in logical order."""
@@ -102,7 +87,7 @@ class Extent:
 
 
 class _SpaceGate:
-    """The gate of one buffer set: local layers are translated to the model's."""
+    """The gate of one buffer set: translates local layers to the model's."""
 
     def __init__(self, gate: ReadGate, layers: tuple[int, ...]) -> None:
         self._gate = gate
@@ -116,8 +101,6 @@ class _SpaceGate:
 
 
 class KVPool:
-    """One model's KV memory on one device."""
-
     def __init__(
         self,
         shape: ModelShape,
@@ -164,13 +147,13 @@ class KVPool:
         }
 
     def connect(self, gate: ReadGate) -> None:
-        """From now on, every read of the pool waits at this gate. The gate counts the model's layers."""
+        """Make all reads wait at this gate, which counts the model's layers."""
         self._gate = gate
         for spec in self.specs:
             self.sets[spec.name].connect(_SpaceGate(gate, spec.layers))
 
     def before_replay(self, lane: Lane) -> None:
-        """Make `lane` wait for all loads that the reads of a captured graph would wait for; called before the replay.
+        """Make `lane` wait, before a graph replay, for all loads that the captured reads would wait for.
 
         (mutant: replay-without-whole-wait)
         """
@@ -178,26 +161,22 @@ class KVPool:
 
     @property
     def has_window(self) -> bool:
-        """Some layers see only a window."""
         return "window" in self.sets
 
     @property
     def has_state(self) -> bool:
-        """Some layers keep a recurrent state."""
         return "state" in self.sets
 
     @property
     def paged(self) -> tuple[str, ...]:
-        """The spaces that hold pages."""
         return ("full", "window") if self.has_window else ("full",)
 
     @property
     def rows_free(self) -> int:
-        """Requests that can still be opened."""
         return self.allocators["rows"].available
 
     def spare(self, space: str) -> int:
-        """Ids of a space that cached prefixes may take: a state slot for every request that can be opened stays."""
+        """Ids that cached prefixes may take: one state slot stays for every request that can be opened."""
         return self.allocators[space].available - (self.rows_free if space == "state" else 0)
 
     @property
@@ -206,11 +185,10 @@ class KVPool:
         return min(self.allocators[name].available for name in self.paged)
 
     def buffers(self) -> tuple[tuple[str, BufferSpec], ...]:
-        """Every (space, buffer) of the table."""
         return tuple((spec.name, buffer) for spec in self.specs for buffer in spec.buffers)
 
     def open(self, request: int) -> Holding | None:
-        """A row (and a zeroed state slot) for a request, or None where there is none."""
+        """Allocate a row (and a zeroed state slot) for a request; None if no row is free."""
         rows = self.allocators["rows"].allocate(1, request)
         if rows is None:
             return None
@@ -227,7 +205,7 @@ class KVPool:
     def adopt(self, holding: Holding, pages: IndexArray, window_pages: IndexArray) -> None:
         """Start an empty holding with pages that the prefix tree owns and has locked for it.
 
-        window_pages: by logical page, 0 where the next position does not see it; empty without window layers.
+        window_pages: by logical page, 0 if the next position does not see it; empty without window layers.
         """
         self.check_open(holding)
         self.allocators["full"].check_live(pages)
@@ -243,14 +221,14 @@ class KVPool:
         self._write_locs(holding, 0, holding.committed)
 
     def pages_short(self, holding: Holding, tokens: int, *, query: int) -> dict[str, int]:
-        """Pages missing in each space before `grow` with the same arguments succeeds; spaces without any left out."""
+        """Missing pages, by space, before `grow` with the same arguments succeeds; only spaces that lack some."""
         short = {space: n - self.allocators[space].available for space, n in self._extra(holding, tokens, query)}
         return {space: missing for space, missing in short.items() if missing > 0}
 
     def grow(self, holding: Holding, tokens: int, *, query: int) -> bool:
-        """Make room for `tokens` tokens in every paged space; False, and nothing changed, where some space is full.
+        """Make room for `tokens` tokens in every paged space; False, with nothing changed, if a space is full.
 
-        query: position of the next token to be computed; window pages that it cannot see are not taken.
+        query: position of the next token to be computed; window pages that it cannot see are not allocated.
         """
         self.check_open(holding)
         held = min(len(holding.pages), len(holding.window_pages)) if self.has_window else len(holding.pages)
@@ -274,9 +252,9 @@ class KVPool:
         return True
 
     def commit(self, holding: Holding, tokens: int) -> None:
-        """The KV of the first `tokens` tokens is written, as far as later work on the forward lane can see.
+        """Set the committed length: work queued later on the forward lane finds the KV of the first `tokens` tokens.
 
-        Called by whoever queued the write or saw it arrive. Raises LengthMismatch beyond the holding's pages.
+        Raise LengthMismatch beyond the holding's pages.
         """
         self.check_open(holding)
         if not 0 <= tokens <= len(holding.pages) * self.page_size:
@@ -287,7 +265,7 @@ class KVPool:
         holding.committed = tokens
 
     def evict_window(self, holding: Holding, tokens: int) -> None:
-        """Free window pages that no token at or after position `tokens` can see."""
+        """Free window pages that no position from `tokens` on can see."""
         self.check_open(holding)
         if not self.has_window:
             return
@@ -300,15 +278,14 @@ class KVPool:
         holding.window_pages = np.concatenate((np.zeros(passed, dtype=np.int64), holding.window_pages[passed:]))
 
     def map_window(self, pages: IndexArray, window_pages: IndexArray) -> None:
-        """Window layers find these full pages' tokens in these window pages, in forward-lane order."""
+        """Map full pages to their window pages, in forward-lane order."""
         self.tables["full_to_window"].assign(pages, window_pages)
 
     def unmap_window(self, pages: IndexArray) -> None:
-        """These full pages have no window pages any more."""
         self.tables["full_to_window"].assign(pages, np.zeros_like(pages))
 
     def close(self, holding: Holding, *, given: Given | None = None) -> None:
-        """Free what the request owns, but not the pages that the prefix tree has taken over."""
+        """Free the request's own ids, but not the pages that the prefix tree has taken over."""
         if not holding.is_open:
             raise DoubleFree(f"request {holding.request}: its holding (row {holding.row}) has been closed already")
         self.check_open(holding)
@@ -346,7 +323,6 @@ class KVPool:
         return first_seen_page(query, self.shape.window, self.page_size)
 
     def extent(self, holding: Holding, tokens: int) -> Extent:
-        """Where the request's first `tokens` tokens lie, in every space."""
         self.check_open(holding)
         count = pages_for(tokens, self.page_size)
         units = {"full": holding.pages[:count]}
@@ -358,14 +334,12 @@ class KVPool:
         return Extent(request=holding.request, tokens=tokens, page_size=self.page_size, units=units)
 
     def free(self) -> None:
-        """Give all memory back, table and buffers alike."""
         for owned in self.sets.values():
             owned.free()
         for table in self.tables.values():
             table.free()
 
     def _extra(self, holding: Holding, tokens: int, query: int) -> list[tuple[str, int]]:
-        """Pages to add in each paged space."""
         wanted = pages_for(tokens, self.page_size)
         extra = [("full", max(0, wanted - len(holding.pages)))]
         if self.has_window:

@@ -1,10 +1,10 @@
 """Index tensors that kernels read: request row to locs, full page to window page, request row to state slot.
 
 Invariants:
-- Entries are written by operations on the forward lane, so a kernel sees what was written before it in that lane.
-- Entries are named by footprints of the space "table": a row, and a span of columns in it.
-- A write that would leave its row is refused before anything is queued.
-- Row 0 is padding. Entries past a request's length are stale and must never be read. (mutant: resume-refeeds-token)
+- Operations on the forward lane write the entries, so a kernel sees every earlier write of that lane.
+- A write outside its row raises before anything is queued.
+- Row 0 of req_to_token is padding. Entries past a request's length are stale and must never be read. (mutant:
+  resume-refeeds-token)
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class IndexTable:
         )
 
     def write(self, row: int, start: int, values: IndexArray) -> None:
-        """table[row, start : start + n] = values, in forward-lane order."""
+        """table[row, start : start + n] = values."""
         columns = np.arange(start, start + len(values), dtype=np.int64)
         entries = self.footprint(np.array([row]), np.array([start]), np.array([start + len(values)]))
         self._submit(columns, values, entries, row=row)
 
     def assign(self, columns: IndexArray, values: IndexArray) -> None:
-        """table[0, columns] = values, in forward-lane order."""
+        """table[0, columns] = values."""
         self._submit(columns, values, self.footprint(np.zeros_like(columns), columns, columns + 1), row=0)
 
     def footprint(self, rows: IndexArray, starts: IndexArray, stops: IndexArray) -> Footprint:
-        """The entries [starts[i], stops[i]) of each of some rows."""
+        """The entries [starts[i], stops[i]) of each rows[i], in the space "table"."""
         return Footprint("table", (self.name,), (0, 1), rows, spans_of(starts, stops))
 
     def _submit(self, columns: IndexArray, values: IndexArray, entries: Footprint, *, row: int) -> None:
@@ -74,9 +74,8 @@ class IndexTable:
         )
 
     def read_view(self) -> torch.Tensor:
-        """The table, [rows + 1, columns]; holds for operations submitted to the forward lane."""
+        """The table, [rows + 1, columns]; valid for operations submitted to the forward lane."""
         return self._tensor
 
     def free(self) -> None:
-        """Give the memory back."""
         self._backend.release(f"table.{self.name}")

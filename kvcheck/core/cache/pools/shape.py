@@ -1,9 +1,4 @@
-"""ModelShape: the dimensions of a model from which every buffer table of a pool family is derived.
-
-Invariants:
-- A shape is a value: frozen, validated when made, never read from a device.
-- Layer ids are global (0 .. num_layers - 1); each layer belongs to exactly one of the three layer lists.
-"""
+"""ModelShape: the dimensions of a model from which every buffer table of a pool family is derived."""
 
 from __future__ import annotations
 
@@ -16,36 +11,28 @@ from kvcheck.core.base.errors import LayoutMismatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Dimensions of one model, in the field's words. Sizes are elements unless the name says bytes.
+    """Dimensions of one model. Sizes are elements unless the name contains bytes.
 
-    name: preset name. family: row of POOLS (mha, mla, nsa, swa, mamba).
-    page_size: tokens a page. full_layers / window_layers / state_layers: global layer ids that keep the
-    whole context, a sliding window of it, or a recurrent state.
-    num_kv_heads, head_dim, v_head_dim: GQA rows. latent_dim: MLA row (kv_lora_rank + qk_rope_head_dim).
-    latent_row_bytes: 0, or the exact bytes of a packed latent row (656 for FP8 nope + scales + bf16 rope).
-    index_head_dim, index_quant_block: NSA indexer key and its quantisation block (one fp32 scale a block).
-    scale_block: 0, or elements that share one fp32 scale when kv_dtype is 8-bit (scales become buffers).
-    window: tokens a window layer sees. conv_* and ssm_*: recurrent state of a linear-attention layer.
-    source: where the numbers come from.
+    Layer ids are global; each layer belongs to exactly one of the three layer lists.
     """
 
     name: str
-    family: str
+    family: str  # row of POOLS
     page_size: int
-    full_layers: tuple[int, ...]
-    window_layers: tuple[int, ...] = ()
-    state_layers: tuple[int, ...] = ()
+    full_layers: tuple[int, ...]  # they keep the whole context
+    window_layers: tuple[int, ...] = ()  # they keep a sliding window of it
+    state_layers: tuple[int, ...] = ()  # they keep a recurrent state
     kv_dtype: torch.dtype = torch.bfloat16
-    num_kv_heads: int = 0
+    num_kv_heads: int = 0  # GQA rows: num_kv_heads, head_dim, v_head_dim
     head_dim: int = 0
-    v_head_dim: int = 0
-    latent_dim: int = 0
-    latent_row_bytes: int = 0
-    index_head_dim: int = 0
-    index_quant_block: int = 128
-    scale_block: int = 0
-    window: int = 0
-    conv_dim: int = 0
+    v_head_dim: int = 0  # 0: head_dim
+    latent_dim: int = 0  # MLA row: kv_lora_rank + qk_rope_head_dim
+    latent_row_bytes: int = 0  # of a packed latent row: 656 for FP8 nope + scales + bf16 rope; 0: not packed
+    index_head_dim: int = 0  # key of the NSA indexer
+    index_quant_block: int = 128  # elements of an index key that share one fp32 scale
+    scale_block: int = 0  # elements that share one fp32 scale if kv_dtype is 8-bit; 0: no scale buffers
+    window: int = 0  # tokens that a window layer sees
+    conv_dim: int = 0  # conv_* and ssm_*: recurrent state of a linear-attention layer
     conv_kernel: int = 0
     conv_dtype: torch.dtype = torch.bfloat16
     ssm_heads: int = 0
@@ -53,7 +40,7 @@ class ModelShape:
     ssm_value_dim: int = 0
     ssm_dtype: torch.dtype = torch.float32
     hidden_size: int = 16
-    source: str = ""
+    source: str = ""  # origin of the numbers
 
     def __post_init__(self) -> None:
         layers = sorted((*self.full_layers, *self.window_layers, *self.state_layers))
@@ -73,5 +60,4 @@ class ModelShape:
 
     @property
     def num_layers(self) -> int:
-        """All layers, whatever they keep."""
         return len(self.full_layers) + len(self.window_layers) + len(self.state_layers)

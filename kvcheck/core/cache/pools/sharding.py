@@ -1,12 +1,4 @@
-"""Sharding: which rank keeps which shards of a row under tensor parallelism, and the shape of one rank.
-
-8 shards on 4 ranks      0 1 | 2 3 | 4 5 | 6 7       in order
-    2 shards on 4 ranks      0   | 0   | 1   | 1         one each, replicated on neighbouring ranks
-
-Invariants:
-- Every rank keeps at least one shard, every shard is kept, and all shards have the same number of keepers.
-- Ranks and shards of which neither number divides the other are refused.
-"""
+"""Shards of a row under tensor parallelism: the shards of each rank, and the shape of one rank."""
 
 from __future__ import annotations
 
@@ -17,7 +9,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def rank_shape(shape: ModelShape, rank: int, size: int) -> ModelShape:
-    """The dimensions that rank `rank` of `size` keeps: its heads; latents and index keys are whole on every rank."""
+    """Dimensions on rank `rank` of `size`: its heads; latents and index keys are whole on every rank."""
     if shape.ssm_heads and shape.conv_dim % shape.ssm_heads:
         raise LayoutMismatch(
             f"shape {shape.name}: conv_dim must be a multiple of ssm_heads to be dealt out with them, got "
@@ -30,9 +22,11 @@ def rank_shape(shape: ModelShape, rank: int, size: int) -> ModelShape:
 
 
 def shard_range(shards: int, rank: int, size: int) -> range:
-    """Shards of a whole row that rank `rank` of `size` keeps."""
+    """Shards of a whole row on rank `rank` of `size`. Raise LayoutMismatch if neither number divides the other."""
     if shards < 1 or not 0 <= rank < size:
         raise LayoutMismatch(f"shards must be at least 1 and 0 <= rank < size, got {shards} shards, rank {rank}/{size}")
+    # 8 shards on 4 ranks      0 1 | 2 3 | 4 5 | 6 7       in order
+    # 2 shards on 4 ranks      0   | 0   | 1   | 1         one each, replicated on neighbouring ranks
     if size > shards:
         if size % shards:
             raise LayoutMismatch(f"{size} ranks cannot replicate {shards} shards evenly: {shards} must divide {size}")

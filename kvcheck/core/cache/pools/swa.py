@@ -1,7 +1,7 @@
-"""SWA hybrid pools: a full pool and a window pool, tied by the full-to-window page map.
+"""SWA hybrid pools: a full pool and a smaller window pool, tied by the full-to-window page map.
 
 Invariants:
-- A window page exists only while some token of it can still be seen through the window; the map is 0 afterwards.
+- A window page exists only while the window can see some token of it; the map is 0 afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def swa_spaces(shape: ModelShape) -> tuple[SpaceSpec, ...]:
-    """Pages for the full layers, pages of a smaller pool for the window layers."""
     return (
         SpaceSpec(name="full", unit=Granularity.PAGE, layers=shape.full_layers, buffers=kv_buffers(shape)),
         SpaceSpec(name="window", unit=Granularity.PAGE, layers=shape.window_layers, buffers=kv_buffers(shape)),

@@ -1,12 +1,9 @@
 """DecodeScheduler: a scheduler whose prompts are computed elsewhere and arrive over a wire.
 
-    waiting -> pages and slot taken, asked for -> transferring -> SUCCESS on every rank -> ready -> running ...
-                                                        |-> FAILED on any rank -> drained on every rank -> given back
-
 Invariants:
-- What ranks decide together (who is in, who failed, what is given back) follows from `settle`'s values, which all ranks
-  agreed on, never from this rank's own. (mutant: rank-decides-alone)
-- Pages and slot of a request that failed stay taken until no source can write them any more.
+- Joint decisions of ranks (admission, failure, release) follow from `settle`'s agreed values. (mutant:
+  rank-decides-alone)
+- Pages and slot of a failed request stay allocated until no source can write them any more.
 """
 
 from __future__ import annotations
@@ -20,17 +17,17 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING, InboundRoom, Receiver
 
 ANOTHER_RANK = "another rank failed"
-"""The reason of a rank that knows of a failure by agreement alone."""
+"""Reason at a rank that has not failed itself."""
 
 ABORTED = "aborted by the decode end"
 
 JUST_JOINED = 2
-"""Tokens of a request that has decoded once: the first one came with its prompt."""
+"""Outputs after one decode step: the first token came with the prompt."""
 
 
+# waiting -> pages and slot allocated, Want sent -> transferring -> SUCCESS on every rank -> ready -> running ...
+#                                                       |-> FAILED on any rank -> drained on every rank -> freed
 class DecodeScheduler(Scheduler):
-    """One decode rank. Requests that are prefilling are prefilled by another end: their prompts are on their way."""
-
     def __init__(
         self,
         parts: SchedulerDeps,
@@ -42,7 +39,7 @@ class DecodeScheduler(Scheduler):
     ) -> None:
         super().__init__(parts, config)
         self.may_ask = True
-        """Whether every rank of this end has somebody to ask; set between rounds, from what all ranks agreed on."""
+        """True if every rank of this end has a source to send Wants to; set between rounds, from agreed values."""
         self.receiver = receiver
         self._metadata = metadata
         self._room_of = room_of
@@ -52,37 +49,33 @@ class DecodeScheduler(Scheduler):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do, to be drained or to be reported."""
         return super().is_idle and not (self._draining or self._failed)
 
     def abort(self, request_id: int) -> bool:
-        """End a request wherever it is; it is reported as failed, as every request is that does not finish."""
+        """End a request in any state; it is reported as failed."""
         found = super().abort(request_id)
         if found:
             self._failed.append((request_id, ABORTED))
         return found
 
     def is_asked(self, request_id: int) -> bool:
-        """The request's prompt has been asked for, or it is not here at all."""
+        """True once the Want was sent, or if the request is not here."""
         return all(each.request_id != request_id for each in self._waiting)
 
     def states(self) -> dict[int, str]:
-        """As in Scheduler.states, with requests that have just joined, and those whose memory may still be written.
-
-        One that was sent again is waiting, while its earlier attempt drains.
-        """
+        """Scheduler.states with "joined" and "draining". A request that was sent again is waiting while its earlier
+        attempt drains."""
         states = super().states()
         joined = {each.request_id for each in self._running if len(each.output) <= JUST_JOINED}
         states |= {request: "joined" for request, state in states.items() if state == "running" and request in joined}
         return {each.request_id: "draining" for each in self._draining} | states
 
     def room_states(self) -> dict[int, str]:
-        """By request, the state of its room at this rank, where the rank knows more than that it has asked."""
         states = {each.request_id: self._room_state(_room(each)) for each in self._prefilling}
         return {request: state for request, state in states.items() if state is not None}
 
     def deadline(self, request_id: int) -> int | None:
-        """When the request is given up, or its drain asked for again, at this end; None where no time runs for it."""
+        """Deadline of the request, or of its next drain request; None if no time runs for it."""
         coming = [_room(each) for each in self._prefilling if each.request_id == request_id]
         draining = [_room(each) for each in self._draining if each.request_id == request_id]
         timed = [
@@ -97,16 +90,14 @@ class DecodeScheduler(Scheduler):
         return "partly reported" if 0 < len(room.waits) < len(self.receiver.sources) else None
 
     def poll(self) -> list[int]:
-        """Take what arrived; what this rank knows, to be reduced over the ranks by the least value.
-
-        Request by request: statuses of those that are transferring, then whether those that failed are drained.
-        """
+        """Receive, and return this rank's values for `RankGroup.agree`: statuses of the transferring requests, then
+        whether the failed ones are drained."""
         self.receiver.poll()
         statuses = [_room(active).status for active in self._prefilling]
         return statuses + [int(self.receiver.is_drained(_room(each))) for each in self._draining]
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """One scheduling round, with what all ranks agreed on."""
+        """One scheduling round with the agreed values."""
         count = len(self._prefilling)
         self._statuses = {active.request_id: status for active, status in zip(self._prefilling, agreed, strict=False)}
         drained = [each for each, is_it in zip(self._draining, agreed[count:], strict=True) if is_it]
@@ -120,13 +111,12 @@ class DecodeScheduler(Scheduler):
         return report
 
     def close(self) -> None:
-        """Give everything back."""
         self.receiver.free()
         super().close()
         self._metadata.free()
 
     def _arrived(self) -> list[RunningRequest]:
-        """Requests that every rank has verified; those that failed somewhere are ended here too."""
+        """Requests that every rank has verified. End those that failed on any rank."""
         arrived = []
         for active in list(self._prefilling):
             status = self._statuses.get(active.request_id, TRANSFERRING)
@@ -145,13 +135,12 @@ class DecodeScheduler(Scheduler):
         active.output.append(int(active.metadata.field("output_ids")[0]))
 
     def _end(self, active: RunningRequest, reason: str) -> None:
-        """End a request that has not arrived; its memory stays until it is drained."""
         self._prefilling.remove(active)
         self.receiver.fail(_room(active), reason)
         self._draining.append(active)
 
     def _give_back(self, active: RunningRequest) -> None:
-        """Nobody writes the failed request's pages any more. (mutant: pages-freed-before-drain)"""
+        """Free the pages of a drained request. (mutant: pages-freed-before-drain)"""
         self._pool.close(active.holding)
 
     def _prefilling_state(self, active: RunningRequest) -> str:
@@ -180,12 +169,10 @@ class DecodeScheduler(Scheduler):
             self._report.admitted.append(request.request_id)
 
     def _prefill(self) -> bool:
-        """Another end does."""
         return False
 
     @property
     def _will_free(self) -> bool:
-        """Also what is being drained comes back."""
         return super()._will_free or bool(self._draining)
 
     def _wait_for_something(self) -> None:
@@ -195,6 +182,5 @@ class DecodeScheduler(Scheduler):
 
 
 def _room(active: RunningRequest) -> InboundRoom:
-    """The room in which a request's prompt arrives."""
     assert active.room is not None, "every request of a decode rank has one"
     return active.room

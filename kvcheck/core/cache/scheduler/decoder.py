@@ -1,4 +1,4 @@
-"""Decoder: the model as the scheduler sees it.
+"""Decoder: the scheduler's interface to the model.
 
 Invariants:
 - A chunk writes KV for positions [start, stop) and reads positions [0, stop) as far as its layers see them.
@@ -19,8 +19,6 @@ from kvcheck.core.cache.transfer.metadata import MetadataRow
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions [start, stop) of one request to compute."""
-
     request_id: int
     holding: Holding
     start: int
@@ -28,19 +26,15 @@ class Chunk:
 
 
 class Decoder(Protocol):
-    """Computes tokens from a pool's KV."""
-
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
-        """Queue one forward pass over a batch."""
+        """Queue one forward pass."""
 
     def collect(self) -> tuple[int, ...]:
-        """The sampled token after each chunk of the last pass; its signal has been waited for."""
+        """The sampled token after each chunk of the last pass, which has been waited for."""
 
     def metadata(self, request_id: int) -> Mapping[str, torch.Tensor]:
-        """The metadata fields that this request's prefill produced, by name; the first token is output_ids[0]."""
+        """The metadata fields of this request's prefill; the first token is output_ids[0]."""
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """The request enters the running batch, for the first time or again, with the metadata that came with it.
-
-        Not called for a request that was prefilled by the same engine, which has none.
-        """
+        """The request enters the running batch, with its transferred metadata. Not called for prompts of the same
+        engine."""

@@ -1,8 +1,4 @@
-"""SchedulerDeps: everything a scheduler stands on.
-
-Invariants:
-- Nothing here belongs to a transfer: an engine that prefills for itself has no metadata slots.
-"""
+"""SchedulerDeps: the parts of a scheduler, without those of a transfer, which not every engine has."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerDeps:
-    """cache: None where no prefix is shared."""
+    """cache: None without prefix sharing."""
 
     backend: Backend
     pool: KVPool
@@ -30,10 +26,8 @@ class SchedulerDeps:
 def take_slot_and_row(
     metadata: MetadataBuffers, pool: KVPool, request_id: int, *, tokens: int = 0, query: int = 0
 ) -> tuple[int, Holding] | None:
-    """A metadata slot and a holding with room for `tokens` tokens; None, and nothing taken, where something is missing.
-
-    query: as in KVPool.grow.
-    """
+    """Allocate a metadata slot and a holding with room for `tokens` tokens, or nothing and return None. query: as in
+    KVPool.grow."""
     slot = metadata.lease(request_id)
     if slot is None:
         return None

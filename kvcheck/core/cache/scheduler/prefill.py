@@ -1,10 +1,7 @@
-"""PrefillScheduler: computes prompts chunk by chunk and sends them off while the next chunk is computed.
-
-    waiting -> wanted by every decode rank -> computed and sent, chunk by chunk -> sealed -> DONE or FAILED -> freed
+"""PrefillScheduler: computes prompts chunk by chunk and sends each while the next is computed.
 
 Invariants:
-- Pages and slot stay taken until every decode rank has verified the bytes, or nothing can be reading them any more.
-- What ranks decide together follows from `settle`'s values alone.
+- Pages and slot stay allocated until every decode rank has verified the bytes, or no read of them is in flight.
 """
 
 from __future__ import annotations
@@ -28,10 +25,7 @@ ABORTED = "aborted by the prefill end"
 
 @dataclass(slots=True, kw_only=True)
 class PrefillRequest:
-    """A prompt that is computed or sent. holding, slot (of its metadata): None where it failed before it began.
-
-    is_told: its failure was reported.
-    """
+    """A prompt that is computed or sent. holding, slot: None if it failed before it began."""
 
     request: Request
     holding: Holding | None = None
@@ -40,13 +34,11 @@ class PrefillRequest:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the prompt."""
         return len(self.request.prompt)
 
 
+# waiting -> Want of every decode rank -> computed and sent, chunk by chunk -> sealed -> DONE or FAILED -> freed
 class PrefillScheduler:
-    """One prefill rank."""
-
     def __init__(
         self,
         pool: KVPool,
@@ -65,7 +57,7 @@ class PrefillScheduler:
         self._backend = backend
         self._config = config
         self._room_of = room_of
-        self._queued: deque[Request] = deque()  # behind an earlier attempt, or somebody who is
+        self._queued: deque[Request] = deque()  # an earlier attempt of the first one is not over
         self._refused: list[tuple[int, str]] = []
         self._waiting: deque[Request] = deque()
         self._computing: list[PrefillRequest] = []
@@ -74,11 +66,10 @@ class PrefillScheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to compute, to send, to free or to report."""
         return not (self._queued or self._waiting or self._computing or self._sending or self._refused)
 
     def submit(self, request: Request) -> None:
-        """Queue a prompt. Raises LengthMismatch for one that can never fit."""
+        """Raise LengthMismatch for a prompt that can never fit."""
         tokens = len(request.prompt)
         if tokens > self._pool.sizes.max_tokens or pages_for(tokens, self._pool.page_size) > self._pool.sizes.pages:
             raise LengthMismatch(
@@ -89,10 +80,8 @@ class PrefillScheduler:
         self._open_queued()
 
     def abort(self, request_id: int) -> bool:
-        """End a request on this side; False where it is not here, was reported already, or has failed here already.
-
-        What has failed here may have been taken at the other end before that was heard of.
-        """
+        """End a request; False if it is not here, was reported, or has failed here already: the other end may have
+        received its prompt before."""
         for request in [each for each in self._queued if each.request_id == request_id]:
             self._queued.remove(request)
             self.sender.refuse(self._room_of(request_id), request.attempt, ABORTED)
@@ -108,27 +97,26 @@ class PrefillScheduler:
         return bool(self.sender.reason(room))
 
     def states(self) -> dict[int, str]:
-        """By request, the name of its state at this end, as base/situations.py has them. In order of the queues."""
+        """State of each request at this end, by the names of base/situations.py, in queue order."""
         states = {each.request_id: "waiting" for each in (*self._queued, *self._waiting)}
         states |= {each.request.request_id: "prefilling" for each in self._computing}
         return states | {each.request.request_id: self._sending_state(each) for each in self._sending}
 
     def deadline(self, request_id: int) -> int | None:
-        """When the request is given up at this end; None where no time runs for it."""
         return self.sender.deadline(self._room_of(request_id))
 
     def _sending_state(self, prompt: PrefillRequest) -> str:
         return "draining" if self.sender.reason(self._room(prompt)) else "transferring"
 
     def poll(self) -> list[int]:
-        """Take what arrived; what this rank knows, to be reduced over the ranks by the least value."""
+        """Receive, and return this rank's values for `RankGroup.agree`."""
         self.sender.poll()
         waiting = [self.sender.readiness(self._room_of(each.request_id)) for each in self._waiting]
         computing = [self.sender.readiness(self._room(each)) for each in self._computing]
         return waiting + computing + [self.sender.state(self._room(each)) for each in self._sending]
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """One scheduling round, with what all ranks agreed on."""
+        """One scheduling round with the agreed values."""
         self._report = StepReport(failed=self._refused)
         self._refused = []
         values = iter(agreed)
@@ -153,14 +141,13 @@ class PrefillScheduler:
         return self._report
 
     def close(self) -> None:
-        """Give all memory back. Call when idle."""
         self._backend.drain()
         self.sender.free()
         self._metadata.free()
         self._pool.free()
 
     def _open_queued(self) -> None:
-        """Rooms are opened in order of arrival, each once its earlier attempt has given everything back."""
+        """Open rooms in order of arrival, each once its earlier attempt is closed."""
         while self._queued and not self.sender.is_open(self._room_of(self._queued[0].request_id)):
             request = self._queued.popleft()
             room = self._room_of(request.request_id)
@@ -176,13 +163,12 @@ class PrefillScheduler:
         self._sending.append(prompt)
 
     def _tell(self, prompt: PrefillRequest, *, has_failed: bool) -> None:
-        """A failure that all ranks agreed on is told once, also where it came after the prompt was handed over."""
+        """Report an agreed failure once, also if the prompt was handed over before."""
         if has_failed and not prompt.is_told:
             prompt.is_told = True
             self._report.failed.append((prompt.request.request_id, self.sender.reason(self._room(prompt))))
 
     def _give_back(self, prompt: PrefillRequest) -> None:
-        """Nobody reads or writes the prompt's memory any more."""
         self._sending.remove(prompt)
         self.sender.close(self._room(prompt))
         if prompt.holding is not None and prompt.slot is not None:
@@ -190,7 +176,7 @@ class PrefillScheduler:
             self._pool.close(prompt.holding)
 
     def _admit(self, request: Request) -> None:
-        """Take a slot and a holding, where the whole prompt will fit beside those under way."""
+        """Allocate a slot and a holding if the whole prompt will fit."""
         size = self._pool.page_size
         reserved = sum(
             pages_for(each.tokens, size) - len(each.holding.pages)
@@ -209,7 +195,6 @@ class PrefillScheduler:
         self._report.admitted.append(request.request_id)
 
     def _compute(self) -> None:
-        """One chunk of each prompt; what is computed is sent behind the pass, while the host goes on."""
         chunks: list[Chunk] = []
         prompts: list[PrefillRequest] = []
         for prompt in self._computing:

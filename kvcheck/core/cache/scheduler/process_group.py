@@ -1,8 +1,8 @@
 """ProcessRanks: the RankGroup of ranks in processes of their own, over torch.distributed's gloo.
 
 Invariants:
-- Lengths are compared before values: ranks that have diverged get an error, never a reduction of unlike things.
-- Every wait has a bound. A rank that dies, or stays away, is GroupLost for all others.
+- Lengths are compared before values, so ranks that have diverged raise.
+- Every wait has a bound. A rank that dies or stays away raises GroupLost in all others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LOCAL = "127.0.0.1"
 
 
 class GroupLost(Exception):
-    """A rank of the group is gone, or does not answer."""
+    pass
 
 
 class ProcessRanks(RankGroup):
-    """This process's rank among `ranks`. meeting: a file by which they find one another, of this run alone."""
+    """meeting: a file for the rendezvous, of this run alone."""
 
     def __init__(self, meeting: str, rank: int, ranks: int, *, timeout_s: float) -> None:
         gloo: Any = dist.ProcessGroupGloo  # the public call takes its address from the environment
@@ -40,7 +40,7 @@ class ProcessRanks(RankGroup):
         self._ranks = ranks
 
     def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
-        """known: of this rank alone. Raises GroupLost."""
+        """known: of this rank alone. Raise GroupLost."""
         (own,) = known
         if self._ranks == 1:
             return [list(own)]

@@ -1,10 +1,5 @@
 """One engine: prefix match, chunked prefill, decode, retract, resume, finish.
 
-    waiting -> prefilling -> ready -> running -> finished
-                                       ^    |
-                              resume   |    v  save, free
-                                      retracted
-
 Invariants:
 - Pages of a retracted request are freed only after its save has completed.
 - Once a retracted request has rested, nothing new is admitted before it is resumed.
@@ -25,9 +20,11 @@ from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, RunningRequest, SchedulerConfig, StepReport
 
 
+# waiting -> prefilling -> ready -> running -> finished
+#                                    ^    |
+#                           resume   |    v  save, free
+#                                   retracted
 class Scheduler:
-    """Drives requests through their life, one `step` at a time."""
-
     def __init__(self, parts: SchedulerDeps, config: SchedulerConfig) -> None:
         self.parts = parts
         self.config = config
@@ -42,8 +39,8 @@ class Scheduler:
         self._round = 0
 
     def submit(self, request: Request) -> None:
-        """Queue a request, behind all that wait or, if it is urgent, behind the urgent ones. Raises LengthMismatch for
-        one that can never fit."""
+        """Queue a request, behind all others or, if it is urgent, behind the urgent ones. Raise LengthMismatch if it
+        can never fit."""
         longest = len(request.prompt) + request.output_tokens
         if longest > self._pool.sizes.max_tokens or pages_for(longest, self._pool.page_size) > self._pool.sizes.pages:
             raise LengthMismatch(
@@ -55,12 +52,10 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
         busy = (self._waiting, self._prefilling, self._ready, self._running, self._retracted)
         return not any(busy) and not self._restoring
 
     def step(self) -> StepReport:
-        """One scheduling round."""
         self._round += 1
         if self.parts.cache is not None:
             self.parts.cache.poll()
@@ -73,11 +68,11 @@ class Scheduler:
         computed = self._decode() or computed
         if not computed:
             self._wait_for_something()
-        report, self._report = self._report, StepReport()  # what is done between two rounds is told with the next
+        report, self._report = self._report, StepReport()  # acts between two rounds are reported with the next
         return report
 
     def abort(self, request_id: int) -> bool:
-        """End a request wherever it is, freeing all it holds; False where it is not under way any more."""
+        """End a request in any state; False if it is not here."""
         waiting = [each for each in self._waiting if each.request_id == request_id]
         under_way = (self._prefilling, self._ready, self._running, self._retracted)
         actives = [active for queue in under_way for active in queue if active.request_id == request_id]
@@ -90,7 +85,7 @@ class Scheduler:
         return bool(waiting or actives)
 
     def preempt(self, request_id: int) -> bool:
-        """Retract a running request now, though it could go on. The next round reports it. False if it does not run."""
+        """Retract a running request; False if it does not run."""
         active = next((each for each in self._running if each.request_id == request_id), None)
         if active is None:
             return False
@@ -98,7 +93,7 @@ class Scheduler:
         return True
 
     def states(self) -> dict[int, str]:
-        """By request, the name of its state, as base/situations.py has them. In order of the queues."""
+        """State of each request, by the names of base/situations.py, in queue order."""
         states = {each.request_id: self._waiting_state(each) for each in self._waiting}
         states |= {each.request_id: self._prefilling_state(each) for each in self._prefilling}
         states |= {each.request_id: "ready" for each in self._ready}
@@ -124,13 +119,12 @@ class Scheduler:
             self._pool.close(active.holding)
 
     def _unqueue(self, active: RunningRequest) -> None:
-        """The request goes no further. (mutant: abort-leaves-ready)"""
+        """Remove the request from its queue. (mutant: abort-leaves-ready)"""
         for queue in (self._prefilling, self._ready, self._running, self._retracted):
             if active in queue:
                 queue.remove(active)
 
     def close(self) -> None:
-        """Free the prefix tree's pages and all memory. Call when idle."""
         self.parts.backend.drain()
         self._drop_restored()
         if self.parts.cache is not None:
@@ -149,7 +143,7 @@ class Scheduler:
             if self._awaits_store(request):
                 if self._fetching() >= self.config.max_prefilling:
                     break
-                continue  # it keeps its place, and those that need nothing of the store go on
+                continue  # it keeps its place; requests that need no store go on
             in_flight = len(self._prefilling) + len(self._ready) + len(self._running)
             if in_flight >= self._pool.sizes.requests or not self._fits(len(request.prompt)):
                 break
@@ -170,17 +164,14 @@ class Scheduler:
             cache.start_loads()
 
     def _awaits_store(self, request: Request) -> bool:
-        """Pages of a waiting request's prompt are on their way from the store, which is asked once."""
         cache = self.parts.cache
         return cache is not None and not (request.is_urgent or cache.fetch(request.prompt[:-1], request.request_id))
 
     def _fetching(self) -> int:
-        """Waiting requests with pages on their way from the store."""
         cache = self.parts.cache
         return 0 if cache is None else sum(cache.is_fetching(each.request_id) for each in self._waiting)
 
     def _fits(self, prompt: int) -> bool:
-        """A prompt's pages are free or evictable, beyond what earlier prompts still need."""
         return self._room() - self._reserved() >= pages_for(prompt + 1, self._pool.page_size)
 
     def _room(self) -> int:
@@ -196,7 +187,6 @@ class Scheduler:
         return sum(pages_for(a.prompt_length + 1, size) - len(a.holding.pages) for a in self._prefilling)
 
     def _prefill(self) -> bool:
-        """One chunk for each prefilling request; whether there was any."""
         chunks: list[Chunk] = []
         actives: list[RunningRequest] = []
         for active in list(self._prefilling):
@@ -207,7 +197,7 @@ class Scheduler:
             if self._make_room(active, stop, query=start):
                 chunks.append(Chunk(active.request_id, active.holding, start, stop))
                 actives.append(active)
-        # The tree takes pages that are being computed: whoever reads them comes behind this pass on its lane.
+        # The tree takes pages that are being computed: their readers come behind this pass on its lane.
         for active, token in zip(actives, self._forward(chunks, actives, keep=True), strict=True):
             if active.holding.committed < active.prompt_length:
                 continue
@@ -217,14 +207,14 @@ class Scheduler:
         return bool(chunks)
 
     def _may_start(self, active: RunningRequest) -> bool:
-        """The request's loads have started, and had a round beside other work where there was any."""
+        """True once the request's loads have started, and had a round beside other work, if any."""
         if active.lease is None or self.parts.cache is None:
             return True
         is_due = active.starts_at <= self._round or not self._running
         return is_due and self.parts.cache.is_loaded(active.lease)
 
     def _cache_prompt(self, active: RunningRequest) -> None:
-        """Let others share the prompt's whole pages: when all are computed, or wherever a state is to be had."""
+        """Insert the prompt's whole pages: when all are computed, or at each available state."""
         cache, committed = self.parts.cache, active.holding.committed
         if cache is None or active.lease is None:
             return
@@ -235,7 +225,6 @@ class Scheduler:
     # Decode
 
     def _arrived(self) -> list[RunningRequest]:
-        """Requests whose prompts have arrived from elsewhere."""
         return []
 
     def _join_ready(self) -> None:
@@ -253,7 +242,6 @@ class Scheduler:
             self._running.append(active)
 
     def _decode(self) -> bool:
-        """One token for each running request; whether there was any."""
         for active in list(self._running):
             if active in self._running:
                 start = active.holding.committed
@@ -297,13 +285,13 @@ class Scheduler:
     # Room: evict, retract, resume
 
     def _make_room(self, active: RunningRequest, tokens: int, *, query: int) -> bool:
-        """Grow a request, evicting cached prefixes first and retracting others where that is not enough."""
+        """Grow a request: evict cached prefixes first, then retract others."""
         while not self._pool.grow(active.holding, tokens, query=query):
             short = self._pool.pages_short(active.holding, tokens, query=query)
             if self._evict(short):
                 continue
             if self.parts.cache is not None and self.parts.cache.wait_oldest():
-                continue  # what it held may be evictable now
+                continue  # its pages may be evictable now
             victim = self._victim(spared=active)
             if victim is None:
                 if not self._will_free:
@@ -319,16 +307,14 @@ class Scheduler:
 
     @property
     def _will_free(self) -> bool:
-        """Requests outside the running batch will go on, or give back what they hold."""
+        """True if requests outside the running batch will go on, or free their memory."""
         return bool(self._prefilling or self._ready or self._restoring)
 
     def _evict(self, short: Mapping[str, int]) -> int:
-        """Evict cached prefixes by what each space is short of; how much was freed."""
         cache = self.parts.cache
         return 0 if cache is None else sum(cache.evict(space, count) for space, count in short.items())
 
     def _headroom(self) -> int:
-        """Pages that the running requests take over the next `retract_steps` steps."""
         size, steps = self._pool.page_size, self.config.retract_steps
         return sum(max(0, pages_for(a.holding.committed + steps, size) - len(a.holding.pages)) for a in self._running)
 
@@ -341,7 +327,6 @@ class Scheduler:
         return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request_id))
 
     def _retract(self, active: RunningRequest) -> None:
-        """Save a running request to the host, then free what it holds."""
         self._running.remove(active)
         active.offloaded = self.parts.offload.save(active.holding)
         self.parts.backend.wait(active.offloaded.saved)
@@ -379,15 +364,14 @@ class Scheduler:
             self._join(active)
 
     def _resume_is_due(self) -> bool:
-        """The oldest retracted request has rested."""
         return bool(self._retracted) and self._retracted[0].rested_at <= self._round
 
     def _resumed_length(self, offloaded: OffloadedKV) -> int:
-        """Committed tokens of a resumed request: those that were saved. (mutant: resume-refeeds-token)"""
+        """Committed tokens of a resumed request: those saved. (mutant: resume-refeeds-token)"""
         return offloaded.tokens
 
     def _resume_fits(self, tokens: int) -> bool:
-        """Room for the request and a page for each running one, so that it is not retracted at once."""
+        """True if the request and a page for each running one fit, so that it is not retracted at once."""
         needed = pages_for(tokens + 1, self._pool.page_size) + len(self._running)
         spare = self._pool.pages_free - self._reserved()
         if spare < needed:
@@ -397,7 +381,7 @@ class Scheduler:
         return spare >= needed or (idle and self._pool.pages_free >= pages_for(tokens + 1, self._pool.page_size))
 
     def _wait_for_something(self) -> None:
-        """With nothing to compute, sleep until the oldest restore or transfer is done, instead of polling."""
+        """Wait for the oldest restore or transfer, since there is nothing to compute."""
         if self._restoring:
             self.parts.backend.wait(self._restoring[0][0])
         elif self.parts.cache is not None:

@@ -1,8 +1,4 @@
-"""Metadata and bytes between the prefill and the decode end.
-
-Invariants:
-- Importing the package loads no tensor library: the engine process starts in a tenth of a second.
-"""
+"""Metadata and bytes between the prefill and the decode end. Importing the package does not load torch."""
 
 from __future__ import annotations
 
@@ -34,7 +30,5 @@ TRANSPORTS: Registry[type[Wire]] = Registry(
         ),
     },
 )
-PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
-"""Transports that join processes, one a rank; all others work in one process."""
 SHARING_TRANSPORTS = ("ipc",)
-"""Those of them whose legs take the paths that a scenario names, over the memory of a host or of a device."""
+"""Those that join processes, and whose legs take a scenario's paths, over host or device memory."""

@@ -1,15 +1,8 @@
 """Blocks: pairs pages by logical page, groups them into runs, cuts rows into shards, and makes blocks of bytes.
 
-    logical page      0    1    2    3
-    source           [1]  [2]  [3]            a window that starts on page 0
-    target                [7]  [8]            the same window, started a page later
-    needed = 1..2         2>7  3>8            paired by page; by place in the list it would be 1>7, 2>8
-
 Invariants:
-- Two lists are paired by logical page and never by place. If their lengths disagree, the error names both lengths.
-  Nothing is trimmed, and nothing is broadcast.
+- Nothing is trimmed, and nothing is broadcast. If lengths disagree, the error names both.
 - Every target rank gets every shard it keeps exactly once, from a source rank that keeps it.
-- Arguments are never changed; results share no memory with them.
 """
 
 from __future__ import annotations
@@ -25,7 +18,7 @@ from kvcheck.core.cache.pools.sharding import shard_range
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageRun:
-    """Physical pages of consecutive logical pages, `first` and on. pages: [n] int64, a read-only copy."""
+    """Physical pages of consecutive logical pages from `first`. pages: [n] int64, a read-only copy."""
 
     first: int
     pages: PageIndices
@@ -43,13 +36,12 @@ class PageRun:
 
     @property
     def stop(self) -> int:
-        """The logical page behind the last one."""
         return self.first + len(self.pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSlice:
-    """Neighbouring shards that one source rank sends to one target rank, counted in each end's own row."""
+    """Neighbouring shards that one source rank sends to one target rank, by places in each end's own row."""
 
     source_rank: int
     target_rank: int
@@ -60,9 +52,9 @@ class ShardSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """The memory of one buffer at one end: [layers, rows, row_bytes] bytes side by side.
+    """One buffer at one end: [layers, rows, row_bytes] contiguous bytes.
 
-    rows: with the padding unit 0. rows_per_unit: page_size for TOKEN rows, else 1. shards: kept in a row at this end.
+    rows: with the padding unit 0. rows_per_unit: page_size for TOKEN rows, else 1. shards: of a row at this end.
     """
 
     layers: int
@@ -79,23 +71,26 @@ class RowLayout:
 
     @property
     def units(self) -> int:
-        """Pages or slots that can be used: ids 1 .. units."""
+        """Usable pages or slots."""
         return self.rows // self.rows_per_unit - 1
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of one shard of one row."""
         return self.row_bytes // self.shards
 
 
 def pair_pages(source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
     """Physical (source, target) of each logical page of `needed`, [m, 2].
 
-    Both ends hold every needed page and none behind them. Pages ahead of `needed` are legal and are not paired: a
-    window may start earlier at one end. Anything else is a disagreement about the length of `what`.
+    Raise LengthMismatch unless both ends hold every needed page and none behind them. Earlier pages are not paired: a
+    window may start earlier at one end.
 
     SGLang paired state_indices by place and trimmed the longer list (#18727, #23323).
     """
+    # logical page      0    1    2    3
+    # source           [1]  [2]  [3]            a window that starts on page 0
+    # target                [7]  [8]            the same window, started a page later
+    # needed = 1..2         2>7  3>8            paired by page; by place in the list it would be 1>7, 2>8
     assert needed.step == 1 and 0 <= needed.start <= needed.stop, f"logical pages ascend one by one, got {needed}"
     if not (_holds(source, needed) and _holds(target, needed)):
         raise LengthMismatch(
@@ -111,18 +106,16 @@ def pair_pages(source: PageRun, target: PageRun, *, needed: range, what: str) ->
 
 
 def group_contiguous(pairs: IndexArray) -> IndexArray:
-    """Maximal runs (source, target, count), [k, 3], in which both sides of `pairs` [m, 2] advance by one."""
+    """Maximal runs (source, target, count), [k, 3], of `pairs` [m, 2] that advance by one on both sides."""
     assert pairs.ndim == 2 and pairs.shape[1] == 2, f"pairs are [m, 2], got {list(pairs.shape)}"
     return _merged(np.column_stack((pairs, np.ones(len(pairs), dtype=np.int64))))
 
 
 def shard_slices(shards: int, sources: int, targets: int) -> tuple[ShardSlice, ...]:
-    """Who sends which shards of a row to whom, between `sources` and `targets` ranks, in the order of the targets.
-
-    Targets that keep the same shard are spread evenly over the sources that do; sources in no slice are dummies.
-    """
+    """Assign the shards of a row to pairs of ranks, in the order of the targets. Replicas are spread evenly over
+    sources; sources in no slice are dummies."""
     for size in (sources, targets):
-        shard_range(shards, 0, size)  # refuses what divides neither way, before anything is worked out
+        shard_range(shards, 0, size)  # raises if neither number divides the other
     replicas, holders = (max(1, size // shards) for size in (sources, targets))
     slices: list[ShardSlice] = []
     for target in range(targets):
@@ -144,10 +137,7 @@ def shard_slices(shards: int, sources: int, targets: int) -> tuple[ShardSlice, .
 
 
 def byte_blocks(source: RowLayout, target: RowLayout, runs: IndexArray, piece: ShardSlice) -> IndexArray:
-    """Blocks (source offset, target offset, bytes), [n, 3], that move `piece` of each row of `runs` [k, 3].
-
-    Whole rows at both ends go as one block for each run of neighbouring units and layer, parts of rows one by one.
-    """
+    """Blocks (source offset, target offset, bytes), [n, 3], that copy `piece` of each row of `runs` [k, 3]."""
     _check_layouts(source, target, piece)
     runs = _merged(runs)
     _check_ids("source", source, runs[:, 0], runs[:, 2])
@@ -169,14 +159,13 @@ def byte_blocks(source: RowLayout, target: RowLayout, runs: IndexArray, piece: S
 
 
 def _holds(run: PageRun, needed: range) -> bool:
-    """Every needed page, and none at or behind needed.stop."""
     if len(run.pages) and run.stop > needed.stop:
         return False
     return not needed or (run.first <= needed.start and run.stop == needed.stop)
 
 
 def _merged(runs: IndexArray) -> IndexArray:
-    """Runs [k, 3], joined where the next one goes on at both sides."""
+    """Join runs [k, 3] that are contiguous on both sides."""
     assert runs.ndim == 2 and runs.shape[1] == 3, f"runs are [k, 3], got {list(runs.shape)}"
     if not len(runs):
         return np.empty((0, 3), dtype=np.int64)
@@ -187,7 +176,6 @@ def _merged(runs: IndexArray) -> IndexArray:
 
 
 def _check_layouts(source: RowLayout, target: RowLayout, piece: ShardSlice) -> None:
-    """Both ends mean the same by a layer, a unit and a shard, and the piece lies inside both rows."""
     for name in ("layers", "rows_per_unit", "shard_bytes"):
         ours, theirs = getattr(source, name), getattr(target, name)
         if ours != theirs:
@@ -200,7 +188,6 @@ def _check_layouts(source: RowLayout, target: RowLayout, piece: ShardSlice) -> N
 
 
 def _check_ids(end: str, layout: RowLayout, firsts: IndexArray, counts: IndexArray) -> None:
-    """Every unit of every run can be used: row 0 is padding."""
     outside = (firsts < 1) | (counts < 1) | (firsts > layout.units - counts + 1)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])

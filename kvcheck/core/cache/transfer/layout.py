@@ -1,10 +1,7 @@
 """EndLayout: describes a rank's memory. Two ends compare their layouts before any byte moves.
 
 Invariants:
-- Page size, dtype, layers, shards and every length are compared, also of the metadata row. An error names both values.
-- Offsets in a peer's memory are computed from the peer's own numbers. (mutant: aux-stride-of-the-sender)
-- A layout that is read back from JSON equals the one that was written; anything else is refused before its numbers are
-  used.
+- Offsets in a peer's memory are computed from the peer's own layout. (mutant: aux-stride-of-the-sender)
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ Piece = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferLayout:
-    """One buffer at one end. total_shards: of a whole row, over all ranks. leg: "kv" or "state"."""
+    """total_shards: of a whole row, over all ranks. leg: "kv" or "state"."""
 
     space: str
     name: str
@@ -39,7 +36,6 @@ class BufferLayout:
 
     @property
     def region(self) -> str:
-        """The name its memory is registered under."""
         return f"{self.space}.{self.name}"
 
 
@@ -60,23 +56,21 @@ class EndLayout:
 
     @property
     def name(self) -> str:
-        """The rank's name on the wire."""
         return f"{self.end}-{self.rank}"
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
-        """Leg and space of all that is transferred, KV first, each once."""
         return tuple(sorted({(each.leg, each.space) for each in self.buffers}))
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the metadata row up to the end of its last field, the room, whose values have 8 bytes each."""
+        """Bytes up to the end of the last field, the room, of 8-byte values."""
         _, width, _, offset = self.fields[-1]
         return offset + 8 * width
 
 
 def end_layout(pool: KVPool, metadata: MetadataBuffers, *, whole: ModelShape, rank: int, ranks: int) -> EndLayout:
-    """The layout of a rank. whole: the model's shape before it was split over ranks."""
+    """whole: the model's shape before it was split over ranks."""
     totals = {(spec.name, each.name): each.shards for spec in POOLS.load(whole.family)(whole) for each in spec.buffers}
     buffers = tuple(
         BufferLayout(
@@ -111,7 +105,7 @@ def end_layout(pool: KVPool, metadata: MetadataBuffers, *, whole: ModelShape, ra
 
 
 def leg_of(space: str, buffer: BufferSpec) -> str:
-    """Token rows of the full context go chunk by chunk; index pages, window pages and states go at the end."""
+    """Token rows of the full context are sent chunk by chunk, all else at the end."""
     return "kv" if space == "full" and buffer.rows is Granularity.TOKEN else "state"
 
 
@@ -136,7 +130,7 @@ def check_layouts(mine: EndLayout, theirs: EndLayout) -> None:
 
 
 def check_rejoin(mine: EndLayout, before: EndLayout | None, now: EndLayout) -> None:
-    """Raise LayoutMismatch unless a peer that was started again is the same rank as before, and fits this end."""
+    """Raise LayoutMismatch unless a restarted peer is the same rank as before, and fits."""
     check_layouts(mine, now)
     if before is not None:
         for name in ("rank", "ranks"):
@@ -152,7 +146,7 @@ def _same(mine: EndLayout, theirs: EndLayout, what: str, ours: object, others: o
 
 
 def routes(layout: EndLayout, *, sources: int, targets: int) -> Mapping[tuple[int, int], Mapping[Piece, ShardSlice]]:
-    """Who sends what to whom: (source rank, target rank) -> buffer -> its shards. Pairs with nothing are left out."""
+    """(source rank, target rank) -> buffer -> its shards, without empty pairs."""
     found: dict[tuple[int, int], dict[Piece, ShardSlice]] = {}
     for buffer in layout.buffers:
         for piece in shard_slices(buffer.total_shards, sources, targets):
@@ -163,7 +157,7 @@ def routes(layout: EndLayout, *, sources: int, targets: int) -> Mapping[tuple[in
 
 
 def sources_of(pairs: Mapping[tuple[int, int], object], target: int) -> list[int]:
-    """The source ranks that write to a target rank, by the keys of `routes`; the first sends the metadata row."""
+    """Source ranks of a target rank; the first sends the metadata row."""
     return sorted(source for source, each in pairs if each == target)
 
 
@@ -171,12 +165,11 @@ _KINDS = (str, int, str, int)
 
 
 def layout_to_json(layout: EndLayout) -> object:
-    """Plain values."""
     return to_plain(layout)
 
 
 def layout_from_json(raw: object) -> EndLayout:
-    """The layout that a peer sent. Raises LayoutMismatch."""
+    """Parse a peer's layout. Raise LayoutMismatch."""
     try:
         if not isinstance(raw, dict):
             raise ValueError(f"expected an object, got {type(raw).__name__}")

@@ -1,12 +1,9 @@
 """The in-process wire: completion, visibility and notification are three events that the schedule orders.
 
-    ordered   write -> landed -> sent          as RDMA or TCP with an acknowledgement does
-    async     write -> sent,  write -> landed  as an engine does that reports a copy when it has queued it
-
 Invariants:
-- The bytes of a write land in pieces, in any order. Writes of one pair of ends are in order on the path "ordered"; on
-  "async" those of one leg are, and legs pass one another.
-- A message is on its own lane: no write is behind it or before it. Copies of messages have another lane, and come late.
+- The bytes of a write land in pieces, in any order. On the path "ordered" writes of one pair of ends are in order; on
+  "async" only those of one leg are.
+- Messages are unordered with writes. Copies of messages have another lane, and come late.
 """
 
 from __future__ import annotations
@@ -26,45 +23,42 @@ from kvcheck.core.cache.transfer.messages import AuxData, Drained, Message
 from kvcheck.core.cache.transfer.wire import LEGS, RegionWrite, Ticket, check_blocks, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 
+# ordered   write -> landed -> sent          as RDMA or TCP with an acknowledgement
+# async     write -> sent,  write -> landed  as an engine that reports a copy when it has queued it
 PATHS = ("ordered", "async")
 PIECES = 4
-"""Chunks that a write lands in; more make no new kind of torn row and cost time."""
+"""Chunks of a write; more make no new kind of torn row and cost time."""
 
 LATE = 6
-"""Copies of messages to a peer that are on their way when another one joins them."""
+"""Copies of messages to a peer that are held back until another one joins them."""
 
 Fault = Callable[[str, str, str, Ticket], bool]
-"""Whether the engine refuses a write: (writer, peer, leg, ticket)."""
+"""True if the engine refuses a write: (writer, peer, leg, ticket)."""
 
 
 def no_fault(writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-    """Every write goes through."""
     return False
 
 
 Tamper = Callable[[Message], Message]
-"""What a message becomes on its way; most stay as they are."""
+"""Changes a message in transit; most stay unchanged."""
 
 
 def unchanged(message: Message) -> Message:
-    """Every message arrives as it was sent."""
     return message
 
 
 Copies = Callable[[str, str, Message], int]
-"""How often a message arrives: (sender, peer, message)."""
+"""Number of arrivals of a message: (sender, peer, message)."""
 
 
 def once(sender: str, peer: str, message: Message) -> int:
-    """Every message arrives, and nothing else does."""
     return 1
 
 
 class LoopbackFabric:
-    """Joins the ends of one process. paths: leg -> row of PATHS.
-
-    refuses: writes that fail at once. vanishes: writes that are reported and never land.
-    """
+    """Joins the ends of one process. refuses: writes that fail at once. vanishes: writes that are reported and never
+    land."""
 
     def __init__(
         self,
@@ -85,17 +79,15 @@ class LoopbackFabric:
         self._heard: dict[int, dict[tuple[str, str, Message], None]] = {}
 
     def end(self, backend: ScopedBackend) -> LoopbackWire:
-        """The end of a rank, named as its scope."""
         made = LoopbackWire(self, backend)
         self.ends[backend.scope] = made
         return made
 
     def is_under_way(self, room: int, leg: str) -> bool:
-        """Bytes of this leg of the room have been sent and have not landed. A device runs ahead of this."""
+        """True while bytes of this leg are in flight. A device runs ahead of this."""
         return self._pieces[room, leg] > 0
 
     def under_way(self, room: int, leg: str, piece: ChunkWork) -> ChunkWork:
-        """The same work, which counts as under way until it has run."""
         self._pieces[room, leg] += 1
         return partial(self._land, (room, leg), piece)
 
@@ -104,11 +96,10 @@ class LoopbackFabric:
         self._pieces[key] -= 1
 
     def heard(self, sender: str, peer: str, message: Message) -> None:
-        """A message has arrived, so that a copy of it can come later."""
         self._heard.setdefault(message.room, {})[sender, peer, message] = None
 
     def repeat(self, room: int, *, turn: int) -> bool:
-        """A copy of a message about the room that was heard comes now. turn: which of them. False if there is none."""
+        """Deliver a copy of an earlier message, picked by `turn`. False if there is none."""
         heard = list(self._heard.get(room, {}))
         if heard:
             sender, peer, message = heard[turn % len(heard)]
@@ -117,8 +108,6 @@ class LoopbackFabric:
 
 
 class LoopbackWire:
-    """One rank's end of a LoopbackFabric: ranks of one process, in an order that the schedule picks."""
-
     def __init__(self, fabric: LoopbackFabric, backend: ScopedBackend) -> None:
         self.name = backend.scope
         self.backend = backend
@@ -129,14 +118,13 @@ class LoopbackWire:
         self.landing: dict[tuple[str, Ticket], list[Signal]] = {}
 
     def register(self, region: str, memory: torch.Tensor) -> None:
-        """Peers may write this memory."""
         check_region(region, memory)
         self.regions[region] = memory
 
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """One operation whose chunks copy the blocks; on the path "async" the signal is reached without them."""
+        """Submit the copies; on the path "async" the signal does not wait for them."""
         if self._fabric.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         target = self._fabric.ends[peer]
@@ -161,7 +149,7 @@ class LoopbackWire:
         return self._report(peer, leg, ticket, after)
 
     def _report(self, peer: str, leg: str, ticket: Ticket, after: Sequence[Signal]) -> Signal:
-        """The engine says that it is done, whatever has landed."""
+        """The engine's completion, independent of the landing."""
         return self.backend.inner.submit(
             Operation(f"wire.{leg}.sent", (lambda: None,), ticket.request),
             lane=self._lane(peer, "completion"),
@@ -169,7 +157,6 @@ class LoopbackWire:
         )
 
     def flush(self, peer: str) -> Signal:
-        """Behind everything on both paths to the peer."""
         inner, lane = self.backend.inner, self._lane(peer, "flush")
         ends = []
         for path, leg in (("ordered", ""), *(("async", leg) for leg in LEGS)):
@@ -179,7 +166,7 @@ class LoopbackWire:
         return inner.submit(Operation("wire.flush", (lambda: None,)), lane=lane, after=ends)
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Deliver the message; copies of it wait until some more have joined them."""
+        """Deliver the message; copies wait until LATE more have joined them."""
         sent = self._fabric.tamper(message)
         for number in range(self._fabric.copies(self.name, peer, message)):
             if not number:
@@ -191,7 +178,6 @@ class LoopbackWire:
                 self.deliver(peer, "copies", *late.popleft())
 
     def deliver(self, peer: str, lane: str, message: Message, after: Sequence[Signal]) -> None:
-        """An operation that puts the message into the peer's inbox."""
         arrived: list[Signal] = []
         entry = (self.name, message, arrived)
         kind = type(message).__name__.lower()
@@ -202,11 +188,9 @@ class LoopbackWire:
         arrived.append(self.backend.inner.submit(operation, lane=self._lane(peer, lane), after=after))
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Take what has arrived; whoever has read a message is behind what its sender knew.
-
-        On a device the entry is in the inbox once the message is queued, which is before its turn has come.
-        That a peer is drained says no more than this either: where it is said too early, landings stay unordered.
-        """
+        """Take the messages that have arrived; the caller is then ordered behind their `after` signals."""
+        # On a device the entry is in the inbox once the message is queued, before its operation runs. A Drained orders
+        # no more than that: one that is sent too early leaves landings unordered.
         self.backend.inner.query(self.backend.inner.signal())  # time passes
         messages = []
         while self.inbox:
@@ -226,12 +210,10 @@ class LoopbackWire:
         return messages
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """The landings are behind the caller now, if they have happened."""
         for signal in self.landing.pop((peer, ticket), []):
             self.backend.inner.query(signal)
 
     def _lane(self, peer: str, path: str, leg: str = "") -> Lane:
-        """What is asynchronous has a lane for each leg: copies of several buffers pass one another."""
         path = f"{path}.{leg}" if path == "async" else path
         return self.backend.inner.lane(f"{self.name}>{peer}:{path}")
 

@@ -1,14 +1,8 @@
 """Messages between the two ends: small typed values, sent as JSON.
 
-    decode -> prefill   Want       pages, slot and generation of a room: you may write there
-    prefill -> decode   Status     everything of the room was written, or why it was not
-    decode -> prefill   Done       the bytes were verified, or given up: you may reuse your pages
-    either -> other     Abort      the room ends; from the decode end it asks for a Drained
-    prefill -> decode   Drained    nothing will be written for that room any more
-
 Invariants:
-- A message names its room and generation. A message of an older generation belongs to an earlier attempt.
-- A message holds plain values. Nothing in it is executed or unpickled, and every value is checked.
+- A message of an older generation belongs to an earlier attempt.
+- Nothing in a message is executed or unpickled, and every value is checked.
 """
 
 from __future__ import annotations
@@ -22,37 +16,37 @@ from kvcheck.core.base.errors import TransferError
 
 ROOMS = 1 << 64
 INDICES = 1 << 63
-"""Page numbers, slots, lengths and requests are kept as signed 64-bit numbers."""
+"""Page numbers, slots, lengths and requests are signed 64-bit numbers."""
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ROW_BYTES = 1 << 16
-"""Of a metadata row; the largest hidden states in use take half of it."""
+"""Longest metadata row; the largest hidden states in use take half of it."""
 
 Runs = tuple[tuple[str, int, tuple[int, ...]], ...]
 """By leg and space: (leg, first logical page, physical pages)."""
 
 
+# decode -> prefill   Want       pages, slot and generation of a room: you may write there
+# prefill -> decode   Status     everything of the room was written, or why it was not
+# decode -> prefill   Done       the bytes were verified, or given up: you may reuse your pages
+# either -> other     Abort      the room ends; from the decode end it requests a Drained
+# prefill -> decode   Drained    nothing will be written for that room any more
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A decode rank asks for a room and says where to write it. runs: by leg and space, (first logical page, physical
-    pages).
-
-    attempt: how often the request was tried before, as the router told both ends. tokens: prompt tokens that the pages
-    cover. slot: metadata slot. state_slot: slot of the recurrent state, 0 if there is none.
-    """
+    """A decode rank requests a room."""
 
     room: int
-    attempt: int
+    attempt: int  # failed attempts before, by the router's count
     generation: int
     request: int
-    tokens: int
-    slot: int
-    state_slot: int
-    runs: Runs
+    tokens: int  # of the prompt
+    slot: int  # of the metadata
+    state_slot: int  # 0 if there is none
+    runs: Runs  # (leg and space, first logical page, physical pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The prefill rank has written everything (ok), or has given up (reason)."""
+    """The prefill rank has written everything, or has given up."""
 
     room: int
     generation: int
@@ -62,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """The decode rank has verified the room (ok), or given it up after everything was reported."""
+    """The decode rank has verified the room, or given it up after all reports."""
 
     room: int
     generation: int
@@ -72,8 +66,6 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """The room ends, and with it this attempt of its request."""
-
     room: int
     attempt: int
     generation: int
@@ -82,15 +74,13 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """Nothing will be written for the room's generation any more."""
-
     room: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuxData:
-    """A metadata row as bytes, in hexadecimal: the aux path over a socket."""
+    """A metadata row in hexadecimal: the aux path over a socket."""
 
     room: int
     generation: int
@@ -104,12 +94,11 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Want, Statu
 
 
 def encode(message: Message) -> bytes:
-    """One message as UTF-8 JSON."""
     return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Message:
-    """The message of `data`. Raises TransferError for anything else."""
+    """Raise TransferError for anything but a message."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise TransferError(f"message: expected at most {MAX_MESSAGE_BYTES} bytes, got {len(data)}")
     try:
@@ -125,7 +114,6 @@ def decode(data: bytes) -> Message:
 
 
 def _is_number(value: object) -> bool:
-    """True for an integer that is no bool."""
     return type(value) is int and 0 <= value < ROOMS
 
 
@@ -175,4 +163,4 @@ _CHECKS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "row": (f"at most {MAX_ROW_BYTES} bytes in lower-case hexadecimal", _is_row),
     "runs": ("[leg, first page, pages] rows with page numbers from 0 to 2**63 - 1", _is_runs),
 }
-"""What each field of any message has to be, in words and as a test of what JSON gave."""
+"""The requirement of each message field, in words and as a test of the JSON value."""

@@ -1,11 +1,9 @@
 """Metadata buffers: the ten fields that a prefill hands over with a request, packed as one row for each slot.
 
 Invariants:
-- `get` returns an owned copy of the packed row, made by one copy. (mutant: metadata-get-returns-views)
 - A freed slot is cleared before it can be leased again: all fields, not only the room. (mutant:
   metadata-slot-not-cleared)
-- Fields a request does not use are zero.
-- A slot is read, written and released for the request that leased it, and for no other.
+- A slot is read, written and released only for the request that leased it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from kvcheck.kernels.page_copy import copies_to_host, copy_bytes_torch, fill_tor
 
 @dataclass(frozen=True, slots=True)
 class MetadataField:
-    """One field of the packed row. offset: bytes from the row's start, a multiple of 8."""
+    """offset: bytes from the row's start, a multiple of 8."""
 
     name: str
     width: int
@@ -34,12 +32,11 @@ class MetadataField:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the field."""
         return self.width * self.dtype.itemsize
 
 
 def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
-    """The ten fields, in the order SGLang's table has them; narrow rows are 64 bytes, the RDMA minimum."""
+    """The ten fields, in the order of SGLang's table; narrow rows are 64 bytes, the RDMA minimum."""
     rows: tuple[tuple[str, int, torch.dtype], ...] = (
         ("output_ids", 16, torch.int32),
         ("cached_tokens", 16, torch.int32),
@@ -61,11 +58,8 @@ def metadata_fields(hidden_size: int) -> tuple[MetadataField, ...]:
 
 
 class MetadataRow:
-    """One request's metadata: a packed row of bytes in memory of its own.
-
-    For bytes that came as a bytearray, the tensor is made when it is first needed, since that costs as much as the
-    copy.
-    """
+    """One request's packed row. From a bytearray the tensor is made on first use, since that costs as much as the
+    copy."""
 
     __slots__ = ("_fields", "_packed")
 
@@ -75,7 +69,7 @@ class MetadataRow:
 
     @property
     def packed(self) -> torch.Tensor:
-        """The whole row, [packed_bytes] uint8."""
+        """The row, [packed_bytes] uint8."""
         if isinstance(self._packed, bytearray):
             self._packed = torch.frombuffer(self._packed, dtype=torch.uint8)
         return self._packed
@@ -86,7 +80,7 @@ class MetadataRow:
         return self._values(field)
 
     def fields(self) -> tuple[torch.Tensor, ...]:
-        """The values of all fields, in the table's order; memory of this row."""
+        """The values of all fields, in order; memory of this row."""
         return tuple(map(self._values, self._fields))
 
     def _values(self, field: MetadataField) -> torch.Tensor:
@@ -96,10 +90,7 @@ class MetadataRow:
 
 
 class _Reading:
-    """The read of one slot for the request that leases it, made once and submitted as often as the slot is read.
-
-    A read ends before `get` returns, so there is only one read at a time, and its copy is taken before the next starts.
-    """
+    """The read of one slot for its request, made once and submitted for each `get`, which waits for it."""
 
     __slots__ = ("_copied", "_packed", "operation", "reads", "request")
 
@@ -111,7 +102,6 @@ class _Reading:
         self._packed: torch.Tensor | bytearray | None = None
 
     def taken(self) -> torch.Tensor | bytearray:
-        """The bytes of the last run. The caller owns them."""
         packed, self._packed = self._packed, None
         assert packed is not None, "a read that was waited for has run"
         return packed
@@ -121,10 +111,7 @@ class _Reading:
 
 
 class MetadataBuffers:
-    """Slots of packed rows at one end ("prefill" or "decode").
-
-    align: slots begin at multiples of so many bytes. row_bytes: from slot to slot. packed_bytes: those of the fields.
-    """
+    """Slots of packed rows at one end ("prefill" or "decode"). align: of slots, in bytes."""
 
     def __init__(
         self,
@@ -160,19 +147,14 @@ class MetadataBuffers:
 
     @property
     def slots(self) -> SlotAllocator:
-        """The allocator of the slots."""
         return self._slots
 
     def lease(self, request: int) -> int | None:
-        """An empty slot, or None where all are taken."""
         ids = self._slots.allocate(1, request)
         return None if ids is None else int(ids[0])
 
     def set(self, slot: int, request: int, values: Mapping[str, torch.Tensor]) -> Signal:
-        """Write fields of a slot. Fields that are left out stay zero.
-
-        values: name to [n <= width], unchanged until the returned signal is reached.
-        """
+        """Write fields of a slot; the others stay zero. values: [n <= width], unchanged until the signal is reached."""
         self._slots.check_owner(slot, request)
         if unknown := values.keys() - {field.name for field in self.fields}:
             raise LayoutMismatch(
@@ -202,8 +184,7 @@ class MetadataBuffers:
         )
 
     def put(self, slot: int, request: int, row: torch.Tensor) -> None:
-        """Write a whole packed row, [packed_bytes] uint8, that arrived in a message. It is complete when this
-        returns."""
+        """Write a whole row, [packed_bytes] uint8, and wait."""
         self._slots.check_owner(slot, request)
         if row.dtype != torch.uint8 or row.shape != (self.packed_bytes,):
             raise LengthMismatch(f"metadata: expected {self.packed_bytes} bytes, got {tuple(row.shape)} of {row.dtype}")
@@ -217,7 +198,7 @@ class MetadataBuffers:
         )
 
     def get(self, slot: int, request: int) -> MetadataRow:
-        """The slot's row as an owned copy; blocks until it is complete. (mutant: metadata-get-returns-views)
+        """Copy the slot's row and wait for the copy. (mutant: metadata-get-returns-views)
 
         SGLang's get_buf returned views of the slot, which its next owner overwrote (#23346).
         """
@@ -230,17 +211,17 @@ class MetadataBuffers:
         return MetadataRow(reading.taken(), self.fields)
 
     def row_view(self, slot: int) -> torch.Tensor:
-        """The packed row of a slot, [packed_bytes]; holds until the slot is freed. For transports, not for requests."""
+        """The slot's row, [packed_bytes]; valid until the slot is freed. For transports, not for requests."""
         if not 0 <= slot < self._slots.count:
             raise ForeignAccess(f"{self.space}: expected a slot of 0 to {self._slots.count - 1}, got {slot}")
         return self._row_views[slot]
 
     def memory(self) -> torch.Tensor:
-        """All rows as bytes, [slots * row_bytes], for an engine that registers whole memory."""
+        """All rows as bytes, for registration."""
         return self._rows.view(-1)
 
     def release(self, slot: int, request: int) -> None:
-        """Clear a slot, then free it. Refuses a slot of another request before anything is cleared."""
+        """Clear a slot, then free it."""
         ids = np.array([slot], dtype=np.int64)
         self._slots.check_freeable(ids)
         self._slots.check_owned(ids, request)
@@ -248,7 +229,6 @@ class MetadataBuffers:
         self._slots.free(ids)
 
     def clear(self, slot: int) -> None:
-        """Zero every field of a slot and wait until that is done."""
         row = self._rows[slot]
         self._backend.wait(
             self._backend.submit(
@@ -259,7 +239,6 @@ class MetadataBuffers:
         )
 
     def footprint(self, slot: int, request: int) -> Footprint:
-        """What an operation touches that reads or writes the slot for the request."""
         return self._footprint(np.array([slot], dtype=np.int64), request)
 
     def storage_range(self) -> tuple[int, int]:
@@ -267,7 +246,6 @@ class MetadataBuffers:
         return self._rows.data_ptr(), self._rows.data_ptr() + self._rows.numel()
 
     def free(self) -> None:
-        """Give the memory back."""
         self._backend.release(self.space)
 
     def _footprint(self, slots: IndexArray, request: int | None) -> Footprint:

@@ -1,13 +1,9 @@
-"""Receiver: a decode rank's side of every room: its requests, the reports of sources, and its own check of the bytes.
-
-    TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
-         |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> given back
+"""Receiver: a decode rank's side of every room: its Wants, the sources' reports, and its own check of the bytes.
 
 Invariants:
-- A room succeeds when this rank has read its bytes and checked their seal. A message only tells when to look.
-- SUCCESS and FAILED are final. (mutant: failed-overwritten)
+- A room succeeds when this rank has read its bytes and checked their seal, not by a message.
+- SUCCESS and FAILED are final.
 - Pages and slots that a source may still write belong to the room until the source has sent Drained or is fenced.
-- The metadata slot that `expect` gets belongs to the room. Only `take` and `forget` release it.
 - A message of an older generation changes nothing.
 """
 
@@ -35,62 +31,53 @@ from kvcheck.kernels.content import as_signed, mix64_int
 from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
 FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
-"""As the field's poll has them: the least of all ranks is what counts, so a failure wins."""
+"""As in SGLang's KVPoll: the minimum over all ranks counts, so a failure wins."""
 
 MARK = 0x6D61726B65642121
-"""Mixed with the generation: what a room's memory holds before anything has landed."""
+"""Mixed with the generation, it fills a room's memory before anything has landed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class InboundRoom:
-    """An attempt that is being received. The caller of `expect` gets it.
-
-    waits: peers that have not reported. writers: peers that may still write.
-    reason: why it failed here. ended: why it was ended here, perhaps after it arrived, because it failed elsewhere.
-    sealed: peers whose seal for this attempt was seen. verified: those whose seal fits. size: bytes that they wrote.
-    is_answered: a source has answered its Want. A Want leaves after the room's memory was marked.
-    """
+    """An attempt that is being received."""
 
     ticket: Ticket
     holding: Holding
     tokens: int
     slot: int
     deadline: int
-    waits: set[str]
-    writers: set[str]
+    waits: set[str]  # peers that have not reported
+    writers: set[str]  # peers that may still write
     status: int = TRANSFERRING
-    reason: str = ""
-    ended: str = ""
-    sealed: set[str] = field(default_factory=set)
-    verified: set[str] = field(default_factory=set)
-    size: int = 0
-    is_answered: bool = False
+    reason: str = ""  # of the failure here
+    ended: str = ""  # reason of its end here, perhaps after it arrived
+    sealed: set[str] = field(default_factory=set)  # peers whose seal for this attempt was seen
+    verified: set[str] = field(default_factory=set)  # peers whose seal fits
+    size: int = 0  # bytes that they wrote
+    is_answered: bool = False  # a source has answered the Want, so the memory was marked before
 
 
 class RoomListener(Protocol):
-    """Gets the acts of a receiver."""
-
-    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
-        """This rank's view of a room changed."""
+    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None: ...
 
     def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """A room has arrived. So many bytes were read here and fit the seals of their sources."""
+        """`size` bytes have arrived and fit the seals of their sources."""
 
     def marked(self, *, rank: str, word: int) -> None:
-        """The memory of a room is filled with this word until its sources write it."""
+        """A room's memory is filled with this word."""
 
     def unsealed(self, *, rank: str, room: InboundRoom) -> None:
-        """A room is too late though all sources have reported it. Its memory is still as they left it."""
+        """A room timed out though all sources reported it. Its memory is unchanged."""
 
     def drained(self, *, rank: str, room: InboundRoom) -> None:
-        """Nobody writes a failed room any more. Its memory was marked, and is released now."""
+        """A failed room is no longer written; its memory is released now."""
 
 
+# TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
+#      |------------ reported not ok, aborted, too late --> FAILED  --drained by every source--> released
 class Receiver:
-    """One decode rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take.
-
-    attempts: the number that the first attempt follows; no process of a rank uses one that another used.
-    """
+    """One decode rank. clock: rounds, or seconds, since the start; patience: of a room. attempts: offset of the
+    generations; no two processes of a rank use the same."""
 
     def __init__(
         self,
@@ -137,9 +124,9 @@ class Receiver:
     # A room's life
 
     def expect(self, room: int, holding: Holding, tokens: int, slot: int, *, attempt: int = 0) -> InboundRoom:
-        """Ask every source for a room: its prompt of `tokens` tokens goes into this holding and slot.
+        """Send a Want for this holding and slot to every source. `take` or `forget` releases the slot.
 
-        The slot belongs to the room from now on. Raises ForeignAccess while an earlier attempt holds memory.
+        Raise ForeignAccess while an earlier attempt holds memory.
         """
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: an earlier attempt is not over, got attempt {attempt}")
@@ -175,11 +162,11 @@ class Receiver:
         return receiving
 
     def is_open(self, room: int) -> bool:
-        """True while an attempt of the room runs, or waits until its memory is released."""
+        """True until the room's memory is released."""
         return room in self._rooms
 
     def take(self, receiving: InboundRoom) -> MetadataRow:
-        """Close a room that every rank has verified. Its pages belong to the request alone. Returns its metadata."""
+        """Close a room that every rank has verified. Return its metadata."""
         ticket = receiving.ticket
         row = self._metadata.get(receiving.slot, ticket.request)
         del self._rooms[ticket.room]
@@ -190,18 +177,17 @@ class Receiver:
         return row
 
     def fail(self, receiving: InboundRoom, reason: str) -> None:
-        """End a room on this rank. Sources are asked to stop, and its memory is kept until they answer."""
+        """Fail and abort a room. Its memory is kept until its sources answer."""
         self._set(receiving, FAILED, reason)
         receiving.ended = reason
         self._ask_to_stop(receiving)
 
     def is_drained(self, receiving: InboundRoom) -> bool:
-        """True once nobody can write the room's memory any more. (mutants: pages-freed-before-drain,
-        slot-freed-before-drain)"""
+        """True once no source can write the room. (mutants: pages-freed-before-drain, slot-freed-before-drain)"""
         return not receiving.writers
 
     def forget(self, *rooms: InboundRoom) -> None:
-        """Release the seals and then the slots of failed rooms. Their next attempts may begin."""
+        """Release the seals and then the slots of failed rooms."""
         for receiving in rooms:
             room = receiving.ticket.room
             if receiving.writers:
@@ -215,7 +201,7 @@ class Receiver:
             self._metadata.release(receiving.slot, receiving.ticket.request)
 
     def fence(self, peer: str) -> None:
-        """The peer and its engine have ended. It writes nothing any more, and nothing is sent to it."""
+        """Handle the end of a peer and its engine: it writes nothing any more."""
         self._gone.add(peer)
         for receiving in self._rooms.values():
             receiving.writers.discard(peer)
@@ -223,21 +209,19 @@ class Receiver:
                 self._set(receiving, FAILED, _gone({peer}))
 
     def rejoin(self, layout: EndLayout) -> None:
-        """A source was started again, and may be asked again. Raises LayoutMismatch."""
         check_rejoin(self._layout, self.sources.get(layout.name), layout)
         if layout.name in self.sources:
             self.sources[layout.name] = layout
         self._gone.discard(layout.name)
 
     def free(self) -> None:
-        """Give the seals' memory back."""
         self._backend.release("seals")
         self._backend.release("seals.seen")
 
     # Messages
 
     def poll(self) -> None:
-        """Take messages, check reported rooms, and give up rooms that are too late."""
+        """Receive messages, check reported rooms, and fail late ones."""
         for peer, message in self._wire.receive():
             receiving = self._rooms.get(message.room)
             is_source = peer in self.sources and peer not in self._gone
@@ -260,7 +244,7 @@ class Receiver:
                 )
 
     def _ask_again(self, receiving: InboundRoom) -> None:
-        """Ask a source again to stop: the request or its answer may be lost. (mutant: abort-said-once)"""
+        """Repeat the Abort: it or its answer may be lost. (mutant: abort-said-once)"""
         self._ask_to_stop(receiving)
 
     def _ask_to_stop(self, receiving: InboundRoom) -> None:
@@ -271,7 +255,7 @@ class Receiver:
             self._wire.send(peer, abort)
 
     def _next_generation(self, room: int) -> int:
-        """A generation that no attempt has had at this rank. (mutant: generation-kept)"""
+        """A generation new at this rank. (mutant: generation-kept)"""
         self._attempts += 1
         return self._attempts
 
@@ -289,7 +273,6 @@ class Receiver:
             self._write_row(message, receiving)
 
     def _write_row(self, message: AuxData, receiving: InboundRoom) -> None:
-        """Write a row that came as a message, to the room's own slot only."""
         data = np.frombuffer(bytes.fromhex(message.row), dtype=np.uint8).copy()
         if message.slot != receiving.slot or len(data) != self._metadata.packed_bytes:
             self._set(
@@ -302,7 +285,7 @@ class Receiver:
         self._metadata.put(receiving.slot, receiving.ticket.request, torch.from_numpy(data))
 
     def _is_open(self, receiving: InboundRoom) -> bool:
-        """True while the room is transferring. Only then can its status change. (mutant: failed-overwritten)"""
+        """True while transferring; only then can the status change. (mutant: failed-overwritten)"""
         return receiving.status == TRANSFERRING
 
     def _set(self, receiving: InboundRoom, status: int, reason: str = "") -> None:
@@ -323,7 +306,7 @@ class Receiver:
     # The seal
 
     def _look(self, receiving: InboundRoom) -> None:
-        """Set Success once every source's seal is there and fits this rank's memory."""
+        """Set SUCCESS once every source's seal fits this rank's memory."""
         for peer in sorted(self.sources.keys() - receiving.verified):
             if not self._is_sealed(peer, receiving):
                 return
@@ -335,8 +318,7 @@ class Receiver:
         self._set(receiving, SUCCESS)
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
-        """Read everything that the peer should have written. This may race with the writes, since only a match
-        counts."""
+        """Check all bytes of the peer. This may race with its writes, since only a match counts."""
         rank, ticket = self.sources[peer].rank, receiving.ticket
         if peer not in receiving.sealed:
             # The digest costs most, so first see whether there is a seal of this very attempt at all.
@@ -363,20 +345,19 @@ class Receiver:
         return is_right
 
     def _found(self, peer: str, receiving: InboundRoom) -> Seal | None:
-        """The seal that the peer has written, perhaps for an earlier attempt; None if no whole one is there."""
+        """The peer's seal, perhaps of an earlier attempt; None if none is complete."""
         at = self._seal_at(peer, receiving)
         chunk = partial(copy_bytes_torch, self._seen[at], self._seals[at])
         self._look_with(Operation("seal.look", (chunk,), receiving.ticket.request), at, (self._seal_read(at),))
         return parse(self._seen[at])
 
     def _look_with(self, operation: Operation, at: int, reads: tuple[Footprint, ...]) -> None:
-        """Run a look that leaves what it saw in host memory. The host reads it when the look has ended: a host that
-        waits inside an operation would wait for all that the lane is behind."""
+        """Run a check that copies its result to host memory, and wait. A host wait inside the operation would wait for
+        everything ahead of the lane."""
         seen = Footprint("seals.seen", ("seal",), (0, 1), np.array([at], dtype=np.int64), place=Place.PINNED)
         self._backend.wait(self._backend.submit(operation, lane=self._lane, reads=reads, writes=(seen,)))
 
     def _looked_at(self, receiving: InboundRoom, content: Content, at: int) -> tuple[Footprint, ...]:
-        """What a look for a source's seal reads. Nothing of it is used if the seal does not fit."""
         request = receiving.ticket.request
         reads = [*room_footprints(self._layout, content.units, request), self._seal_read(at)]
         if content.row is not None:
@@ -390,12 +371,9 @@ class Receiver:
         return receiving.slot * self._ranks + self.sources[peer].rank
 
     def _mark(self, receiving: InboundRoom) -> None:
-        """Fill the memory of a room with words that no sender writes, in forward-lane order and before any source is
-        asked.
-
-        Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the same
-        prompt) would fit the seal before it was written, and a late write would overwrite later content.
-        """
+        """Fill a room's memory with words that no sender writes, before any Want is sent."""
+        # Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the
+        # same prompt) would fit the seal before it was written, and a late write would overwrite later content.
         word = mark_of(receiving.ticket.generation)
         if self._listener is not None:
             self._listener.marked(rank=self._layout.name, word=word)
@@ -423,7 +401,6 @@ class Receiver:
         return room_units(self._layout, receiving.holding, receiving.tokens)
 
     def _runs(self, holding: Holding, tokens: int) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """The room's pages by leg and space, each with its first logical page."""
         runs = []
         for leg, space in (each for each in self._layout.parts if each[1] != "state"):
             run = held_run(self._layout, holding, space, tokens)
@@ -435,7 +412,6 @@ class Receiver:
         return np.arange(first, first + self._ranks)
 
     def _clear_seals(self, rows: IndexArray) -> None:
-        """Clear the seals of a slot before another request can get the slot."""
         into = self._seals[int(rows[0]) : int(rows[-1]) + 1]
         self._backend.wait(
             self._backend.submit(
@@ -447,7 +423,6 @@ class Receiver:
 
 
 def mark_of(generation: int) -> int:
-    """The word that the memory of an attempt is filled with before its sources write it."""
     return as_signed(mix64_int(generation ^ MARK))
 
 

@@ -1,8 +1,7 @@
-"""The memory of a room at both ends: its pages and slots, their names, and what peers may write.
+"""The memory of a room at both ends: its pages and slots, their names, and the regions that peers may write.
 
 Invariants:
-- One rule says what a prompt needs of a space. Sender, receiver and seal use it.
-- Every buffer of the table is registered, and every one that belongs to a leg is named in its footprints.
+- Sender, receiver and seal compute a prompt's units by the same functions.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Units = Mapping[tuple[str, str], IndexArray]
 
 
 def register_memory(wire: Wire, pool: KVPool, metadata: MetadataBuffers, seals: torch.Tensor) -> None:
-    """Let peers write, or this end read from, all memory of a rank: seals, metadata rows, every buffer of the pool."""
+    """Register all memory of a rank."""
     wire.register("seals", seals.view(-1))
     wire.register("metadata", metadata.memory())
     for space, buffer in pool.buffers():
@@ -34,13 +33,13 @@ def register_memory(wire: Wire, pool: KVPool, metadata: MetadataBuffers, seals: 
 
 
 def needed_pages(layout: EndLayout, space: str, tokens: int) -> range:
-    """Logical pages of a paged space that a prompt needs: of a window, those that its next position sees."""
+    """Logical pages that a prompt needs: of a window, those that its next position sees."""
     first = first_seen_page(tokens, layout.window, layout.page_size) if space == "window" else 0
     return range(first, pages_for(tokens, layout.page_size))
 
 
 def held_run(layout: EndLayout, holding: Holding, space: str, tokens: int) -> PageRun:
-    """The pages of a paged space that a holding has for its first `tokens` tokens; pages that are gone come first."""
+    """Pages of a holding's first `tokens` tokens, without leading pages that are gone."""
     pages = holding.window_pages if space == "window" else holding.pages
     held = pages[: pages_for(tokens, layout.page_size)]
     gone = int(np.argmax(held > 0)) if len(held) else 0
@@ -48,7 +47,7 @@ def held_run(layout: EndLayout, holding: Holding, space: str, tokens: int) -> Pa
 
 
 def room_units(layout: EndLayout, holding: Holding, tokens: int) -> Units:
-    """What a prompt needs of everything that is transferred, in a holding's own pages and slots."""
+    """Pages and slots that a prompt transfers."""
     units: dict[tuple[str, str], IndexArray] = {}
     for leg, space in layout.parts:
         if space == "state":
@@ -61,7 +60,6 @@ def room_units(layout: EndLayout, holding: Holding, tokens: int) -> Units:
 
 
 def room_footprints(layout: EndLayout, units: Units, request: int) -> tuple[Footprint, ...]:
-    """What an operation touches that reads or writes all of these units for a request."""
     touched = []
     for (leg, space), ids in units.items():
         buffers = [each for each in layout.buffers if (each.leg, each.space) == (leg, space)]

@@ -1,15 +1,11 @@
 """The seal: the last 64 bytes of a hand-over, with room, generation, length and digest of all bytes before them.
 
-    [0, 8) magic  [8, 16) version  [16, 24) room  [24, 32) generation  [32, 40) bytes  [40, 48) digest
-    [48, 56) zero  [56, 64) check word over the 56 bytes before it; all little-endian and unsigned
-
 Invariants:
 - A row is a seal only if packing the parsed values gives the same bytes. Zeroed, poisoned and torn rows are no seal.
-- Every field is a full 64-bit value, and no value is special: room 0 is a room like any other.
 - A whole seal of an earlier user of the slot parses too. The reader compares its room and generation.
 - The digest covers every leg: all KV, all state, the metadata row. (mutants: seal-without-kv, -state, -aux)
-- Words are taken in logical order, shard by shard, so both ends see the same sequence for any pages.
-- A digest is keyed by room, generation and source rank: equal bytes of another room are not evidence.
+- Words are taken in logical order, shard by shard, so both ends get the same sequence for any pages.
+- A digest is keyed by room, generation and source rank: equal bytes of another room do not match.
 """
 
 from __future__ import annotations
@@ -38,14 +34,16 @@ _MAGIC = int.from_bytes(b"kvc-seal", "little")
 _VERSION = 1
 _OWN_AT, _DIGEST_AT = 2, 5
 _CHECK_KEY = 0x7365616C2D763031
+# [0, 8) magic  [8, 16) version  [16, 24) room  [24, 32) generation  [32, 40) bytes  [40, 48) digest
+# [48, 56) zero  [56, 64) check word over the 56 bytes before it; all little-endian and unsigned
 _WORDS = struct.Struct("<8Q")
 _FIXED = digest_int((_MAGIC, _VERSION), key=_CHECK_KEY) + digest_int((0,), key=_CHECK_KEY, first=_DIGEST_AT + 1)
-"""What the words that every seal has add to its check word."""
+"""Part of the check word from the words that all seals share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """room: bootstrap_room. generation: of the slot's lease. bytes: of all legs together. digest: over all of them."""
+    """room: bootstrap_room, any value. bytes, digest: of all legs together."""
 
     room: int
     generation: int
@@ -57,12 +55,12 @@ class Seal:
             raise LayoutMismatch(f"every field of a seal is an unsigned 64-bit value, got {self}")
 
     def packed(self) -> torch.Tensor:
-        """The row to send, [64] uint8; the caller's own."""
+        """[64] uint8, owned by the caller."""
         return torch.frombuffer(bytearray(_packed(self)), dtype=torch.uint8)
 
 
 def parse(row: torch.Tensor) -> Seal | None:
-    """The seal in `row`, [64] uint8 in host memory; None if it holds no complete seal."""
+    """The seal in `row`, [64] uint8 in host memory; None if it is not complete."""
     if row.dtype != torch.uint8 or row.shape != (SEAL_BYTES,):
         raise LayoutMismatch(f"a seal is a row of {SEAL_BYTES} uint8, got {row.dtype}{[*row.shape]}")
     found = bytes(row.tolist())
@@ -77,18 +75,15 @@ def _packed(seal: Seal) -> bytes:
 
 
 def known_words(seal: Seal) -> npt.NDArray[np.int64]:
-    """The words of the row before its digest is known: as packed, but for the digest, whose place is zero in the check
-    word too."""
+    """Pack a row without its digest, which counts as zero in the check word."""
     own = (seal.room, seal.generation, seal.bytes)
     check = as_unsigned(_FIXED + digest_int(own, key=_CHECK_KEY, first=_OWN_AT))
     return np.frombuffer(bytearray(_WORDS.pack(_MAGIC, _VERSION, *own, 0, 0, check)), dtype=np.int64)
 
 
 def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
-    """The whole row, [8] int64, on the device of `known`. total: the digest, an int64 scalar there; None is zero.
-
-    Nothing waits for the device. The check word is a digest, and what the digest's place adds to it is added here.
-    """
+    """The whole row, [8] int64, on the device, without waiting. total: the digest, an int64 scalar there; None:
+    zero."""
     words = known.clone()
     if total is not None:
         words[_DIGEST_AT] = total
@@ -98,45 +93,32 @@ def sealed_words(known: torch.Tensor, total: torch.Tensor | None) -> torch.Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """All that one source rank sends to one target rank for a room, as it lies at one end.
-
-    units: physical pages or slots of this end by leg and space, in logical order. pieces: by buffer, (first shard,
-    count) in this end's row. row: the metadata row of this end, or None where another rank sends it.
-    """
+    """All bytes from one source rank to one target rank for a room, as they lie at one end."""
 
     ticket: Ticket
     source_rank: int
-    units: Mapping[tuple[str, str], IndexArray]
-    pieces: Mapping[Piece, tuple[int, int]]
-    row: torch.Tensor | None
+    units: Mapping[tuple[str, str], IndexArray]  # physical, by leg and space, in logical order
+    pieces: Mapping[Piece, tuple[int, int]]  # by buffer, (first shard, count) in this end's row
+    row: torch.Tensor | None  # the metadata row, or None if another rank sends it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealPlan:
-    """What a seal is made of, prepared before the operation that makes it.
-
-    known: the words of its row without the digest, [8] int64 on the device. size: bytes that it covers. covered: of
-    each buffer its words [L, R, words], the ids of its rows on the device, and their key. row: the metadata row, with
-    its key.
-    """
-
-    known: torch.Tensor
-    size: int
-    covered: tuple[tuple[torch.Tensor, torch.Tensor, int], ...]
+    known: torch.Tensor  # the row without the digest, [8] int64 on the device
+    size: int  # bytes covered
+    covered: tuple[tuple[torch.Tensor, torch.Tensor, int], ...]  # by buffer: words [L, R, W], row ids, key
     row: torch.Tensor | None
-    key: int
+    key: int  # of the metadata row
 
 
 class Sealer:
-    """Makes seals from one end's memory."""
-
     def __init__(self, pool: KVPool, layout: EndLayout, backend: Backend) -> None:
         self._pool = pool
         self._layout = layout
         self._backend = backend
 
     def plan(self, content: Content) -> SealPlan:
-        """All that is known of a seal before its bytes are read. What is made on the device is complete."""
+        """Prepare a seal before its bytes are read. Uploads are complete."""
         ticket, key = content.ticket, self._key(content)
         covered, size = [], 0
         for place, buffer in enumerate(self._buffers(content)):
@@ -154,10 +136,9 @@ class Sealer:
         return SealPlan(known=known, size=size, covered=tuple(covered), row=content.row, key=mix64_int(key))
 
     def seal(self, plan: SealPlan) -> torch.Tensor:
-        """The row of the seal of what this end's memory holds now, [8] int64 on the device. Called inside an operation:
-        nothing waits for the device.
+        """The seal of this end's current memory, [8] int64 on the device, made inside an operation without waiting.
 
-        In SGLang nothing said that bytes over NVLink had landed when a request was reported done (#23252).
+        SGLang reported a request as done without evidence that bytes over NVLink had landed (#23252).
         """
         parts = [digest_rows(words, rows, key=key) for words, rows, key in plan.covered]
         if plan.row is not None:
@@ -169,7 +150,7 @@ class Sealer:
         return [each for each in self._layout.buffers if (each.space, each.name) in content.pieces]
 
     def _words(self, buffer: BufferLayout, shards: tuple[int, int]) -> torch.Tensor:
-        """[L, R, words] of the shards [first, first + count) of each row."""
+        """[L, R, words] of the shards."""
         first, count = (each * buffer.rows.shard_bytes // 8 for each in shards)
         return self._pool.sets[buffer.space].write_view(buffer.name)[:, :, first : first + count]
 

@@ -1,17 +1,11 @@
-"""Sender: a prefill rank's side of every room: it writes, seals and reports a room, and knows when its pages are free.
-
-    wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
-
-A room may be asked for again after an attempt failed. Both ends number attempts as their router does, so that an answer
-to one attempt is never taken for another's.
+"""Sender: a prefill rank's side of every room: it writes, seals and reports a room, and frees its memory.
 
 Invariants:
+- Both ends use the router's attempt number, so that an answer to one attempt is never taken for another's.
 - An exception in a room's transfer ends that room on both sides, and no other room.
-- State is paired by logical page over what the prompt needs. A disagreement fails the room and names both lengths.
 - Pages and slots belong to the room until every decode rank has sent Done, or, after a failure, all writes are flushed.
 - A Want counts once. A copy that arrives later, of any attempt, causes no write.
-- From its first Want an attempt has `patience`, so a rank that asks and then stays silent cannot hold it for ever.
-- An attempt that is over stays over. The reasons of the rooms that ended last are kept.
+- From its first Want an attempt has `patience`, so a silent rank cannot hold it for ever.
 """
 
 from __future__ import annotations
@@ -38,45 +32,39 @@ from kvcheck.core.cache.transfer.writer import Writer
 
 PENDING, DONE, FAILED = 0, 1, 2
 REFUSED, UNWANTED, WANTED = 0, 1, 2
-"""In both rows the least value of all ranks is what counts."""
+"""In both rows the minimum over all ranks counts."""
 
 REPEATS = 3
-"""How often within its patience a room that nobody took is reported again. So a lost message costs no memory."""
+"""Reports of a room within its patience, so that a lost message costs no memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OutboundRoom:
-    """An attempt that is being sent. holding: None until its prefill begins. page: first page not yet sent.
-
-    deadline: set when it is asked for. flushed: after a failure, by peer, the signal that must be reached before its
-    memory is free. reads: signals of other reads of its memory.
-    """
+    """An attempt that is being sent."""
 
     room: int
     attempt: int
     request: int
     tokens: int
-    holding: Holding | None = None
+    holding: Holding | None = None  # None until the prefill begins
     slot: int | None = None
-    page: int = 0
-    deadline: int | None = None
+    page: int = 0  # first page not yet sent
+    deadline: int | None = None  # set by the first Want
     repeat_at: int = 0
     is_reported: bool = False
     reason: str = ""
     done: set[str] = field(default_factory=set)
-    flushed: dict[str, Signal] = field(default_factory=dict)
-    reads: list[Signal] = field(default_factory=list)
+    flushed: dict[str, Signal] = field(default_factory=dict)  # by peer, after a failure: its writes have ended
+    reads: list[Signal] = field(default_factory=list)  # other reads of its memory
 
 
 class SenderListener(Protocol):
-    """Gets the acts of a sender."""
-
-    def gave_up(self, *, rank: str, request: int, reason: str) -> None:
-        """This rank has ended an attempt of a request."""
+    def gave_up(self, *, rank: str, request: int, reason: str) -> None: ...
 
 
+# wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
 class Sender:
-    """One prefill rank. clock: rounds, or seconds, since the start; patience: how many of them a room may take."""
+    """One prefill rank. clock: rounds, or seconds, since the start; patience: of a room."""
 
     def __init__(
         self,
@@ -122,10 +110,8 @@ class Sender:
     # A room's life
 
     def open(self, room: int, request: int, tokens: int, *, attempt: int = 0) -> None:
-        """Open the room of a request whose prompt of `tokens` tokens will be prefilled here.
-
-        Raises ForeignAccess while an earlier attempt holds memory.
-        """
+        """Open the room of a prompt that will be prefilled here. Raise ForeignAccess while an earlier attempt holds
+        memory."""
         if room in self._rooms:
             raise ForeignAccess(f"room {room}: attempt {self._rooms[room].attempt} is not over, got attempt {attempt}")
         self._rooms[room] = OutboundRoom(room=room, attempt=attempt, request=request, tokens=tokens)
@@ -135,21 +121,20 @@ class Sender:
             self._rooms[room].deadline = self._clock() + self._patience
 
     def is_open(self, room: int) -> bool:
-        """True while an attempt of the room runs, or its memory is not released yet."""
+        """True until the room's memory is released."""
         return room in self._rooms
 
     def readiness(self, room: int) -> int:
-        """WANTED once every decode rank served here has sent its Want, REFUSED after a failure, else UNWANTED."""
+        """WANTED once every decode rank has sent its Want, REFUSED after a failure, else UNWANTED."""
         if self._rooms[room].reason:
             return REFUSED
         return WANTED if len(self._wants_of(self._rooms[room])) == len(self._peers) else UNWANTED
 
     def begin(self, room: int, holding: Holding) -> None:
-        """The prompt is computed into this holding from now on."""
         self._rooms[room].holding = holding
 
     def send_pages(self, room: int, tokens: int, after: Signal) -> None:
-        """The first `tokens` tokens are computed once `after` is reached: send whole pages, at the end the last one."""
+        """Send the whole pages, at the end also the last, of the first `tokens` tokens, once `after` is reached."""
         sending = self._rooms[room]
         assert sending.holding is not None
         size = self._pool.page_size
@@ -159,7 +144,7 @@ class Sender:
             self._each_peer(sending, partial(self._send_kv, sending, range(first, stop), after))
 
     def finish(self, room: int, slot: int, after: Sequence[Signal]) -> None:
-        """Prompt and metadata row are complete once `after` is reached: send the rest, seal and report."""
+        """Send the rest, seal and report, once `after` is reached."""
         sending = self._rooms[room]
         sending.slot = slot
         self._each_peer(sending, partial(self._send_rest, sending, after))
@@ -168,7 +153,6 @@ class Sender:
             sending.repeat_at = self._clock() + self._repeat_after
 
     def fail(self, room: int, reason: str) -> None:
-        """End the room on this side, and tell every peer."""
         sending = self._rooms[room]
         if sending.reason or sending.is_reported:
             return
@@ -179,12 +163,12 @@ class Sender:
             sending.flushed[peer] = self._refuse(peer, want, reason)
 
     def refuse(self, room: int, attempt: int, reason: str) -> None:
-        """End an attempt that was never opened. Every peer that asks for it, or has asked, is told so."""
+        """End an attempt that was never opened, and refuse its Wants, also later ones."""
         for peer, want in self._wants.end(room, attempt, reason).items():
             self._refuse(peer, want, reason)
 
     def state(self, room: int) -> int:
-        """PENDING while the room's memory is read or written; DONE or FAILED after that."""
+        """PENDING while the room's memory is read or written; then DONE or FAILED."""
         sending = self._rooms[room]
         if not sending.reason and len(sending.done) == len(self._peers):
             return DONE
@@ -193,25 +177,23 @@ class Sender:
         return PENDING
 
     def reason(self, room: int) -> str:
-        """Why the room failed; "" if it did not."""
         return self._rooms[room].reason
 
     def deadline(self, room: int) -> int | None:
-        """When the room is given up if it has not been taken; None if it was not asked for, or is over."""
+        """The room's deadline; None before the first Want, or if it is over."""
         sending = self._rooms.get(room)
         return None if sending is None or sending.reason else sending.deadline
 
     def close(self, room: int) -> None:
-        """Forget a room whose memory is released. A peer that asks for it later learns how it ended."""
+        """Forget a room whose memory is released, but keep its end for late Wants."""
         sending = self._rooms.pop(room)
         self._wants.end(room, sending.attempt, sending.reason or "it was served before")
 
     def free(self) -> None:
-        """Give the seals' memory back."""
         self._writer.free()
 
     def rejoin(self, layout: EndLayout) -> None:
-        """A decode rank was started again: forget what its old process asked for. Raises LayoutMismatch."""
+        """Drop the Wants of a restarted decode rank."""
         check_rejoin(self._layout, self._peers.get(layout.name), layout)
         if layout.name in self._peers:
             self._peers[layout.name] = layout
@@ -219,13 +201,13 @@ class Sender:
 
     @property
     def unopened(self) -> list[int]:
-        """Requests that a peer asks for and that were not opened or ended here."""
+        """Requests with Wants whose rooms were not opened or ended here."""
         return self._wants.unopened(self._rooms)
 
     # Messages
 
     def poll(self) -> None:
-        """Take messages of decode ranks, and of nobody else; give up rooms that are too late."""
+        """Receive messages of decode ranks, and fail late rooms."""
         for peer, message in self._wire.receive():
             if peer in self._peers:
                 self._take(peer, message)
@@ -237,8 +219,7 @@ class Sender:
                 self._report(sending, sorted(self._peers.keys() - sending.done))
 
     def _report(self, sending: OutboundRoom, peers: Sequence[str]) -> None:
-        """Report again that everything was written. A rank that has verified it answers again, in case its answer was
-        lost."""
+        """Repeat the Status, in case a rank's answer was lost."""
         sending.repeat_at = self._clock() + self._repeat_after
         for peer in peers:
             want = self._wants_of(sending)[peer]
@@ -269,7 +250,6 @@ class Sender:
             sending.reason = sending.reason or ("" if message.is_ok else message.reason)
 
     def _hear(self, peer: str, want: Want) -> None:
-        """Keep a peer's Want. If that attempt has failed already, tell the peer so."""
         sending = self._rooms.get(want.room)
         if sending is not None and want.attempt < sending.attempt:
             self._refuse(peer, want, f"room {want.room}: attempt {want.attempt} is over here")
@@ -288,7 +268,7 @@ class Sender:
         return self._wants.of(sending.room, sending.attempt)
 
     def _abort(self, peer: str, message: Abort, want: Want | None, sending: OutboundRoom | None) -> None:
-        """End the attempt here too, heard of or not. The peer is told when nothing is written for it any more."""
+        """End the attempt, known or not, and send Drained behind all writes."""
         flushed = self._wire.flush(peer)
         self._wire.send(peer, Drained(room=message.room, generation=message.generation), after=(flushed,))
         if sending is not None and sending.attempt == message.attempt:
@@ -303,17 +283,16 @@ class Sender:
             self.refuse(message.room, message.attempt, message.reason)
 
     def _refuse(self, peer: str, want: Want, reason: str) -> Signal:
-        """Tell the peer the reason, after all writes to it. Returns the signal of those writes."""
+        """Send the reason behind all writes to the peer; return their signal."""
         flushed = self._wire.flush(peer)
         status = Status(room=want.room, generation=want.generation, is_ok=False, reason=reason)
         self._wire.send(peer, status, after=(flushed,))
         self._wire.send(peer, Drained(room=want.room, generation=want.generation), after=(flushed,))
         return flushed
 
-    # What is written
+    # Writes
 
     def _each_peer(self, sending: OutboundRoom, write: partial[None]) -> None:
-        """Write to every peer. If a write fails, the room fails."""
         for peer in self._peers:
             if sending.reason:
                 return
@@ -324,10 +303,8 @@ class Sender:
                 self.fail(sending.room, str(error))
 
     def _check_want(self, sending: OutboundRoom, want: Want) -> None:
-        """Check, before anything is sent, that the peer means this prompt and has a page for each of its pages.
-
-        The tokens are compared too, since prompts of different lengths can have the same number of pages.
-        """
+        """Check, before anything is sent, that the peer has this prompt's tokens and pages. Prompts of different
+        lengths can have the same number of pages."""
         if want.tokens != sending.tokens:
             raise LengthMismatch(
                 f"room {sending.room}: the ends disagree about the prompt: source has {sending.tokens} tokens, target "
@@ -364,7 +341,6 @@ class Sender:
         self._writer.write(want, peer, "state", pairs, after=after)
 
     def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
-        """Pages or slots of each space whose buffers travel as state, [n, 2]."""
         holding, layout, tokens = sending.holding, self._layout, sending.tokens
         assert holding is not None
         pairs: dict[str, IndexArray] = {}
@@ -381,7 +357,7 @@ class Sender:
         return pairs
 
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
-        """Pages paired by `pair_pages`. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
+        """Pair pages by logical page. (mutants: align-trims-one-side, align-trims-tail, align-broadcasts)"""
         return pair_pages(source, target, needed=needed, what=what)
 
     def _run(self, want: Want, leg: str, space: str) -> PageRun:
@@ -393,30 +369,27 @@ class Sender:
 
 
 ENDED_MAX = 4096
-"""Rooms whose end is remembered for ranks that ask late; one that asks later still runs into its deadline."""
+"""Rooms whose end is kept for late Wants; a still later one runs into its deadline."""
 
 
 class Wants:
-    """The Wants that one prefill rank has got."""
-
     def __init__(self) -> None:
         self._rooms: dict[int, dict[int, dict[str, Want]]] = {}  # room -> attempt -> peer
         self._heard: dict[str, int] = {}  # peer -> generation of its last Want
         self._ended: dict[int, tuple[int, str]] = {}  # room -> its last attempt that ended, and why
 
     def is_copy(self, peer: str, want: Want) -> bool:
-        """True if this Want, or a later one of the peer, was heard before. Notes it as heard."""
+        """True if this Want, or a later one of the peer, was received before; else remember it."""
         if want.generation <= self._heard.get(peer, -1):
             return True
         self._heard[peer] = want.generation
         return False
 
     def of(self, room: int, attempt: int) -> dict[str, Want]:
-        """The Wants of one attempt, by peer. The caller may change the dictionary."""
+        """The Wants of one attempt by peer: a live dictionary."""
         return self._rooms.setdefault(room, {}).setdefault(attempt, {})
 
     def find(self, peer: str, message: Message) -> Want | None:
-        """The peer's Want with the room and generation of a message."""
         for wants in self._rooms.get(message.room, {}).values():
             want = wants.get(peer)
             if want is not None and want.generation == message.generation:
@@ -424,7 +397,7 @@ class Wants:
         return None
 
     def end(self, room: int, attempt: int, reason: str) -> dict[str, Want]:
-        """End the attempt. Returns its Wants."""
+        """End the attempt. Return its Wants."""
         wants = self.of(room, attempt)
         del self._rooms[room][attempt]
         if not self._rooms[room]:
@@ -436,17 +409,15 @@ class Wants:
         return wants
 
     def ended(self, room: int, attempt: int) -> str:
-        """Why the attempt, or a later one, is over; "" if it is not known to be over."""
+        """Reason why the attempt, or a later one, is over; "" if it is not known to be."""
         last, reason = self._ended.get(room, (-1, ""))
         return reason if attempt <= last else ""
 
     def forget(self, peer: str) -> None:
-        """The peer was started again: forget its Wants and its count."""
         self._heard.pop(peer, None)
         for wants in (each for attempts in self._rooms.values() for each in attempts.values()):
             wants.pop(peer, None)
 
     def unopened(self, known: Collection[int]) -> list[int]:
-        """Requests that a peer asks for, whose rooms are not in `known` and have not ended."""
         rooms = (each for room, each in self._rooms.items() if room not in known and room not in self._ended)
         return sorted({want.request for attempts in rooms for wants in attempts.values() for want in wants.values()})

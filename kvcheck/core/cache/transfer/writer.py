@@ -1,9 +1,4 @@
-"""Writer: writes the bytes of one prefill rank's rooms: it works out which blocks of which region go to which peer.
-
-Invariants:
-- Every buffer of the table is sent on its own leg, as blocks of whole registered regions.
-- Places in a peer's memory are computed from the peer's own layout.
-"""
+"""Writer: computes and writes the blocks of one prefill rank's rooms for each peer."""
 
 from __future__ import annotations
 
@@ -27,8 +22,6 @@ from kvcheck.kernels.page_copy import copy_bytes_torch
 
 
 class Writer:
-    """Writes legs to the peers of one prefill rank. sources: by peer, the ranks that write to it, this one included."""
-
     def __init__(
         self,
         pool: KVPool,
@@ -59,7 +52,6 @@ class Writer:
         register_memory(wire, pool, metadata, self._seals)
 
     def free(self) -> None:
-        """Give the seals' memory back."""
         self._backend.release("seals")
 
     def write(
@@ -71,7 +63,6 @@ class Writer:
         *,
         after: Sequence[Signal],
     ) -> None:
-        """Write one leg: every buffer of the table that belongs to it."""
         theirs = {(each.space, each.name): each for each in self.peers[peer].buffers}
         writes = []
         for buffer in self._layout.buffers:
@@ -96,11 +87,11 @@ class Writer:
             self._wire.write(peer, leg, writes, ticket=_ticket(want), after=after)
 
     def _part_name(self, peer: str, key: Piece) -> str:
-        """The target's buffer, or this rank's part of it if several ranks write one row."""
+        """This rank's part of the target's buffer, if several ranks write one row."""
         return part_name(key[1], self._layout.rank, len(self._sources[peer]))
 
     def write_row(self, want: Want, peer: str, slot: int, after: Sequence[Signal]) -> None:
-        """The metadata row, if this is the rank that sends it to the peer."""
+        """Write the metadata row, if this rank sends it."""
         if self._sources[peer][0] != self._layout.rank:
             return
         if self._aux_over_messages:
@@ -132,7 +123,7 @@ class Writer:
         slot: int,
         after: Sequence[Signal],
     ) -> Signal:
-        """Seal what is sent to the peer. Returns the signal that is reached when this end's memory has been read."""
+        """Seal the bytes for the peer. The signal is reached when this end's memory has been read."""
         units = room_units(self._layout, holding, want.tokens)
         has_row = self._sources[peer][0] == self._layout.rank
         content = Content(
@@ -155,7 +146,6 @@ class Writer:
         )
 
     def write_seal(self, want: Want, peer: str, slot: int, sealed: Signal) -> Signal:
-        """Send a finished seal."""
         at = self._seal_at(peer, slot)
         row = want.slot * self._layout.ranks + self._layout.rank
         write = RegionWrite(
@@ -175,7 +165,7 @@ class Writer:
 
 
 def part_name(buffer: str, source_rank: int, sources: int) -> str:
-    """What a footprint calls the part of a buffer's rows that one of several source ranks writes."""
+    """Footprint name of one source rank's part of a buffer."""
     return buffer if sources == 1 else f"{buffer}/{source_rank}"
 
 

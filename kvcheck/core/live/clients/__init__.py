@@ -1,7 +1,7 @@
-"""Engines that kvcheck can ask: a file and a row for each.
+"""Engines with a client: a file and a row for each.
 
 Invariants:
-- An engine is known by what it answers, never by the name of its host. Rows are tried in order, the plainest last.
+- An engine is detected by its answers, never by its host name. Rows are tried in order, the plainest last.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ CLIENTS: Registry[Engine] = Registry(
 PAIRS: Registry[Callable[..., Client]] = Registry(
     "pair of servers", {"sglang": "kvcheck.core.live.clients.sglang_pair:SglangPair"}
 )
-"""Made with the keywords prefill and decode: a Reach each."""
+"""Constructed with the keywords prefill and decode: a Reach each."""
 
 
 def detect(server: Http) -> str:
-    """The engine that answers there: a name of CLIENTS. Raises Trouble where none does."""
     try:
         for name in CLIENTS.names():
             if CLIENTS.load(name).is_at(server):
                 return name
-        server.get_json("/v1/models")  # says why, for instance that a key is missing
+        server.get_json("/v1/models")  # raises the reason, for instance a missing key
     except CallFailed as failure:
         raise Trouble(f"{server.address}: {failure}") from failure
     raise Trouble(f"{server.address} answers, but as none of {', '.join(CLIENTS.names())}")

@@ -1,8 +1,8 @@
-"""Asks one question, whole or as a stream that is timed or aborted, and gives the answer; the same for every engine.
+"""Sends one request, whole or as a stream that is timed or aborted, for every engine.
 
 Invariants:
-- Whatever a server does becomes an answer with its end. Tokens that had arrived stay in it.
-- Prompt log-probabilities are never asked for: engines read no prefix cache for such a request.
+- Any behaviour of a server becomes an answer, which keeps the tokens that had arrived.
+- Prompt log-probabilities are never requested: engines read no prefix cache for such a request.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ from kvcheck.core.live.prometheus import parse_samples
 GRACE_S = 10.0
 """Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had
 made a whole answer of 169 tokens while a busy client had read 81 of them."""
-_OWN_FAULT = 500  # from this status on a server says that something is wrong with itself
+_OWN_FAULT = 500  # from this status on the fault is the server's own
 _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves after 20 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One engine's call for a completion.
-
-    body, streamed: what is sent for a whole answer, and for a stream. take: adds an answer, or an event of a stream, to
-    the reply; raises Unreadable. abort: the engine's call that aborts this request, None where it has none.
-    """
+    """One engine's call for a completion. streamed: the body for a stream. take: adds an answer or event to the reply;
+    raises Unreadable. abort: aborts this request."""
 
     server: Http
     path: str
@@ -50,7 +47,6 @@ def converse(
     is_timed: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Answer:
-    """Send the request, collect what comes into `reply`, and say how it ended. is_timed: as in Sending."""
     began_s = clock()
     after_abort = None
     try:
@@ -89,7 +85,6 @@ def converse(
 
 
 def _take(call: Call, value: object, reply: Reply) -> None:
-    """Add an answer or an event, unless it is an error object in the place of one."""
     event = table(value, "answer")
     if event.get("error") is not None:
         reply.error = call.server.shown(error_text(event))
@@ -104,15 +99,13 @@ def _end(reply: Reply) -> tuple[End, str | None]:
 
 
 def _end_of_stream(reply: Reply) -> tuple[End, str | None]:
-    """How a stream ended that the server ended."""
     if reply.error is None and not reply.is_aborted and reply.finish is None:
         return End.CUT, "the stream ended without a reason for its end"
     return _end(reply)
 
 
 def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, str | None]:
-    """The whole stream is read, and noted is when each event with tokens had been read. Events that were read together
-    have one time: a proxy may keep a stream back, and let go of it at once."""
+    """Events that were read together have one time: a proxy may hold a stream back and release it at once."""
     read, now_s = 0, 0.0
     with call.server.stream(call.path, call.streamed) as events:
         for event in events:
@@ -125,7 +118,7 @@ def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, s
 
 
 def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str | None]:
-    """The connection is closed once so many tokens arrived; 0: once the server began to answer."""
+    """Close the connection after `after` tokens; 0: once the answer has begun."""
     with call.server.stream(call.path, call.streamed) as events:
         if after > 0:
             for event in events:
@@ -137,10 +130,9 @@ def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str 
 
 
 def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | None, int | None]:
-    """(end, reason, tokens long after the acknowledgement) where the engine's own call aborts the request.
+    """Return (end, reason, tokens long after the acknowledgement).
 
-    The call runs beside the stream. Tokens that arrive soon after it was acknowledged are not counted: they may have
-    been made before, and lie in a buffer of a connection that is read late.
+    Tokens soon after the acknowledgement may have been made before, so they do not count.
     """
     acknowledged, failed = list[float](), list[str]()
 
@@ -177,7 +169,6 @@ def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | N
 
 
 def troubled(call: Callable[[], object]) -> object:
-    """What the call gives. Raises Trouble where it fails, or where its answer is not the engine's own."""
     try:
         return call()
     except (CallFailed, Unreadable) as error:
@@ -185,7 +176,7 @@ def troubled(call: Callable[[], object]) -> object:
 
 
 def read_or_none(server: Http, *paths: str) -> Mapping[str, object] | None:
-    """The JSON object at the first of the paths that has one. Raises CallFailed where the server cannot be reached."""
+    """The JSON object at the first of the paths that has one. Raises CallFailed if the server cannot be reached."""
     for path in paths:
         try:
             value = server.get_json(path)
@@ -199,8 +190,7 @@ def read_or_none(server: Http, *paths: str) -> Mapping[str, object] | None:
 
 
 def is_well(server: Http, path: str) -> bool:
-    """Whether the server answers its health call at `path`. A proxy before it may have no such call, or ask for another
-    key: what says so is up."""
+    """A status below 500 counts: a proxy may lack the health call, or need another key."""
     try:
         server.call("GET", path, silence_s=min(server.silence_s, _HEALTH_S))
     except CallFailed as failure:
@@ -209,7 +199,6 @@ def is_well(server: Http, path: str) -> bool:
 
 
 def read_metrics(server: Http) -> str | None:
-    """The text of a server's metrics; None where it has none. Raises CallFailed."""
     path = "" if server.address.base.endswith("/metrics") else "/metrics"
     try:
         return server.get_text(path)
@@ -220,9 +209,9 @@ def read_metrics(server: Http) -> str | None:
 
 
 def read_counters(reach: Reach, names: Iterable[str] = ()) -> Counters | None:
-    """All counters of the metrics addresses together, or of the server; None where it shows none. Raises Trouble.
+    """Sum the counters of all metrics addresses, or of the server. Raises Trouble.
 
-    names: of counters that are used; those with a label are summed as well.
+    names: counters in use; those with a label are summed as well.
     """
     labelled = [name for name in names if "{" in name]
     total: dict[str, float] = {}

@@ -1,7 +1,7 @@
-"""What /v1/completions of vLLM and of other servers have in common: answers and models.
+"""Answers and models of /v1/completions, common to vLLM and other servers.
 
 Invariants:
-- Tokens are read as ids wherever the server gives ids. Text is read only where each of its words is one token.
+- Text is read only if the server sends no ids, and each word is one token.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def _tokens(
 
 
 def _top(written: object, token_of: Callable[[str], int | None]) -> list[Mapping[int, float]] | None:
-    """The most likely tokens of each step, where all have an id that is known; None otherwise."""
     if written is None:
         return None
     steps: list[Mapping[int, float]] = []
@@ -111,7 +110,6 @@ def _token(word: object, token_of: Callable[[str], int | None]) -> int:
 
 
 def first_model(server: Http) -> Mapping[str, object]:
-    """The first row of /v1/models. Raises Unreadable where there is none, CallFailed where nothing answers."""
     models = read_or_none(server, "/v1/models")
     if models is None:
         raise Unreadable("/v1/models: expected a list of models, got none")

@@ -1,8 +1,7 @@
-"""Connects to a server, or to the two servers of a pair, as the user named them.
+"""Connects to a server, or to the two servers of a pair, by the user's options.
 
 Invariants:
-- Another machine is asked only where that was allowed.
-- A server that does not answer, or answers as no engine that kvcheck knows, is a UsageError of one line.
+- Another machine is contacted only if allowed.
 """
 
 from __future__ import annotations
@@ -21,23 +20,29 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/.*)?|\[[\da-f:.]+\](:\d+)?(/.*)?", re
 
 
 def is_address(target: str) -> bool:
-    """Whether a target is meant as the address of a running server."""
     return target.lower().startswith(SCHEMES)
 
 
-def check_scheme(option: str, target: str) -> None:
-    """Raise UsageError for HOST:PORT. No target of one's own is read so: a port is no name of Python."""
-    if _HOST_AND_PORT.fullmatch(target):
-        raise UsageError(f"{option} {target}: http:// is missing; expected {option} http://{target}")
+def address_of(word: str) -> str | None:
+    """The address that a word is meant as, also where http:// is missing; None for any other word."""
+    if is_address(word):
+        return word
+    return f"http://{word}" if _HOST_AND_PORT.fullmatch(word) else None
+
+
+def check_address(name: str, word: str) -> None:
+    """Raise UsageError for a word that is no address. name: of the argument or option."""
+    if is_address(word):
+        return
+    if (address := address_of(word)) is not None:
+        raise UsageError(f"{name} {word}: http:// is missing; expected {address}")
+    raise UsageError(f"{name}: expected http://HOST:PORT, got {word!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How a server is named. target: its address, or that of the prefill server of a pair; decode: of the other one.
-
-    engine: a name of CLIENTS; None: by what the server answers. metrics: addresses of counters. key: sent to all of
-    them, shown by nobody. timeout_s: seconds of silence after which a call gives up. token_of: as in Reach.
-    """
+    """The user's options for a server. decode: of a pair whose prefill server is `target`. metrics: addresses of
+    counters. key: sent to all addresses, never shown. timeout_s: silence after which a call fails."""
 
     target: str
     decode: str | None
@@ -52,7 +57,7 @@ class Connection:
         return f"Connection({self.target})"
 
     def http(self, address: str) -> Http:
-        """One server. Raises UsageError for an address that is none, or for another machine that was not allowed."""
+        """Raises UsageError for a malformed address, or another machine that was not allowed."""
         parsed = parse_address(address)
         if not (self.allow_remote or is_loopback(parsed)):
             raise UsageError(
@@ -62,7 +67,6 @@ class Connection:
 
 
 def connect(connection: Connection) -> Client:
-    """The client of the server, or of the pair. Raises UsageError."""
     metrics = tuple(connection.http(address) for address in connection.metrics)
     server = connection.http(connection.target)
     decode = None if connection.decode is None else connection.http(connection.decode)

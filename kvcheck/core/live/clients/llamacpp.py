@@ -1,8 +1,8 @@
 """llama.cpp's server by /completion with token ids.
 
 Invariants:
-- Its cache is a slot's last request. Emptying it is a call for each slot.
-- It has no call that aborts a request by name: the connection is closed instead.
+- Its cache is a slot's last request; a flush is a call for each slot.
+- It has no abort call: the connection is closed instead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _MOST_SLOTS = 4096
 
 
 class LlamaCppClient:
-    """One llama.cpp server."""
-
     engine = "llamacpp"
     has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {}
@@ -102,10 +100,7 @@ class LlamaCppClient:
 
 
 def take(event: Mapping[str, object], reply: Reply) -> None:
-    """Add an answer of /completion, or an event of its stream, which holds the tokens since the last one.
-
-    The last event of a stream holds no tokens. Raises Unreadable.
-    """
+    """Add an answer of /completion, or an event of its stream with the tokens since the last one. Raises Unreadable."""
     tokens = counts(event.get("tokens"), "tokens")
     written = event.get("completion_probabilities")
     probabilities = None if written is None else rows(written, "completion_probabilities")
@@ -129,7 +124,6 @@ def take(event: Mapping[str, object], reply: Reply) -> None:
 
 
 def _top(step: object) -> dict[int, float]:
-    """The most likely tokens of one step."""
     found = {}
     for row in rows(table(step, "completion_probabilities").get("top_logprobs", []), "top_logprobs"):
         each = table(row, "top_logprobs")
@@ -139,7 +133,6 @@ def _top(step: object) -> dict[int, float]:
 
 
 def _count(value: object) -> int | None:
-    """A count of /props; None where it is none: nothing is judged by it."""
     return value if type(value) is int and 0 <= value < 1 << 53 else None
 
 

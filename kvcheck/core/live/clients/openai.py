@@ -1,8 +1,7 @@
-"""A server that has the plain calls of OpenAI's completions and nothing that kvcheck knows beyond them.
+"""A server with OpenAI's /v1/completions and no known calls beyond it.
 
 Invariants:
 - Only fields of the plain call are sent: such servers refuse others.
-- The server is made to do nothing: it has no call to flush its cache or to retract requests.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ _KINDS = ("host-hit", "storage-hit", "evict", "retract", "backup", "load-back", 
 
 
 class OpenAiClient:
-    """One server by /v1/completions."""
-
     engine = "openai"
     has_salts = False
     counted: Mapping[str, tuple[str, ...]] = {}
@@ -84,13 +81,12 @@ class OpenAiClient:
         raise Trouble("a server by OpenAI's calls alone has no call that empties its prefix cache")
 
     def _name(self) -> str:
-        """The name to ask the model by; the server is asked once."""
         with self._asking:
             if self._model is None:
                 try:
                     name = first_model(self._server).get("id")
                 except (CallFailed, Unreadable):
-                    return ""  # the request itself will say what is wrong
+                    return ""  # the request itself will fail with the reason
                 self._model = name if isinstance(name, str) else ""
             return self._model
 

@@ -1,8 +1,7 @@
-"""Reads what a server sent, field by field, and collects it into a reply.
+"""Parses a server's JSON, field by field, and collects it in a reply.
 
 Invariants:
-- A field of a wrong type is `Unreadable`, whatever it is; a field that is absent or null is None.
-- A number that no engine can mean is `Unreadable`. A number that can be a lie is read as it is; others judge it.
+- A field of a wrong type or an impossible number is `Unreadable`; an absent or null field is None.
 """
 
 from __future__ import annotations
@@ -18,59 +17,50 @@ MOST = 1 << 53  # of a count: what every reader of JSON holds exactly
 
 
 class Unreadable(Exception):
-    """What came is not the engine's own format. The text says the field, what was expected, and what came."""
+    """The answer is not in the engine's format. The text names the field, expected, and got."""
 
 
 def table(value: object, name: str) -> Mapping[str, object]:
-    """A JSON object."""
     if not isinstance(value, dict):
         raise _wrong(name, "an object", value)
     return value
 
 
 def table_or_none(value: object, name: str) -> Mapping[str, object] | None:
-    """A JSON object, or None."""
     return None if value is None else table(value, name)
 
 
 def rows(value: object, name: str) -> list[object]:
-    """A JSON list."""
     if not isinstance(value, list):
         raise _wrong(name, "a list", value)
     return value
 
 
 def count(value: object, name: str) -> int:
-    """A number of things, or an id: an integer from 0 on."""
     if type(value) is not int or not 0 <= value <= MOST:
         raise _wrong(name, "an integer from 0 on", value)
     return value
 
 
 def count_or_none(value: object, name: str) -> int | None:
-    """A number of things, or None."""
     return None if value is None else count(value, name)
 
 
 def counts(value: object, name: str) -> list[int]:
-    """A list of token ids."""
     return [count(each, f"{name}[{i}]") for i, each in enumerate(rows(value, name))]
 
 
 def text(value: object, name: str) -> str:
-    """A text, as one short line."""
     if not isinstance(value, str):
         raise _wrong(name, "a text", value)
     return one_line(value)
 
 
 def text_or_none(value: object, name: str) -> str | None:
-    """A text, or None."""
     return None if value is None else text(value, name)
 
 
 def logprob(value: object, name: str) -> float | None:
-    """A log-probability; None where it is null or no finite number."""
     if value is None:
         return None
     if type(value) not in (int, float):
@@ -84,7 +74,7 @@ def logprob(value: object, name: str) -> float | None:
 
 
 def facts(info: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
-    """Those of the named fields that a record can hold: switches, numbers, and texts as one line."""
+    """Select the named fields that a record can hold, with texts as one line."""
     found: dict[str, object] = {}
     for name in names:
         value = info.get(name)
@@ -111,9 +101,7 @@ def _wrong(name: str, expected: str, value: object) -> Unreadable:
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
-    """What has arrived of one answer. rid: the name under which the engine gives it, where that is made of the one that
-    was sent. error: the engine's text of an error. is_aborted: it says that it aborted. first_s, last_s, first_tokens:
-    as in Answer."""
+    """The parts of one answer that have arrived; fields as in Answer."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -136,7 +124,6 @@ class Reply:
         logprobs: Sequence[float | None] | None,
         top: Sequence[Mapping[int, float]] | None = None,
     ) -> None:
-        """Further tokens. logprobs, top: as long as they are, or None."""
         for name, each in (("logprobs", logprobs), ("top logprobs", top)):
             if each is not None and len(each) != len(tokens):
                 raise Unreadable(f"{name}: expected one for each of {len(tokens)} tokens, got {len(each)}")
@@ -145,7 +132,7 @@ class Reply:
         self.top += [None] * len(tokens) if top is None else top
 
     def note_time(self, before: int, now_s: float) -> None:
-        """Keep when an event arrived, if it held tokens. before: how many there were. Events of one time are one."""
+        """Record the time of an event with tokens. Events of one time count as one."""
         if len(self.tokens) == before:
             return
         if self.first_s is None:
@@ -155,11 +142,9 @@ class Reply:
         self.last_s = now_s
 
     def known_logprobs(self) -> tuple[float, ...] | None:
-        """The log-probabilities, where each token has one."""
         known = [each for each in self.logprobs if each is not None]
         return tuple(known) if known and len(known) == len(self.tokens) else None
 
     def known_top(self) -> tuple[Mapping[int, float], ...] | None:
-        """The most likely tokens of each step, where each step has them."""
         known = [each for each in self.top if each is not None]
         return tuple(known) if known and len(known) == len(self.tokens) else None

@@ -2,8 +2,8 @@
 
 Invariants:
 - `ignore_eos` is not sent: SGLang reserves all tokens of such a request at once and never retracts it for lack of room.
-  No right answer holds the token that ends one.
-- SGLang acknowledges `/abort_request` before it aborts: tokens that it was making may arrive after that.
+  No right answer contains the end token.
+- SGLang acknowledges `/abort_request` before it aborts: tokens in progress may arrive after that.
 - A pause for retraction is always followed by a call to continue.
 """
 
@@ -83,8 +83,6 @@ _FACTS = (
 
 
 class SglangClient:
-    """One SGLang server. Its `ask` also takes what a pair adds to the request: see sglang_pair."""
-
     engine = "sglang"
     has_salts = True
     counted = COUNTED
@@ -108,7 +106,7 @@ class SglangClient:
         return converse(self.call_for(sending, {}), sending.abort, Reply(), is_timed=sending.is_timed)
 
     def call_for(self, sending: Sending, more: Mapping[str, object]) -> Call:
-        """The call of /generate. more: further fields of the request."""
+        """The call of /generate. more: further fields of the request, such as those of a pair (sglang_pair)."""
         question = sending.question
         body: dict[str, object] = {
             "input_ids": list(question.ids),
@@ -165,21 +163,19 @@ class SglangClient:
             raise Trouble(one_line(f"{self._server.address}: {failure}", 400)) from failure
 
     def _serves_low_first(self) -> bool:
-        """Whether the server was told to serve small numbers first. It is asked once."""
         if self._low_first is None:
             try:
                 info = read_or_none(self._server, "/server_info", "/get_server_info") or {}
             except CallFailed:
-                return False  # the request itself will say that nothing answers
+                return False  # the request itself will fail with the reason
             self._low_first = info.get("schedule_low_priority_values_first") is True
         return self._low_first
 
 
 def take(event: Mapping[str, object], reply: Reply) -> None:
-    """Add an answer of /generate, or an event of its stream.
+    """Add an answer of /generate, or an event of its stream. Raises Unreadable.
 
-    Events hold all tokens so far or, where the server was told so, those since the last event; completion_tokens says
-    which of both. Raises Unreadable.
+    Events hold all tokens so far or only new ones; completion_tokens distinguishes the two.
     """
     meta = table(event.get("meta_info"), "meta_info")
     tokens = counts(event.get("output_ids"), "output_ids")
@@ -213,12 +209,10 @@ def _logprob(row: object) -> float | None:
 
 
 def _after(values: list[T] | None, had: int) -> list[T] | None:
-    """Those of the tokens after the first `had`."""
     return None if values is None or len(values) < had else values[had:]
 
 
 def _top(written: object) -> list[Mapping[int, float]] | None:
-    """The most likely tokens of each step; None where there are none, also of one step alone."""
     if written is None:
         return None
     steps: list[Mapping[int, float]] = []
@@ -242,7 +236,7 @@ def _newer(meta: Mapping[str, object], name: str, before: int | None) -> int | N
 
 
 def _cached_by(details: Mapping[str, object] | None, reply: Reply) -> dict[Tier, int] | None:
-    """Cached tokens by tier. SGLang leaves the table out where nothing was cached."""
+    """SGLang omits the table if nothing was cached."""
     if details is not None:
         return {
             tier: count(details[tier.value], f"cached_tokens_details.{tier.value}")

@@ -1,9 +1,8 @@
-"""A prefill and a decode server of SGLang, asked together without a router.
+"""A prefill and a decode server of SGLang, without a router.
 
 Invariants:
-- Both servers get the same request, with one room that no other request has.
-- The answer is the decode server's. What was cached is what the prefill server says: it computes the prompt.
-- No thread outlives an interrupt: those that wait for the prefill server are daemons.
+- Both servers get the same request, with a bootstrap_room of its own.
+- Cached counts are the prefill server's, which computes the prompt; the rest of the answer is the decode server's.
 """
 
 from __future__ import annotations
@@ -104,7 +103,6 @@ class SglangPair:
         self._decode.flush()
 
     def _bootstrap(self) -> tuple[str, int]:
-        """Where the prefill server keeps its rooms. It is asked once."""
         with self._asking:
             if self._room is None:
                 self._room = self._prefill.served().bootstrap
@@ -114,7 +112,6 @@ class SglangPair:
 
 
 def _prefill(call: Call, prefilling: Future[Answer]) -> None:
-    """Ask the prefill server. An error of this machine is raised where the answer is waited for."""
     try:
         prefilling.set_result(converse(call, None, Reply()))
     except OSError as error:
@@ -122,10 +119,9 @@ def _prefill(call: Call, prefilling: Future[Answer]) -> None:
 
 
 def _together(decoded: Answer, prefilled: Answer) -> Answer:
-    """The decode server's answer, with what the prefill server says of the prompt."""
     retractions = [each.retractions for each in (decoded, prefilled) if each.retractions is not None]
     reason = decoded.reason
-    # where the request was aborted, the prefill server's answer says how it ended there: that is no failure
+    # after an abort, the end of the prefill server's answer is no failure
     if decoded.end is not End.ABORTED and prefilled.end not in (End.DONE, End.ABORTED):
         failed = f"prefill server: {prefilled.end.value}: {prefilled.reason}"
         reason = failed if reason is None else f"{reason}; {failed}"

@@ -1,9 +1,9 @@
 """vLLM by /v1/completions with token ids, and the calls of its development mode.
 
 Invariants:
-- Small priorities are served first by vLLM, so the sign is turned.
+- vLLM serves small priorities first, so the sign is inverted.
 - `ignore_eos` is sent: vLLM reserves nothing for it.
-- Forced preemption empties the prefix cache as well: vLLM has one call for both.
+- Forced preemption also empties the prefix cache: vLLM has one call for both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DETAILS = "start vLLM with --enable-prompt-tokens-details, and without --no-ena
 _SMALL = "start vLLM with a smaller --num-gpu-blocks-override, so that the requests do not fit"
 _OFFLOAD = "start vLLM with --kv-offloading-size and a smaller --num-gpu-blocks-override"
 _SOURCE = "vllm:prompt_tokens_cached_by_source_total"
-_STORES = ("disk", "external_unspecified")  # the latter: a connector that does not say what it is
+_STORES = ("disk", "external_unspecified")  # the latter: a connector of unknown kind
 _STORAGE = f'{_SOURCE}{{source="{"|".join(_STORES)}"}}'
 _HITS, _EXTERNAL = "vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"
 _BOTH_HITS = f"{_HITS} + {_EXTERNAL}"  # answers count those of a connector too
@@ -46,13 +46,11 @@ _CONFIG = {
     "attention_backend": ("attention_config", "backend"),
     "scheduling_policy": ("scheduler_config", "policy"),
 }
-"""Facts that vLLM says in its development mode only, and where."""
+"""Facts that vLLM reports in its development mode only -> (section, key) in vllm_config."""
 _FACTS = ("cache_dtype", "enable_prefix_caching", "block_size", "num_gpu_blocks", "kv_offloading_size")
 
 
 class VllmClient:
-    """One vLLM server."""
-
     engine = "vllm"
     has_salts = True
     counted: Mapping[str, tuple[str, ...]] = {
@@ -137,12 +135,12 @@ class VllmClient:
         return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
 
     def _take(self, event: Mapping[str, object], reply: Reply) -> None:
-        """vLLM gives an answer under the name that was sent, behind "cmpl-"."""
+        """The answer's id is the request id behind "cmpl-"."""
         take_completion(event, reply, self.reach.token_of)
         reply.rid = text_or_none(event.get("id"), "id")
 
     def counters(self) -> Counters | None:
-        """vLLM's counters, and two that are made of them: they are named after what they are made of."""
+        """Adds sums and products of vLLM's counters, with the formula as name."""
         sources = [f'{_SOURCE}{{source="{name}"}}' for name in _STORES]
         read = read_counters(self.reach, [f'{_SOURCE}{{source="host"}}', *sources])
         if read is None:
@@ -176,7 +174,7 @@ class VllmClient:
             raise Trouble(f"POST {path}: vLLM says that it did not succeed; requests may hold pages")
 
     def _abort(self, rid: str) -> None:
-        """Requests have the name of the caller within their own."""
+        """vLLM's own request ids contain the caller's."""
         body = {"request_ids": [f"cmpl-{rid}-0"]}
         try:
             self._server.call("POST", "/abort_requests", body)
@@ -187,17 +185,15 @@ class VllmClient:
             self._server.call("POST", "/inference/v1/abort_requests", body)
 
     def _name(self) -> str:
-        """The name to ask the model by; vLLM is asked once. A wrong one is refused with the right ones."""
         with self._asking:
             if self._model is None:
                 try:
                     self._remember(first_model(self._server))
                 except (CallFailed, Unreadable):
-                    return ""  # the request itself will say what is wrong
+                    return ""  # the request itself will fail with the reason
             return self._model or ""
 
     def _page(self) -> int | None:
-        """Tokens of a page; vLLM is asked until it says it."""
         with self._asking:
             if self._page_size is None:
                 server = self.reach.metrics[0] if self.reach.metrics else self._server
@@ -215,13 +211,11 @@ class VllmClient:
 
 
 def _cache_config(metrics: str | None) -> list[Mapping[str, str]]:
-    """What each engine core says of its cache."""
     samples: Iterable[Sample] = parse_samples(metrics or "")
     return [sample.labels for sample in samples if sample.name == "vllm:cache_config_info"]
 
 
 def _pool(cache: list[Mapping[str, str]]) -> int | None:
-    """Tokens that all engine cores hold together."""
     sizes = []
     for each in cache:
         pages, page = _number(each.get("num_gpu_blocks")), _number(each.get("block_size"))
@@ -239,7 +233,6 @@ def _is_set(text: str | None) -> bool:
 
 
 def _config(info: Mapping[str, object]) -> dict[str, object]:
-    """What vLLM says of its configuration: of each fact a text or a number."""
     found: dict[str, object] = {}
     config = info.get("vllm_config")
     for name, (part, key) in _CONFIG.items():

@@ -1,4 +1,4 @@
-"""What the answers of a running server say about its cache: `judge_round` judges one round of them."""
+"""Judges a running server's cache by its answers: `judge_round` judges one round of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""One answer judged: which token is wrong, whose it is, and whether it came at the length and for the state asked for.
+"""Judges one answer: its first wrong token, its length, and its end.
 
 Invariants:
-- A right answer costs one comparison of tuples.
-- One wrong token makes one finding: what comes after it is evidence for the place, not a finding of its own.
-- No token, or fewer than were asked for with a reason, is no finding.
+- One wrong token makes one finding; later ones are evidence for the place only.
+- No token, or fewer than requested with a reason, is no finding.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from kvcheck.core.live.exchange import Answer, End, Exchange, Question
 from kvcheck.core.live.judge.sent import FEW, Sent
 from kvcheck.core.live.judge.steps import Step
 from kvcheck.core.live.judge.verdicts import Setting
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
 
 LEAST_AFTER_ABORT = 32
-"""Tokens that may always come after an abort was acknowledged: those on their way."""
+"""Tokens that may always arrive after an abort was acknowledged: those in flight."""
 LEAST_ALIKE = 4
-"""Tokens that make a shifted answer or another request's answer: fewer can be alike by chance."""
+"""Fewest equal tokens of a shifted answer or another request's answer: fewer can be equal by chance."""
 MOST_SHIFT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is wrong with a token. shift: tokens that the answer is ahead of the expected one. others: whose it is.
+    """The kind of a wrong token. shift: tokens that the answer is ahead. others: requests it belongs to.
 
-    is_whole: all of the answer is theirs, or was read from their context (is_context), so no page of it is at fault.
+    is_whole: no page is at fault: all of the answer is theirs, or was read from their context (is_context).
     """
 
     code: str
@@ -42,7 +41,6 @@ class Kind:
 
 
 def first_wrong(exchange: Exchange) -> int | None:
-    """The first step whose token is not the expected one; None where all that came are right."""
     tokens, expected = exchange.answer.tokens, exchange.sending.question.expected
     count = min(len(tokens), len(expected))
     if tokens[:count] == expected[:count]:
@@ -59,10 +57,10 @@ def kind_of_wrong(
     of_round: Iterable[Question],
     sent: Sent,
 ) -> Kind:
-    """Another request's answer, a shifted one, another request's context or token, or a wrong token: the first that
-    fits.
+    """Return the first kind that fits: another request's answer, a shifted one, another request's context or token, or
+    a wrong token.
 
-    taken: steps of the answer. of_round: other requests of the round. sent: before it.
+    sent: before the round.
     """
     alphabet = setting.alphabet
     question, tokens = exchange.sending.question, exchange.answer.tokens
@@ -95,7 +93,7 @@ def kind_of_wrong(
 
 
 def _is_read_from(setting: Setting, exchange: Exchange, other: Question, step: int, taken: Sequence[Step]) -> bool:
-    """Whether an answer goes on from `step` over more than a page as it does where all that is cached is another's."""
+    """Whether the answer from `step` on, over more than a page, is right with another request's tokens in the cache."""
     alphabet, question, tokens = setting.alphabet, exchange.sending.question, exchange.answer.tokens
     own, held = (*question.ids, *question.expected[:step]), (*other.ids, *other.expected)
     if (node := alphabet.as_node(own[-1])) is not None and alphabet.place(node) not in held:
@@ -117,10 +115,9 @@ def _is_read_from(setting: Setting, exchange: Exchange, other: Question, step: i
 
 
 def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: int) -> int | None:
-    """By how many tokens the rest of an answer is ahead of (behind: negative) the expected one; None where it is not.
+    """Tokens by which the rest of an answer is ahead of (behind: negative) the expected one.
 
-    A walk that took a wrong hop goes on at another place of the same walk, and looks shifted by any number. So a shift
-    is a small part of the walk.
+    After a wrong hop, a walk goes on at another place and looks shifted by any number, so only small shifts count.
     """
     rest = tuple(tokens[step:])
     most = MOST_SHIFT
@@ -139,7 +136,7 @@ def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: 
 
 
 def unjudged_reason(setting: Setting, exchange: Exchange) -> str | None:
-    """Why some or all of an answer cannot be judged; None where it is complete, or where its end is a finding."""
+    """Why an answer cannot be judged whole; None also if its end is a finding."""
     question, answer = exchange.sending.question, exchange.answer
     said = f": {answer.reason}" if answer.reason else ""
     match answer.end:
@@ -163,7 +160,6 @@ def unjudged_reason(setting: Setting, exchange: Exchange) -> str | None:
 
 
 def was_aborted(exchange: Exchange) -> bool:
-    """Whether we aborted the request before its answer ended."""
     abort = exchange.sending.abort
     return abort is not None and len(exchange.answer.tokens) >= abort.after
 
@@ -182,7 +178,7 @@ def _short_reason(setting: Setting, question: Question, answer: Answer) -> str |
 
 
 def wrong_set_up(exchange: Exchange) -> str | None:
-    """That the server read other tokens than were sent: nothing can be said of its answer."""
+    """Why an answer is unjudged: the server read other tokens than were sent."""
     sent, counted = len(exchange.sending.question.ids), exchange.answer.prompt_tokens
     if counted is None or counted == sent:
         return None
@@ -193,7 +189,7 @@ def wrong_set_up(exchange: Exchange) -> str | None:
 
 
 def broken_off(exchange: Exchange) -> str | None:
-    """What is wrong with the end of an answer (KV807); None where nothing is."""
+    """KV807: a broken end."""
     answer = exchange.answer
     said = f": {answer.reason}" if answer.reason else ""
     if answer.end is End.CUT and not was_aborted(exchange):
@@ -204,7 +200,7 @@ def broken_off(exchange: Exchange) -> str | None:
 
 
 def wrong_length(setting: Setting, exchange: Exchange) -> str | None:
-    """What is wrong with the length of an answer that is right so far (KV808); None where nothing is."""
+    """KV808: a wrong length of an answer that is right so far."""
     question, answer = exchange.sending.question, exchange.answer
     asked, came = len(question.expected), len(answer.tokens)
     if came > asked:
@@ -217,7 +213,7 @@ def wrong_length(setting: Setting, exchange: Exchange) -> str | None:
 
 
 def after_abort(exchange: Exchange) -> str | None:
-    """That a request was answered to its end long after the engine had acknowledged its abort (KV804)."""
+    """KV804: a full answer long after the engine had acknowledged the abort."""
     abort, answer = exchange.sending.abort, exchange.answer
     asked = len(exchange.sending.question.expected)
     if abort is None or answer.after_abort is None or len(answer.tokens) < asked:

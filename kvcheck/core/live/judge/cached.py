@@ -1,18 +1,12 @@
-"""Whether the cached tokens that an engine counts can have been cached (KV805).
+"""Whether the cached tokens that an engine reports are possible (KV805).
 
-    more than the prompt has                                        never right
-    more than any other request or answer of the run begins with    right only where the count may hold something else
+    more than the prompt has                                        never possible
+    more than any other request or answer of the run begins with    only by chance, with own chunks, or as
+                                                                    `_may_hold_more` allows
 
-What else it may hold: the request's own tokens after a retraction, tokens that another server computed, own chunks of
-an engine that counts them, and what the cache held before the run. A count may be rounded up to a page. Requests of the
-same round count for each other, whichever began first. A cache that an earlier run filled can hold the first tokens of
-a request by chance: as many as CHANCE_BITS drawn bits are always allowed.
-
-A prompt that nothing before it began as is cold. Where cold prompts report hits, the count of answers is false: no hit
-is evidence. Where most counts are larger than they can be, none is held against the engine.
-
-Invariants:
-- An engine that says no count is not judged.
+A count may be rounded up to a page. Requests of a round count for each other in any order. A prompt is cold if nothing
+before it begins alike. If cold prompts report hits, no hit is evidence. If most counts are impossible, none is a
+finding.
 """
 
 from __future__ import annotations
@@ -24,14 +18,13 @@ from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import wrong_set_up
 from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
 from kvcheck.core.live.judge.verdicts import Counts, Setting
-from kvcheck.core.live.model.alphabet import HEADER
+from kvcheck.core.model.alphabet import HEADER
 
 CHANCE_BITS = 40
-"""Drawn bits that a request of an earlier run does not have in common with one of this run by chance."""
+"""Drawn bits that requests of two runs do not share by chance."""
 
 
 def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Counts:
-    """How far the cached counts of a round can be."""
     total = Counts()
     of_round = sorted((packed(made(each)), each.answer.began_s, each.sending.rid) for each in exchanges)
     every = [row[0] for row in of_round]
@@ -60,7 +53,6 @@ def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -
 
 
 def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:
-    """Each exchange of a round with a count that cannot be, and why."""
     of_round = sorted(packed(made(exchange)) for exchange in exchanges)
     for exchange in exchanges:
         cached, ids = exchange.answer.cached, exchange.sending.question.ids
@@ -86,7 +78,7 @@ def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sen
 
 
 def by_chance(setting: Setting, ids: Sequence[int]) -> int:
-    """First tokens of a request that one of an earlier run, under other names, can begin with as well."""
+    """First tokens of a request that a cache filled by an earlier run, under other names, may hold."""
     parameters = setting.alphabet.parameters
     is_walk = setting.alphabet.as_node(ids[-1]) is not None
     bits = parameters.nodes.bit_length() - 1 if is_walk else parameters.bits
@@ -94,6 +86,6 @@ def by_chance(setting: Setting, ids: Sequence[int]) -> int:
 
 
 def _may_hold_more(setting: Setting, exchange: Exchange) -> bool:
-    """Whether a count up to the prompt's length can be right whatever was sent before."""
+    """True for own tokens after a retraction, tokens that another server computed, and an earlier run's cache."""
     own_tokens = setting.retracts and exchange.answer.retractions != 0
     return own_tokens or setting.transfers or not setting.began_empty

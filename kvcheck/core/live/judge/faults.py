@@ -1,21 +1,15 @@
-"""Which single faults of a cache explain all wrong tokens of an answer.
+"""Single faults of a cache that explain all wrong tokens of an answer.
 
     a page of a layer       foreign, stale, zeroed, shifted or of a wrong scale. Keys: a step that reads it is lost
                             there. Values: in the next layer; in the last one <little> or <much>. Marks: its bits
     a page of all layers    marks: bits of several layers in one step; likewise a layer in all pages
-    keys too strong         a page of a layer with twice their strength or more wins the lookups of every step, wherever
-                            that should read. With the header: each step that reads another page is lost there
-    the whole context       another request's from some token on: nothing is found, or what that request lists
-
-A step that reads a wrong page is wrong, so a right step that read it refutes the fault; but not where another request
-begins alike up to the middle of that page. The first token comes from prefill, which may not have read the cache: it
-refutes nothing. Keys too strong are compared with each step by what they would win, for one head or several.
-
-A page of another request can hold a second key of a node that a step looks for: then two are found, and a page is at
-fault that no step had to read. That explains a layer that is lost, or <little>, where another request lists the node.
+    keys too strong         a page of a layer with twice their strength or more wins the lookups of every step. With
+                            the header: each step that reads another page is lost there
+    the whole context       another request's from some token on: nothing is found, or nodes that it lists
+    a second key            another request's page holds a node that a step looks for: a layer is lost, or <little>
 
 Invariants:
-- A fault of these that is left out has a step that it cannot have made, if it was there before the second token.
+- A fault that is left out contradicts a step, if it was present before the second token.
 """
 
 from __future__ import annotations
@@ -29,14 +23,14 @@ from operator import eq
 
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Setting
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.parameters import Parameters, node_digits, shown_pair
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.parameters import Parameters, node_digits, shown_pair
 
 MANY_BITS = 8
-"""So many bits of another context are all right once in 256 times."""
+"""Bits of another context that are all right once in 256 times."""
 LEAST_TIMES, NEAR_NATS = 2.0, 20.0
-"""Keys are too strong by so much, or more. Keys that score nearer to each other share a lookup."""
+"""Least factor of keys that are too strong; keys whose scores are nearer than NEAR_NATS share a lookup."""
 
 Where = tuple[int | None, int | None]
 """(layer, page) of a fault; None: each of them."""
@@ -45,14 +39,13 @@ CONTEXT: Where = (None, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What all faults that explain an answer have in common. why: that it is neither a layer nor a page."""
+    """The common layer and page of all faults that explain an answer. why: the reason if there is neither."""
 
     layer: int | None = None
     page: int | None = None
     why: str | None = None
 
     def text(self, page_tokens: int) -> str:
-        """What a message says of it, after what was answered."""
         if self.page is None:
             return "" if self.layer is None else f"; it points to layer {self.layer}, and to no single page"
         positions = f"(positions {self.page * page_tokens} to {(self.page + 1) * page_tokens - 1})"
@@ -62,7 +55,6 @@ class Named:
 
 
 def agreed(faults: Collection[Where]) -> Named:
-    """The layer and the page that all of these have."""
     if not faults:
         return Named(why="no single fault of a page explains all of its wrong tokens")
     layers, pages = ({each[at] for each in faults} for at in (0, 1))
@@ -83,9 +75,11 @@ def explanations(
     has_second_key: Callable[[int, int], bool],
     cuts: Collection[int],
 ) -> frozenset[Where]:
-    """Where each fault lies that explains all wrong steps and no right one contradicts. taken: steps of `answered`.
-    has_second_key: whether another request lists a node, with another one after it than this. cuts: lengths of
-    the prefixes that other requests share."""
+    """Places of faults that explain all wrong steps and contradict no right one.
+
+    has_second_key: whether another request lists a node with a successor other than this. cuts: lengths of the prefixes
+    shared with other requests.
+    """
     if all(step.is_right for step in taken):
         return frozenset()
     is_walk = setting.alphabet.as_node(ids[-1]) is not None
@@ -93,13 +87,12 @@ def explanations(
 
 
 def layer_before(alphabet: Alphabet, layer: int) -> int | None:
-    """The layer that a walk reads before this one; None where it is the first."""
     reading = [each for each in range(layer) if alphabet.parameters.kind(each).hops]
     return reading[-1] if reading else None
 
 
 def strayed(alphabet: Alphabet, listing: Listing, step: Step) -> Iterator[tuple[int, int]]:
-    """(layer, node) of each wrong hop that leads to the node that was answered."""
+    """(layer, node) of each wrong hop that leads to the answered node."""
     answered, hopping = alphabet.as_node(step.answered), alphabet.parameters.hopping
     for layer in range(hopping[-1] + 1):
         if answered is None or step.positions[layer] is None:
@@ -110,7 +103,7 @@ def strayed(alphabet: Alphabet, listing: Listing, step: Step) -> Iterator[tuple[
 
 
 def shown_by(alphabet: Alphabet, expected: int) -> list[tuple[int, int]]:
-    """(layer, head) of each bit of a mark that is answered."""
+    """(layer, head) of each bit of a mark."""
     mark, parameters = alphabet.as_mark(expected), alphabet.parameters
     assert mark is not None
     phase = (mark[0] - 1) % parameters.phases
@@ -119,13 +112,12 @@ def shown_by(alphabet: Alphabet, expected: int) -> list[tuple[int, int]]:
 
 
 def is_moved(alphabet: Alphabet, step: Step) -> bool:
-    """Whether a mark of another phase is answered."""
     said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
     return said is not None and right is not None and said[0] != right[0]
 
 
 def wrong_bits(alphabet: Alphabet, step: Step) -> dict[int, set[int]]:
-    """Heads of wrong bits, by layer; none where the answer is no mark of that phase."""
+    """Layer -> heads of wrong bits; empty unless the answer is a mark of the right phase."""
     said, right = alphabet.as_mark(step.answered), alphabet.as_mark(step.expected)
     wrong: dict[int, set[int]] = {}
     if said is None or right is None or is_moved(alphabet, step):
@@ -138,8 +130,6 @@ def wrong_bits(alphabet: Alphabet, step: Step) -> dict[int, set[int]]:
 
 @dataclass(frozen=True)
 class _Answer:
-    """One answer with a wrong step, as `explanations` gets it."""
-
     setting: Setting
     ids: Sequence[int]
     answered: Sequence[int]
@@ -161,10 +151,12 @@ class _Answer:
 
     @cached_property
     def right(self) -> list[Step]:
-        """Right steps that read the cache for sure."""
+        """Without the first: its token comes from prefill, which may not have read the cache."""
         return [step for step in self.taken if step.is_right and step.index]
 
     def explanations(self) -> frozenset[Where]:
+        # A step that reads a wrong page is wrong, so a right step that read it refutes the fault, unless another
+        # request begins alike up to the middle of that page.
         rows = [row for step in self.wrong if (row := self.pages(step)) is not None]
         found = (set.intersection(*rows) if rows else set()) - self.read_right()
         if found or len(self.wrong) > 1:  # one step can be won by some page of many by chance
@@ -177,21 +169,18 @@ class _Answer:
         return frozenset(found | ({CONTEXT} if self.may_be_of_another(found) else set()))
 
     def tokens_of(self, page: int, held: Sequence[int]) -> range:
-        """Positions of a page."""
         first = page * self.setting.page_tokens
         return range(first, min(first + self.setting.page_tokens, len(held)))
 
     def at(self, step: Step, layer: int) -> set[Where]:
-        """The page that a step read in a layer."""
         position = step.positions[layer]
         return set() if position is None else {(layer, position // self.setting.page_tokens)}
 
     def each_page(self) -> range:
-        """All pages of the request and its answer."""
         return range(-(-(len(self.ids) + len(self.answered)) // self.setting.page_tokens))
 
     def pages(self, step: Step) -> set[Where] | None:
-        """Pages whose damage makes this wrong step; None where it says nothing of pages."""
+        """Pages whose damage makes this wrong step; None if it points to no page."""
         raise NotImplementedError
 
     def read_right(self) -> set[Where]:
@@ -199,11 +188,11 @@ class _Answer:
         raise NotImplementedError
 
     def elsewhere(self) -> Iterator[Where]:
-        """Pages that are at fault without being read: their keys are too strong, or second ones."""
+        """Pages at fault without being read: their keys are too strong, or second ones."""
         raise NotImplementedError
 
     def may_be_of_another(self, found: Collection[Where]) -> bool:
-        """Whether all of the context can be another request's from the first wrong step on. found: other faults."""
+        """Whether the context can be another request's from the first wrong step on. found: other faults."""
         raise NotImplementedError
 
 
@@ -215,12 +204,11 @@ class _Walk(_Answer):
 
     @cached_property
     def twice(self) -> set[int]:
-        """Nodes that the request lists twice."""
         places = Counter(self.alphabet.as_place(token) for token in self.ids)
         return {node for node, count in places.items() if node is not None and count > 1}
 
     def at(self, step: Step, layer: int) -> set[Where]:
-        """Of a node that the request lists twice, layer 0 reads both places."""
+        """Of a node listed twice, layer 0 reads both places."""
         if layer or step.path[0] not in self.twice:
             return super().at(step, layer)
         place = self.alphabet.place(step.path[0])
@@ -232,22 +220,20 @@ class _Walk(_Answer):
 
     @cached_property
     def shared(self) -> set[int]:
-        """Positions of pages that another request shares in part: its page is right there, and wrong behind."""
+        """Positions of pages that another request shares in part: right there, and wrong behind."""
         size = self.setting.page_tokens
         return {at for cut in self.cuts for at in range(cut // size * size, cut)}
 
     def lost_layer(self, step: Step) -> int | None:
-        """The layer in which no head found anything."""
         lost = self.alphabet.lost_at(step.answered)
         return lost[0] if lost is not None and (lost[1] is None or self.parameters.kv_heads == 1) else None
 
     def is_foreign(self, step: Step) -> bool:
-        """Whether a node is answered that the request does not list."""
         node = self.alphabet.as_node(step.answered)
         return node is not None and node not in self.listing.first
 
     def misled(self, step: Step) -> list[int]:
-        """Layers that can have returned something wrong, so that a later one or the answer is wrong."""
+        """Layers that can have returned a wrong value, so that a later one or the answer is wrong."""
         hopping = self.parameters.hopping
         if step.answered in (TOO_LITTLE, TOO_MUCH):
             return [*hopping[-2:]]
@@ -272,7 +258,7 @@ class _Walk(_Answer):
             yield from ((layer, page) for page in self.each_page() if finds_two or self.is_won(layer, page))
 
     def is_won(self, layer: int, page: int) -> bool:
-        """Whether the keys of this page, too strong in the same heads, can make each step as it is."""
+        """Whether keys of this page, too strong in the same heads, explain each step."""
         heads = set(range(self.parameters.kv_heads))
         for step in self.right:
             heads -= self.won(step, layer, page)
@@ -281,7 +267,7 @@ class _Walk(_Answer):
         return all(layer in self.misled(step) and heads & self.won(step, layer, page) for step in self.wrong)
 
     def won(self, step: Step, layer: int, page: int) -> set[int]:
-        """Heads that return something wrong where the keys of this page that match best win."""
+        """Heads with a wrong value if the best-matching keys of this page win."""
         asked, right = (node_digits(self.parameters, node) for node in step.path[layer : layer + 2])
         best, found = -1, list[tuple[int, ...]]()
         for at in self.tokens_of(page, self.ids):
@@ -320,7 +306,7 @@ class _Marks(_Answer):
         return one | {(None, page) for _, page in places}
 
     def read_right(self) -> set[Where]:
-        """None: bits of another request are right by chance."""
+        """Empty: bits of another request are right by chance."""
         return set()
 
     def elsewhere(self) -> Iterator[Where]:
@@ -329,7 +315,6 @@ class _Marks(_Answer):
             yield from ((layer, page) for page in self.each_page() if self.is_won(layer, page))
 
     def is_won(self, layer: int, page: int) -> bool:
-        """Whether the bits of each head are those that this page's keys win, or right in every step."""
         heads, wrong = set(range(self.parameters.kv_heads)), set[int]()
         for step in (*self.wrong, *self.right):
             seen = wrong_bits(self.alphabet, step).get(layer, set())
@@ -342,7 +327,7 @@ class _Marks(_Answer):
         return wrong <= heads
 
     def won(self, step: Step, layer: int, page: int) -> tuple[set[int], set[int]]:
-        """Heads whose bits are wrong for sure, and perhaps, where the best keys of this page win."""
+        """Heads whose bits are wrong for sure, and perhaps, if the best keys of this page win."""
         held, target = (*self.ids, *self.answered[: step.index]), step.positions[layer]
         bits = [(bit, head) for bit, (at, head) in enumerate(shown_by(self.alphabet, step.expected)) if at == layer]
         if target is None or not bits or self.at(step, layer) == {(layer, page)}:
@@ -362,7 +347,7 @@ class _Marks(_Answer):
         return set.intersection(*wrong) if wrong and is_sure else set(), set().union(*wrong)
 
     def may_be_of_another(self, found: Collection[Where]) -> bool:
-        """Unless many bits are right that this fault leaves alone: of other layers, or of other pages."""
+        """False if many bits are right that the other faults do not touch."""
         first = self.wrong[0]
         steps = [step for step in self.taken if step.index >= first.index and self.alphabet.as_mark(step.answered)]
         shown = [(at, step) for step in steps for at, _ in shown_by(self.alphabet, step.expected)]
@@ -375,7 +360,6 @@ class _Marks(_Answer):
 
 @cache
 def position_nats(parameters: Parameters, displacement: int) -> float:
-    """The score of a key so far from the position that a mark asks for."""
     slots = FAMILIES.load(parameters.family).slots(parameters)
     turned = zip(slots.rotary.weights, slots.rotary.frequencies, strict=True)
     return slots.position_nats * sum(weight * cos(frequency * displacement) for weight, frequency in turned)

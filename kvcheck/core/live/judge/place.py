@@ -1,33 +1,11 @@
-"""Where in the cache the damage lies that a wrong answer shows: pages of layers, most likely first.
+"""Ranks the pages of layers that a wrong answer points to, most likely first.
 
-Each wrong step names pages that it read, with a weight; the sum over the wrong steps ranks them.
-
-    lost at a layer            its keys where the step read it: 1. Values of the layer before, where that read: 0.6
-                               Layer 0 at the page of these keys: 0.3, for what prefill read there decides them
-    lost at a layer and head   its keys: 1. Values of the layer before: 0.1, for they are missed by every head
-    <little>, <much>           values of the last layer: 1. In a position test, of the layers that the step shows: 0.5
-    another node               the layer that another request's list leads astray: 1, else each layer that can: 0.5.
-                               One that is not in the own list: the last layer: 1
-    another mark               the layers and heads whose bits differ: 1
-    two keys of one node       at the layer before a lost one: 0.55; of the last layer, at <little> or <much>: 1.1
-
-Two keys of one node: another request lists the node that a layer looks for, with another node after it. If the page
-there is that request's, both keys match and the layer returns half of each. Requests of the same round come first;
-the weight is divided by how many list it, and of more than three it says nothing: of many, one always does. A state
-has no pages and no second key: if it is that request's, it holds the other entry alone. So it adds 0.1 to the values of
-the layer before, which stay behind the lost layer: by chance some request of a round lists a node more often.
-
-A page that a right step of the same request read in that layer counts half: a wrong page is mostly wrong as a whole.
-It still counts, for one token of it can be wrong, and damage can come after the step, with a retraction for one. The
-first token of an answer comes from prefill, which may not have read the cache at all: right there says nothing.
-Requests that share all tokens up to the end of a page can share the page: their weights are added.
-Layer 0 of a page comes before later layers of it where more requests point to it than were lost at any of them: damage
-that prefill read in layer 0 makes keys wrong in each later layer, and requests run into them in different ones.
-Of equal weights the lower layer comes first, for what is wrong there is carried on.
+Each wrong step names pages that it read, with a weight; the sum over the wrong steps ranks them. Weights of requests
+that share all tokens up to the end of a page are added. Of equal weights the lower layer comes first, since its damage
+is carried on.
 
 Invariants:
-- Only pages are named that a wrong step read, or that hold a second key for what it looked for.
-- A step after a token that the request does not list says nothing.
+- Only pages are named that a wrong step read, or that hold a second key for its lookup.
 """
 
 from __future__ import annotations
@@ -52,15 +30,23 @@ from kvcheck.core.live.judge.faults import (
 from kvcheck.core.live.judge.sent import FEW
 from kvcheck.core.live.judge.steps import Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 
-SURE = 1.0
-VALUES_BEFORE = 0.6
-VALUES_BEFORE_ONE_HEAD = 0.1
-IN_PREFILL = 0.3
-ONE_OF_SEVERAL = 0.5
-TWO_KEYS_LOST = 0.55
-TWO_KEYS_LITTLE = 1.1
+# Damaged values before a lost layer are less likely than damaged keys; every head would miss them, so with a single
+# lost head they are unlikely. Two keys of one node: another request lists the node that a layer looks for, with
+# another node after it. If the page there is that request's, both keys match and the layer returns half of each.
+# Requests of the same round come first; the weight is divided by the requests that list it, and is 0 for more than
+# FEW, since of many one always does. A state has no pages and no second key: another request's state holds the other
+# entry alone, so it adds little. READ_RIGHT: a wrong page is mostly wrong as a whole, so a right step that read it
+# halves the weight; but one token can be wrong, and damage can come after the step. The first token is no such step:
+# prefill may not have read the cache.
+SURE = 1.0  # keys of a lost layer; values of the last layer at <little> or <much>; bits that differ
+VALUES_BEFORE = 0.6  # of the layer before a lost one
+VALUES_BEFORE_ONE_HEAD = 0.1  # the same, if one head alone is lost
+IN_PREFILL = 0.3  # layer 0 at the page of a lost layer's keys, which prefill made from it
+ONE_OF_SEVERAL = 0.5  # each layer that can have led to another node, or shows a mark at <little> or <much>
+TWO_KEYS_LOST = 0.55  # at the layer before a lost one
+TWO_KEYS_LITTLE = 1.1  # at the last layer, at <little> or <much>
 ENTRY_IN_ANOTHER_STATE = 0.1
 READ_RIGHT = 0.5
 MOST_LISTED = 16
@@ -69,8 +55,6 @@ MOST_PLACES = 6
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """That a request lists a node: the node after it, the position of that one, and whether it is of the round."""
-
     after: int
     position: int
     request: int
@@ -78,12 +62,12 @@ class Listed:
 
 
 Lists = Mapping[int, tuple[Listed, ...]]
-"""Node -> where requests list it; the first few that differ."""
+"""Node -> its entries in requests; the first MOST_LISTED that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What one wrong step says of one layer. heads: empty where no one in particular is meant."""
+    """A wrong step's evidence against one layer. heads: empty if none in particular."""
 
     layer: int
     position: int
@@ -95,8 +79,8 @@ class Hint:
 
 @dataclass(slots=True)
 class Suspicion:
-    """All that is held against one page of one layer. by_itself: a step was lost there, or the like; False: only a
-    later layer was lost, which its values may have sent astray."""
+    """All evidence against one page of one layer. by_itself: False if only a later layer was lost, which its values may
+    have misled."""
 
     weight: float = 0.0
     by_itself: bool = False
@@ -112,10 +96,10 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Pages of layers that one request's wrong steps point to: (layer, page) -> suspicion.
+    """(layer, page) -> suspicion, of one request.
 
-    faults: where each single fault lies that explains the answer. read: by wrong steps. was_right: a step that read the
-    cache is right. is_moved: a mark has another phase.
+    faults: places of single faults that explain the answer. read: by wrong steps. was_right: a step that read the cache
+    is right.
     """
 
     question: Question
@@ -126,12 +110,10 @@ class Suspects:
     is_moved: bool
 
     def prefix(self, page: int, page_tokens: int) -> tuple[int, ...]:
-        """All tokens up to the end of a page: what requests that share it have in common."""
         return self.question.ids[: (page + 1) * page_tokens]
 
 
 def lists(alphabet: Alphabet, *, of_round: Sequence[Question], earlier: Sequence[Question]) -> Lists:
-    """Where the requests of a round, and earlier ones, list each node."""
     listed: dict[int, dict[tuple[int, int], Listed]] = {}
     for number, question in enumerate((*of_round, *earlier)):
         for position, (one, two) in enumerate(pairwise(question.ids), 1):
@@ -153,7 +135,6 @@ def suspects(
     listed: Lists,
     cuts: Collection[int],
 ) -> Suspects:
-    """What the steps of one answer point to. taken: those of `answered`. cuts: as in `explanations`."""
     hints = [hint for step in taken if not step.is_right for hint in _hints(setting.alphabet, question, step, listed)]
     right = {
         (layer, position // setting.page_tokens)
@@ -189,8 +170,10 @@ def suspects(
 
 
 def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> Named:
-    """The layer and the page in which all faults lie that explain an answer; of those that explain each wrong request
-    which shares a page, where one lies in what all of these read."""
+    """The layer and page common to all faults that explain an answer.
+
+    If other wrong requests share a page that all of them read, only faults that explain each of them count.
+    """
     if any(each.is_moved for each in round_suspects):
         return Named(why="a mark of another phase is made of values that are too strong, of whatever layer")
     others = [each for each in round_suspects if each.question.number != own.question.number]
@@ -207,7 +190,7 @@ def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -
 
 
 def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:
-    """The places of one request, with what other requests of its round add to those that they share."""
+    """The places of one request, with the weights of others in the round that share them."""
     places = []
     pointing: dict[tuple[int, int], int] = {}
     for (layer, page), suspicion in own.by_page.items():
@@ -242,7 +225,7 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
 
 
 def _carried_on(place: Place, places: Sequence[Place], pointing: Mapping[tuple[int, int], int]) -> Place:
-    """Layer 0 of a page, before its later layers where it explains more wrong requests than each of them."""
+    """Raise layer 0 of a page above its later layers if it explains more wrong requests than each of them."""
     later = [other for other in places if other.page == place.page and other.layer]
     if place.layer or not later or pointing[0, place.page] <= max(pointing[each.layer, each.page] for each in later):
         return place
@@ -250,14 +233,12 @@ def _carried_on(place: Place, places: Sequence[Place], pointing: Mapping[tuple[i
 
 
 def _shown_layers(alphabet: Alphabet, step: Step) -> Iterable[int]:
-    """Layers whose values a step shows: all in a walk, those of one group of bits in a position test."""
     if step.path:
         return range(alphabet.parameters.layers)
     return {layer for layer, _ in shown_by(alphabet, step.expected)}
 
 
 def _read(step: Step, layer: int) -> int:
-    """The position that a step read in a layer which answers it."""
     position = step.positions[layer]
     assert position is not None, f"layer {layer} reads nothing"
     return position
@@ -332,7 +313,7 @@ def _other_node(alphabet: Alphabet, question: Question, step: Step, listed: List
 
 
 def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, listed: Lists) -> Iterator[Hint]:
-    """Pages of which another request's would hold a second key for what a layer looked for."""
+    """Pages that, as another request's, hold a second key for a layer's lookup."""
     node, right = step.path[layer : layer + 2]
     is_state = alphabet.parameters.kind(layer).is_state
     found = [each for each in listed.get(node, ()) if each.after != right]
@@ -356,7 +337,7 @@ def _two_keys(alphabet: Alphabet, question: Question, step: Step, layer: int, li
 
 def _other_mark(alphabet: Alphabet, step: Step) -> Iterator[Hint]:
     if step.answered in (TOO_LITTLE, TOO_MUCH):
-        # A windowed layer says at each mark that its values are too strong, and no other one ever does.
+        # A windowed layer returns TOO_MUCH at each mark if its values are too strong; no other layer ever does.
         windowed = alphabet.parameters.windowed if step.answered == TOO_MUCH else ()
         what = "too strong" if windowed else "too weak, or contradict each other,"
         for layer in windowed or sorted({layer for layer, _ in shown_by(alphabet, step.expected)}):

@@ -1,9 +1,4 @@
-"""A round judged: every answer of it, with what the run had sent before.
-
-Invariants:
-- A pure function of its arguments: the same exchanges give the same judgement.
-- What could not be judged is in the judgement with its reason, never left out.
-"""
+"""Judges a round: every answer, with everything that the run had sent before. A pure function."""
 
 from __future__ import annotations
 
@@ -28,11 +23,11 @@ from kvcheck.core.live.judge.steps import Step, steps
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Judgement, Place, Setting, Unjudged, Wrong
 
 LATEST = 512
-"""Requests before a round whose pages an answer may have read: more would only cost time."""
+"""Requests before a round that are searched for pages an answer may have read; more would only cost time."""
 
 
 def judge_round(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Judgement:
-    """What a round showed. sent: of the rounds before; `sent.plus` adds this one for the next."""
+    """Judge a round. sent: of the rounds before."""
     judged: list[Exchange] = []
     unjudged: list[Unjudged] = []
     for exchange in exchanges:
@@ -79,13 +74,11 @@ def _unjudged(exchange: Exchange, reason: str) -> Unjudged:
 
 
 def _wrong(exchange: Exchange, code: str, text: str) -> Wrong:
-    """A finding that is about no token."""
     request = exchange.sending.question.number
     return Wrong(code=code, request=request, rid=exchange.sending.rid, message=f"request {request}: {text}")
 
 
 def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
-    """What is wrong with how an answer ended. A length says nothing where a token is wrong: that is the finding."""
     is_right = first_wrong(exchange) is None
     texts = {
         "KV804": after_abort(exchange),
@@ -98,7 +91,7 @@ def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
 def _wrong_tokens(
     setting: Setting, lost: Sequence[tuple[Exchange, int]], exchanges: Sequence[Exchange], sent: Sent
 ) -> list[Wrong]:
-    """A finding for each answer with a wrong token. Their evidence for a place is put together."""
+    """Evidence of different answers for a place is combined."""
     if not lost:
         return []
     of_round = {exchange.sending.question.number: exchange.sending.question for exchange in exchanges}
@@ -176,13 +169,11 @@ def _wrong_token(
 
 
 def _is_named(suspect: Place, place: Named) -> bool:
-    """Whether a suspect has the layer and the page that are named."""
     is_any = place.layer is not None or place.page is not None
     return is_any and place.layer in (None, suspect.layer) and place.page in (None, suspect.page)
 
 
 def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, place: Named) -> str:
-    """The finding in one sentence."""
     question, alphabet = exchange.sending.question, setting.alphabet
     said, right = alphabet.word(exchange.answer.tokens[step]), alphabet.word(question.expected[step])
     text = f"request {question.number} answered {said} at step {step} where {right} is right"

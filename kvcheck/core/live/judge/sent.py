@@ -1,10 +1,8 @@
-"""All that a run has sent and been answered: the longest prefix that a cache can hold, and whose token a token is.
+"""Everything that a run has sent and received: possible cached prefixes, and owners of tokens.
 
 Invariants:
-- A value: `plus` returns a new one.
-- A sequence is a request with its answer, 4 bytes a token, most significant first: their order is that of the tokens,
-  so the longest common prefix with any of them is the one with a neighbour.
-- Where an answer stopped early and was right so far, the server may have made more of it: all of it counts as made.
+- A sequence is a request with its answer, 4 bytes a token, most significant first, so the longest common prefix is that
+  of a sorted neighbour.
 """
 
 from __future__ import annotations
@@ -16,24 +14,22 @@ from dataclasses import dataclass, field
 from sys import byteorder
 
 from kvcheck.core.live.exchange import Exchange, Question
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.model.alphabet import Alphabet
 
 FEW = 3
-"""A token of more requests than this names nobody."""
+"""Most requests that a token may belong to and still name its owner."""
 _WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What was sent. sequences: sorted. holders: node -> numbers of requests that list it, FEW + 2 at most.
-    questions: by number."""
+    """Requests sent so far. sequences: sorted. holders: node -> numbers of requests that list it, FEW + 2 at most."""
 
     sequences: tuple[bytes, ...] = ()
     holders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     questions: Mapping[int, Question] = field(default_factory=dict)
 
     def plus(self, alphabet: Alphabet, exchanges: Iterable[Exchange]) -> Sent:
-        """This and one round more."""
         held = tuple(exchanges)
         questions = dict(self.questions)
         holders = dict(self.holders)
@@ -50,14 +46,14 @@ class Sent:
 
 
 def made(exchange: Exchange) -> tuple[int, ...]:
-    """A request with all tokens that the server can have made for it."""
+    """A request with all tokens that the server can have made for it, also after an answer that stopped early."""
     question, tokens = exchange.sending.question, exchange.answer.tokens
     is_right_so_far = tokens == question.expected[: len(tokens)]
     return question.ids + (question.expected if is_right_so_far else tokens)
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Tokens as bytes that sort as they do."""
+    """Bytes with the order of the tokens."""
     row = array("I", tokens)
     assert row.itemsize == _WIDTH
     if byteorder == "little":
@@ -66,7 +62,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def longest_shared(request: bytes, sequences: Sequence[bytes], *, but: int | None = None) -> int:
-    """Tokens of the longest common prefix of `request` with one of the sorted sequences, the one at `but` left out."""
+    """Tokens of the longest common prefix with one of the sorted sequences, except the one at `but`."""
     at = bisect_left(sequences, request)
     above = at + 1 if at == but else at  # one that begins with the whole request stands behind it, never before
     near = [sequences[i] for i in (at - 1, above) if 0 <= i < len(sequences)]
@@ -74,7 +70,6 @@ def longest_shared(request: bytes, sequences: Sequence[bytes], *, but: int | Non
 
 
 def shared(one: bytes, two: bytes) -> int:
-    """Tokens that both begin with."""
     low, high = 0, min(len(one), len(two)) // _WIDTH
     while low < high:
         middle = (low + high + 1) // 2

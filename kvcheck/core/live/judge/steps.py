@@ -1,11 +1,6 @@
-"""An answer taken apart into steps: what each one read, and whether it is right given the token before it.
+"""Splits an answer into steps: the positions that each read, and whether it is right given the token before it.
 
-A wrong token is fed back by the server. Where it is a node that the request lists, or a mark, the next step has a right
-answer again: it is compared with what follows the token that was really said.
-
-Invariants:
-- Only the tokens of the request and of the answer are read.
-- Up to the first wrong token, the steps are those of `answers` and `reads`.
+The server feeds a wrong token back; the next step is compared with the right answer to that token.
 """
 
 from __future__ import annotations
@@ -13,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import mark_positions, next_mark
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import mark_positions, next_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One token of an answer.
 
-    positions: read in each layer; None of a layer that is not read. path: node that each layer looks for, and last the
-    node that is found; empty in a position test. expected: what a right server says after the tokens before.
+    positions: read in each layer. path: the node that each layer looks for, and last the found one; empty in a position
+    test.
     """
 
     index: int
@@ -38,8 +33,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The walk that a request lists. first: position of a node. after: the next node. position_after: where that next
-    node stands. before: the node before."""
+    """The walk of a request. first: position of a node. position_after: of the next node."""
 
     first: dict[int, int] = field(default_factory=dict)
     after: dict[int, int] = field(default_factory=dict)
@@ -48,7 +42,6 @@ class Listing:
 
     @staticmethod
     def of(alphabet: Alphabet, request: Sequence[int]) -> Listing:
-        """The walk of that request; empty where it lists none."""
         listing, before = Listing(), None
         for position, token in enumerate(request):
             node = alphabet.as_place(token)
@@ -62,7 +55,6 @@ class Listing:
         return listing
 
     def back(self, node: int, hops: int) -> int | None:
-        """The node from which so many hops lead to `node`."""
         at: int | None = node
         for _ in range(hops):
             at = None if at is None else self.before.get(at)
@@ -70,7 +62,6 @@ class Listing:
 
 
 def steps(alphabet: Alphabet, request: Sequence[int], answered: Sequence[int]) -> Iterator[Step]:
-    """The steps of an answer, up to the first one whose right answer is not known any more."""
     if alphabet.as_node(request[-1]) is not None:
         return _walk(alphabet, request, answered)
     return _marks(alphabet, request, answered)

@@ -1,8 +1,7 @@
-"""What a judge is told of a server, and what it says of one round: values only.
+"""The judge's input about a server, and its output for one round.
 
 Invariants:
-- `Wrong` accuses the server; `Unjudged` accuses nobody, and says why nothing could be said.
-- A picture and a finding's `minimal` hold nothing but what JSON holds: read back from a record, they are the same.
+- A picture and a finding's `minimal` hold JSON types only, so a record returns them unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.model.alphabet import Alphabet
 
 ORACLE = "known-answers"
 ASSUMED_PAGE = 16
@@ -19,15 +18,12 @@ ASSUMED_PAGE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is known of the server while a round ran.
+    """Facts about the server while a round ran.
 
-    page: tokens of a page, None where the server does not say: then 16 are assumed. retracts: retractions may have
-    happened. began_empty: its cache held nothing of these prompts when the run began, because it was flushed, or
-    because no earlier run can have sent them; where this is not known, a cached count is compared with the prompt's
-    length alone. transfers: it counts tokens that another server computed as cached, as the decode half of a pair
-    does. own_chunk: tokens of a prefill chunk, for an engine that counts the chunks that a request computed itself as
-    cached; None: it does not. longest: most tokens of a request and its answer. elsewhere: why answers may come from
-    something before the engine, so that no page is named; None: nothing says so.
+    page: None: ASSUMED_PAGE. retracts: retractions may have happened. began_empty: its cache held none of these prompts
+    when the run began. transfers: it reports tokens that another server computed as cached, as the decode half of a
+    pair does. own_chunk: prefill chunk of an engine that reports a request's own chunks as cached. elsewhere: why
+    answers may not be the engine's, so that no page is named.
     """
 
     alphabet: Alphabet
@@ -41,15 +37,13 @@ class Setting:
 
     @property
     def page_tokens(self) -> int:
-        """Tokens of a page, as said or as assumed."""
         return self.page or ASSUMED_PAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A page of one layer that a wrong answer points to. head: None where several heads, or no one in particular, are
-    meant. first, last: positions of the request. weight: evidence for it, larger is stronger; only the order counts.
-    """
+    """A page of one layer that a wrong answer points to. head: None unless one is meant. first, last: positions.
+    weight: only the order counts."""
 
     layer: int
     head: int | None
@@ -60,7 +54,6 @@ class Place:
     why: str
 
     def to_json(self) -> dict[str, object]:
-        """For a record."""
         return {
             "layer": self.layer,
             "head": self.head,
@@ -78,12 +71,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """One thing that a right server does not do.
+    """One violation.
 
-    step: of the answer, from 0; None where no token of the answer is wrong. expected, answered: tokens, with their
-    words. reads: position of the request that this step read, by layer. places: most likely first. layer, page: what
-    all faults that explain the answer have in common; unnamed: why there is neither. others: requests whose token or
-    answer it is. picture: what a report draws: test, page (tokens), page_assumed, prompt (tokens), right and wrong
+    step: None if no token is wrong. reads: position that this step read, by layer. places: most likely first. layer,
+    page: common to all faults that explain the answer; unnamed: why there is neither. others: requests that the token
+    or answer belongs to. picture: for a report: test, page (tokens), page_assumed, prompt (tokens), right and wrong
     (positions by layer of the last right step and of this one), suspects.
     """
 
@@ -108,7 +100,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unjudged:
-    """A request of which some or all is not judged. tokens: those that came and were compared all the same."""
+    """A request not judged to its end. tokens: compared all the same."""
 
     request: int
     rid: str
@@ -119,9 +111,8 @@ class Unjudged:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Cached counts of answers. judged: those that are bounded by what was sent; above: those that are larger. cold:
-    prompts that nothing before them began as; hits, sure_hits: those of them that report a hit all the same, and where
-    no retraction explains it. example: the first of them."""
+    """Cached counts of answers. judged: bounded by earlier requests; above: beyond their bound. cold: prompts that
+    nothing before them begins like; hits: those that report a hit; sure_hits: without a retraction to explain it."""
 
     judged: int = 0
     above: int = 0
@@ -131,7 +122,6 @@ class Counts:
     example: str | None = None
 
     def plus(self, other: Counts) -> Counts:
-        """Both together."""
         return Counts(
             judged=self.judged + other.judged,
             above=self.above + other.above,
@@ -143,7 +133,7 @@ class Counts:
 
     @property
     def refuted(self) -> str | None:
-        """Why no hit of these answers is believed; None where nothing speaks against them."""
+        """Why no hit of these answers is evidence."""
         if not self.sure_hits and self.hits * 2 <= self.cold:
             return None
         return (
@@ -153,15 +143,12 @@ class Counts:
 
     @property
     def is_false(self) -> bool:
-        """Whether most counts are larger than they can be: the report is wrong, and not what one request was given."""
         return self.above * 2 > self.judged or self.hits * 2 > self.cold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one round showed. tokens: compared with what a right server answers, after a first wrong one as well.
-    requests: those of which at least one token was compared. notes: what was assumed. counts: cached counts of answers.
-    """
+    """The result of one round. tokens: compared. requests: with a compared token. notes: assumptions."""
 
     tokens: int
     requests: int
@@ -172,7 +159,6 @@ class Judgement:
 
 
 def finding(wrong: Wrong) -> Finding:
-    """For the record. Scenario, shape, schedule and replay are the caller's to set."""
     row = wrong.reads[wrong.layer] if wrong.layer is not None and wrong.page is not None and wrong.reads else None
     return Finding(
         code=wrong.code,

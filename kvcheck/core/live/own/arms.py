@@ -1,19 +1,17 @@
-"""The arms of a round: what is sent cold, under the same load, with the same shapes, and as the scenario says.
+"""The arms of a round.
 
     cold      one request after the other, each under a salt of its own: the reference
     again     the same once more
-    control   as many at a time as the scenario, each under a salt of its own
+    control   the scenario's concurrency, each under a salt of its own
     treated   the scenario itself
-    matched   as many at a time, under a salt of its own and with the hit that the treated request had: the tokens that
-              were cached are computed just before, those of an earlier answer by answering it. Of a request that was
-              retracted, a part of its answer is computed as part of its prompt
+    matched   the scenario's concurrency, under a salt of its own and with the treated request's hit: its cached tokens
+              are computed just before, those of an earlier answer by decoding. Of a retracted request, a part of its
+              answer is computed as part of its prompt
 
-A request that the scenario sends twice has two matched ones. So has one that may have been retracted: with a cut, and
-without.
+A request sent twice has two matched ones. So has one that may have been retracted: cut and uncut.
 
 Invariants:
-- A salt is used for one request and what is computed for it beforehand, and never again.
-- Each answer of an arm is of the very tokens that the scenario sends, whatever was sent before it.
+- A salt is used for one request and its preparation, and never again.
 """
 
 from __future__ import annotations
@@ -39,31 +37,28 @@ from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 from kvcheck.core.live.sending import Asked, new_rid
 
 TOP = 5
-"""Log-probabilities of each step beside the answered token's: what every engine gives without a further flag."""
+"""Log-probabilities of each step beside the answered token's: as many as every engine gives without a flag."""
 
 
 class Tallied:
-    """The server, with all that it has answered since its counters were read."""
+    """The server, with totals of its answers since its counters were read."""
 
     def __init__(self, client: Client) -> None:
         self._client, self._lock = client, threading.Lock()
         self._totals: AnswerTotals | None = None
 
     def begin(self) -> None:
-        """Count from here on, unless it does already."""
         counters = None if self._totals is not None else read_counters(self._client)[0]
         if counters is not None:
             self._totals = AnswerTotals(before=counters)
 
     def compare(self, ask_new: Callable[[], Sequence[Exchange]], sleep: Callable[[float], None]) -> CounterCheck:
-        """All answers beside the engine's counters, where it has some, as the function does; then none is counted."""
         after, totals, self._totals = read_counters(self._client)[0], self._totals, None
         if after is None or totals is None:
             return CounterCheck()
         return compare(self._client, totals, after, ask_new=ask_new, sleep=sleep)
 
     def ask(self, sending: Sending) -> Answer:
-        """Its answer."""
         answer = self._client.ask(sending)
         with self._lock:
             if self._totals is not None:
@@ -71,28 +66,24 @@ class Tallied:
         return answer
 
     def retract(self) -> None:
-        """As the client does."""
         self._client.retract()
 
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """Each request under a salt of its own."""
-
     client: Asked
 
     def ask(self, sending: Sending) -> Answer:
-        """Its answer, with nothing reused."""
         return self.client.ask(dataclasses.replace(sending, salt=new_salt(), top=TOP))
 
     def retract(self) -> None:
-        """Never asked for: the arms that are no scenario force nothing."""
+        """Unused: only the scenario forces retractions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a treated request was computed. cached: tokens that it hit. turns: where it repeats earlier answers, which
-    were computed one token at a time. resumed: it was retracted on its way."""
+    """The computation of a treated request. cached: tokens that it hit. turns: spans of earlier answers, which were
+    decoded. resumed: it was retracted."""
 
     cached: int
     turns: tuple[Span, ...] = ()
@@ -100,9 +91,9 @@ class Shape:
 
 
 class Matched:
-    """Each request with the shapes of the treated one and pages of its own.
+    """Sends each request with the shapes of the treated one and pages of its own.
 
-    shapes: by request, one for each time that it is asked. references: cold answers, by request.
+    shapes: one for each sending of a request. references: cold answers.
     """
 
     def __init__(self, client: Asked, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]) -> None:
@@ -110,8 +101,7 @@ class Matched:
         self._left = {number: deque(each) for number, each in shapes.items()}
 
     def ask(self, sending: Sending) -> Answer:
-        """Its answer after what it hits was computed; of a request that was retracted, with a part of its reference
-        answer as part of the prompt."""
+        """Compute the hit first; of a retracted request, add a part of its reference answer to the prompt."""
         question = sending.question
         shape = self._left[question.number].popleft()
         if shape.resumed and (part := self._part(question)):
@@ -119,10 +109,10 @@ class Matched:
         return ask_fresh(self._client, sending, cached=shape.cached, turns=shape.turns)
 
     def retract(self) -> None:
-        """Never asked for."""
+        """Unused."""
 
     def _part(self, question: Question) -> int:
-        """Tokens of the answer that are computed as part of the prompt: drawn, as a retraction comes anywhere."""
+        """Tokens of the answer that move to the prompt: drawn, since a retraction comes anywhere."""
         made = len(self._references[question.number].tokens)
         return 1 + Rng(question.number).below(made - 1) if made > 1 else 0
 
@@ -144,9 +134,9 @@ class Matched:
 
 
 class Treated:
-    """The scenario itself. An answer that is far from its reference is asked again at once, while its pages are there.
+    """Sends the scenario. An answer far from its reference is repeated at once, while its pages are there.
 
-    noise: deviations of controls so far. turns: of a request, by its number: as in Shape.
+    noise: deviations of controls so far.
     """
 
     def __init__(
@@ -164,7 +154,6 @@ class Treated:
         self.repeats: dict[int, Repeats] = {}
 
     def ask(self, sending: Sending) -> Answer:
-        """Its answer, with whatever the server has in its cache."""
         answer = self._client.ask(dataclasses.replace(sending, top=TOP))
         number = sending.question.number
         found = deviation(self._references[number], answer) if number in self._references else None
@@ -175,11 +164,9 @@ class Treated:
         return answer
 
     def retract(self) -> None:
-        """As the scenario asks for it."""
         self._client.retract()
 
     def _claims(self, number: int) -> bool:
-        """Whether this request is asked again: the first so many of a round, each once."""
         with self._lock:
             if number in self.repeats or len(self.repeats) >= MOST_SUSPECTS:
                 return False
@@ -187,7 +174,7 @@ class Treated:
             return True
 
     def _again(self, question: Question, found: Deviation) -> Repeats:
-        """Ask it warm and as a fresh copy, in turns, as far as the step where it deviated most."""
+        """Alternate warm and fresh copies, up to the step with the largest deviation."""
         reference, steps = self._references[question.number], found.step + 1
         short = dataclasses.replace(question, expected=question.expected[:steps])
         warm: list[float] = []
@@ -209,14 +196,12 @@ class Treated:
 
 @dataclass(slots=True, kw_only=True)
 class Arm:
-    """What an arm came to. values: deviation by request, of those that could be compared."""
-
     name: str
     exchanges: list[Exchange] = field(default_factory=list)
     values: dict[int, Deviation] = field(default_factory=dict)
 
     def add(self, exchanges: Sequence[Exchange], references: Mapping[int, Answer]) -> None:
-        """Answers, compared with their references. Of a request with several answers, the largest deviation counts."""
+        """Of several answers to a request, the largest deviation counts."""
         self.exchanges += exchanges
         for each in exchanges:
             number = each.sending.question.number
@@ -227,17 +212,15 @@ class Arm:
 
     @property
     def largest(self) -> list[float]:
-        """The deviations of answers that can be a control: those of requests that were retracted are none."""
         return [*self.by_request.values()]
 
     @property
     def by_request(self) -> dict[int, float]:
-        """The same, by request."""
+        """Deviations that can be a control: not those of retracted requests."""
         retracted = {each.sending.question.number for each in self.exchanges if each.answer.retractions}
         return {number: value.largest for number, value in self.values.items() if number not in retracted}
 
     def to_json(self) -> dict[str, object]:
-        """For a record: how many answers, how many of them differ, and by how much."""
         found = [*self.values.values()]
         cached = [each.answer.cached for each in self.exchanges if each.answer.cached is not None]
         return {
@@ -253,21 +236,19 @@ class Arm:
 
 
 def alone(questions: Sequence[Question]) -> Round:
-    """One request after the other."""
     return together(questions, concurrency=1)
 
 
 def together(questions: Sequence[Question], *, concurrency: int) -> Round:
-    """So many at a time, in their order."""
     orders = tuple(Order(question=question) for question in questions)
     return Round((Wave(orders=orders, concurrency=concurrency),) if orders else ())
 
 
 def ask_fresh(client: Asked, sending: Sending, *, cached: int, turns: Sequence[Span] = ()) -> Answer:
-    """The answer under a new salt, after the first `cached` tokens were computed under it.
+    """Send a request under a new salt, after its first `cached` tokens were computed under it.
 
-    turns: as in Shape. The server answers them again, so that decode writes their pages. Where it keeps no such pages,
-    or answers otherwise, they are computed as part of a prompt.
+    turns: as in Shape: decoded again, so that decode writes their pages. If the server keeps no such pages, or answers
+    otherwise, they are computed as part of a prompt.
     """
     salt, question = new_salt(), sending.question
     # nothing is computed for the last token of an answer
@@ -280,14 +261,12 @@ def ask_fresh(client: Asked, sending: Sending, *, cached: int, turns: Sequence[S
 
 
 def _prime(client: Asked, question: Question, salt: str, *, first: int, count: int) -> Answer:
-    """Compute the first tokens of a request under a salt, and so many of the answer to them."""
     before = Question(number=question.number, ids=question.ids[:first], expected=question.expected[:1] * count)
     return client.ask(Sending(question=before, rid=new_rid(), salt=salt))
 
 
 def hits_of(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
-    """Of each request, in the order of their answers, the tokens that it hit: as the engine says it, or what a prefix
-    cache of whole pages has for it."""
+    """Tokens that each request hit: as reported, or as a prefix cache of whole pages would."""
     held: list[bytes] = []
     hits = []
     for each in exchanges:
@@ -299,10 +278,9 @@ def hits_of(exchanges: Sequence[Exchange], *, page: int) -> list[int]:
 
 
 def page_groups(exchanges: Sequence[Exchange], hits: Sequence[int], *, page: int) -> dict[int, int]:
-    """Which requests read pages that another one read or wrote: of each, by number, the least number of its group.
+    """Group requests that read pages which another one read or wrote: number -> least number of its group.
 
-    hits: tokens that each had in the cache. page: of the engine; where it hits less than a page, that counts. Prompts
-    that share nothing may begin with the same token by chance: a hit of less than a block groups nobody.
+    A hit of less than a block groups no requests: unrelated prompts may begin with the same token by chance.
     """
     least = min([max(page, BLOCK), *(hit for hit in hits if hit >= BLOCK)])
     begins: dict[bytes, set[int]] = {}
@@ -316,5 +294,4 @@ def page_groups(exchanges: Sequence[Exchange], hits: Sequence[int], *, page: int
 
 
 def new_salt() -> str:
-    """A salt that no other request has."""
     return f"kvcheck-{secrets.token_hex(8)}"

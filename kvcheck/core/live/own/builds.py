@@ -1,11 +1,7 @@
-"""Whether a build answers as the one whose answers were kept.
+"""Compares a build with the build of a kept reference.
 
-The same two tests as for arms of one server (`statistic`): many requests that lie further from the kept answers than
-the noise of both builds, or one that is wide. A build is deterministic or it has noise; a wide answer that comes again
-cold is its own, and no page that somebody else wrote.
-
-Invariants:
-- A pure function of the kept answers and of two cold arms of this build.
+The two tests are those of `statistic`. A wide answer that recurs cold is the build's own: no page of another request is
+involved.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from kvcheck.core.live.own.verdict import UNLIKE_REFERENCE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came of it. message: of a finding; reason: why nothing can be said. None: neither. request: the farthest."""
+    """A comparison's result. message: of a finding. reason: why there is no verdict. request: the farthest."""
 
     code: str = UNLIKE_REFERENCE
     message: str | None = None
@@ -33,7 +29,6 @@ class Comparison:
     minimal: Mapping[str, object] = field(default_factory=dict)
 
     def finding(self, *, oracle: str, scenario: str, shape: str) -> Finding:
-        """For the record. It has no line: the requests are the folder's."""
         assert self.message is not None
         return Finding(
             code=self.code,
@@ -47,8 +42,7 @@ class Comparison:
 
 
 def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool, rounds: int) -> Comparison:
-    """cold, again: answers of this build to the kept requests, compared with the kept answers. rounds: of the run,
-    this comparison among them."""
+    """Compare answers of this build with the kept ones. rounds: of the run, this one included."""
     values = {number: value.largest for number, value in cold.values.items()}
     if not is_whole or len(values) < len(kept.kept) or len(again.values) < len(kept.kept):
         lacking = len(kept.kept) - min(len(values), len(again.values))
@@ -58,7 +52,7 @@ def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool, ro
     own = [abs(again.values[number].largest - value) for number, value in values.items()]
     noise = [*kept.again, *kept.control, *own]
     wide = {n: value for n, value in values.items() if is_wide(min(value, again.values[n].largest), noise)}
-    # The kept build's own noise alone is drawn as the values are: what it was asked again.
+    # Only the kept build's own repeats are drawn as the values are.
     p = leading_p(leading(list(values.values()), noise), len(values), len(kept.again))
     request = max(values, key=lambda number: (values[number], -number))
     most = values[request]

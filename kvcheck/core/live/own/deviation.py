@@ -1,15 +1,15 @@
-"""How far an answer is from the reference to the same request, in nats, as long as both have seen the same tokens.
+"""The distance of an answer from its reference in nats, while both have the same tokens before them.
 
-    reference   a  b  c  d          steps 0 to 2 are compared: at 2 both still had the same tokens before them
-    answer      a  b  x  y          what comes after the first other token says nothing more
+    reference   a  b  c  d          steps 0 to 2 are compared: at 2 both still have the same tokens before them
+    answer      a  b  x  y          later steps are no evidence
 
-At each step the log-probabilities of all tokens that both list are compared, and the largest difference counts. A token
-that one list lacks is at most as likely there as the least likely token of the list: the difference is at least that
-much. Without lists, the answered tokens alone are compared: each is at least as likely as any other.
+At each step the log-probabilities of all tokens in both lists are compared. A token missing from one list is at most as
+likely there as the list's least likely token. Without lists, the answered tokens alone are compared: each is at least
+as likely as any other.
 
 Invariants:
-- Equal numbers give exactly 0.0. What cannot be compared is None, never 0.
-- What is taken for a token that was not listed is a lower bound, so no difference is made up.
+- Equal numbers give exactly 0.0. An impossible comparison is None, never 0.
+- The value for a missing token is a lower bound, so no difference is invented.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FLOAT32 = 2.0**-24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """largest: nats; 0.0: equal bit for bit. step: where it is. flip: the first step with another token; None: none.
-    tokens: steps compared."""
+    """A distance from the reference. largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step
+    with another token."""
 
     largest: float
     step: int
@@ -35,12 +35,11 @@ class Deviation:
 
     @property
     def is_none(self) -> bool:
-        """Whether tokens and log-probabilities are the same."""
         return self.largest == 0.0 and self.flip is None
 
 
 def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> Deviation | None:
-    """The largest difference; None where one of both has no token with a log-probability. most: steps to compare."""
+    """The largest difference; None without log-probabilities. most: steps to compare."""
     if reference.logprobs is None or answer.logprobs is None:
         return None
     count = min(len(reference.tokens), len(answer.tokens), most if most is not None else len(answer.tokens))
@@ -55,8 +54,6 @@ def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One step: the answered token, its log-probability, and those of the most likely tokens, it among them."""
-
     token: int
     logprob: float
     top: Mapping[int, float]
@@ -71,13 +68,12 @@ def _row(answer: Answer, step: int) -> _Row:
 
 
 def _difference(one: _Row, two: _Row) -> float:
-    """Nats between two distributions, by what is known of both."""
     largest = max((abs(one.top[token] - two.top[token]) for token in one.top.keys() & two.top.keys()), default=0.0)
     return max(largest, _lacking(one, two), _lacking(two, one))
 
 
 def _lacking(one: _Row, two: _Row) -> float:
-    """How much the answered token of `one` differs at least, where `two` does not list it."""
+    """The least difference of the answered token of `one`, if `two` does not list it."""
     if one.token in two.top:
         return 0.0
     most = min(two.top.values()) if two.is_listed else min(two.logprob, _rest(two.logprob))
@@ -85,5 +81,5 @@ def _lacking(one: _Row, two: _Row) -> float:
 
 
 def _rest(logprob: float) -> float:
-    """The log-probability of all other tokens together, at most: float32 rounds what is nearer to 1 than that."""
+    """The largest log-probability of all other tokens together; float32 rounds values nearer to 1."""
     return math.log(max(-math.expm1(min(logprob, 0.0)), _FLOAT32))

@@ -1,26 +1,22 @@
-"""OwnPlan: everything that decides the requests of one round to a user's own model, and the line that says it.
+"""OwnPlan: everything that decides the requests of one round to a user's own model, and its line.
 
     own-model/prefix-cache:target=http%3A//127.0.0.1%3A8000,engine=vllm,seed=1,round=0,names=7,vocabulary=1000
 
 Invariants:
-- Encoding and decoding round-trip, and the line holds no character that a shell changes.
-- The line holds no key of a server. The next turn of a conversation repeats what the server answers cold: such a
-  request is the same only if that answer is.
+- The line has no server key.
+- The next turn of a conversation repeats the server's cold answer, so it is the same only if that answer is.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from urllib.parse import quote
 
-from kvcheck.core.base.cells import OWN_MODEL, UNNAMED_SERVER, is_own_model, keys_of
-from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.line import check_sizes, is_number
+from kvcheck.core.base.cells import OWN_MODEL, UNNAMED_SERVER, is_own_model
+from kvcheck.core.live.line import check_sizes
 from kvcheck.core.live.own.prompts import USUAL_IDS
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-
-_ALWAYS = ("seed", "round", "names", "vocabulary")
+from kvcheck.core.run.line import LineCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,47 +42,30 @@ class OwnPlan:
 
     @property
     def cell(self) -> str:
-        """The id of the result that it belongs to."""
-        return f"{OWN_MODEL}/{self.situation}/{self.engine or UNNAMED_SERVER}"
+        return f"{OWN_MODEL}/{self.situation}/{self.tried_with}"
+
+    @property
+    def tried_with(self) -> str:
+        return self.engine or UNNAMED_SERVER
 
     def at(self, round_: int) -> OwnPlan:
-        """The same plan for another round."""
         return dataclasses.replace(self, round=round_)
 
     def line(self) -> str:
-        """The line that `kvcheck replay` takes."""
-        pairs = (
-            f"{field.name}={quote(str(value), safe='/._-')}"
-            for field in dataclasses.fields(self)
-            if field.name != "situation"
-            and ((value := getattr(self, field.name)) != field.default or field.name in _ALWAYS)
-        )
-        return f"{OWN_MODEL}/{self.situation}:{','.join(pairs)}"
+        return LINE.encode(self)
+
+
+LINE = LineCodec(
+    OwnPlan, noun="line of an own model", prefix=f"{OWN_MODEL}/", always=("seed", "round", "names", "vocabulary")
+)
 
 
 def is_own_line(line: str) -> bool:
-    """Whether a schedule line is one of a user's own model."""
     return ":" in line and is_own_model(line)
 
 
 def parse_own_line(line: str) -> OwnPlan:
-    """The plan of a line. Raises UsageError that says which key is wrong."""
-    keys = keys_of(line)
-    situation = keys.pop("scenario").removeprefix(f"{OWN_MODEL}/")
-    LIVE_SCENARIOS.require(situation)
-    fields = {field.name: field for field in dataclasses.fields(OwnPlan) if field.name != "situation"}
-    values: dict[str, object] = {}
-    for key, text in keys.items():
-        if key not in fields:
-            raise UsageError(f"line of an own model: unknown key {key[:40]!r}; known: {', '.join(fields)}")
-        if "int" not in str(fields[key].type):
-            values[key] = text
-        elif is_number(key, text):
-            values[key] = int(text)
-        else:
-            raise UsageError(f"line of an own model: {key} is a whole number from 0; got {text[:40]!r}")
-    if not values.get("target"):
-        raise UsageError("line of an own model: expected target=..., found none")
-    plan = OwnPlan(situation=situation, **values)  # type: ignore[arg-type]
+    plan = LINE.decode(line)
+    LIVE_SCENARIOS.require(plan.situation)
     check_sizes(requests=plan.requests, concurrency=plan.concurrency)
     return plan

@@ -1,19 +1,15 @@
-"""Prompts for a model whose answers are not known: drawn tokens, with codes that only one request may know.
+"""Prompts for a model with unknown answers: drawn tokens, with codes that belong to one request.
 
     block of 16 positions:   6 tokens of filling  opener  marker  8 tokens of a code
-    end of a prompt:         opener  marker of one of its blocks          the code of that block is asked for
+    end of a prompt:         opener  marker of one of its blocks; the code of that block should follow
 
-The opener and the markers are the same for all prompts, the other tokens are drawn for one prompt. A model that
-completes repeated sequences, as trained ones do, goes on with the code. No tokenizer is needed, and no text.
-
-A block begins with what is drawn. Where pages have one token, all requests would else read the pages of the same first
-two tokens, and the noise of those would be the noise of all of them.
+Opener and markers are the same for all prompts; the other tokens are drawn for one prompt. A trained model completes
+repeated sequences, and so continues with the code.
 
 Invariants:
 - Equal seeds, names and answers give equal prompts. Other names give the same situation in other tokens.
-- The place of a token in its block follows from its position, so a prefix that is cut anywhere can be continued.
-- A prompt repeats no drawn token before half of the vocabulary is used, so each next token is one of at least half of
-  the vocabulary: what `crosstalk` computes a chance with.
+- A token's place in its block follows from its position, so a prefix cut anywhere can be continued.
+- A prompt repeats no drawn token before half of the vocabulary is used, as the chance in `needles` requires.
 """
 
 from __future__ import annotations
@@ -26,15 +22,17 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
 from kvcheck.core.live.questions import Subject
 
+# A block begins with drawn tokens: with pages of one token, all requests would otherwise read the pages of the same
+# first two tokens and share their noise.
 BLOCK, FILLING, FRAME, CODE = 16, 6, 2, 8
-"""Tokens of a block, of its filling, of its opener and marker, and of its code: so they follow each other."""
+"""Tokens of a block, of its filling, of its opener and marker, and of its code, in this order."""
 MARKERS = 64
 SHORTEST = 2 * BLOCK
 USUAL_IDS = 1000
-"""Every model in use has so many tokens."""
+"""Token ids that every model in use has."""
 LEAST_IDS = 256
 SPECIAL = 300
-"""Ids below are often bytes or special tokens, and are left out where the vocabulary is large enough."""
+"""Lower ids are often bytes or special tokens; they are left out if the vocabulary is large enough."""
 ANSWER = 32
 LEAST_LENGTH = 64
 
@@ -44,19 +42,18 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Which token ids prompts are made of: those from `first` to below `end`."""
+    """Token ids of prompts: from `first` to below `end`."""
 
     first: int
     end: int
 
     @property
     def drawn(self) -> int:
-        """How many tokens may stand where a prompt has its own."""
+        """Tokens that are neither opener nor marker."""
         return self.end - self.first - MARKERS - 1
 
 
 def ids_of(vocabulary: int) -> Ids:
-    """The ids of a model that has at least so many tokens. Raises UsageError for too few of them."""
     if not LEAST_IDS <= vocabulary <= 1 << 24:
         raise UsageError(
             f"--vocabulary: expected {LEAST_IDS} to {1 << 24:,} token ids, got {vocabulary}; the model's config.json "
@@ -66,10 +63,10 @@ def ids_of(vocabulary: int) -> Ids:
 
 
 class OwnQuestions:
-    """Draws prompts, as `QuestionSource` says.
+    """A `QuestionSource` of drawn prompts.
 
-    longest: tokens of a request and its answer. answers: of requests that the next turn of a conversation repeats, by
-    number; those that it lacks are in `wanted` afterwards, and the drawn round is only good for asking them.
+    answers: to requests that the next turn of a conversation repeats, by number. Missing ones are in `wanted`
+    afterwards; the drawn round then only serves to get them.
     """
 
     def __init__(
@@ -101,11 +98,10 @@ class OwnQuestions:
 
     @property
     def has_marks(self) -> bool:
-        """Never: a position test needs known answers."""
+        """A position test needs known answers."""
         return False
 
     def walk(self, rng: Rng, places: int, *, prefix: Subject | None = None) -> Subject:
-        """A prompt of about so many tokens without its question."""
         shared = prefix.values if prefix is not None else ()
         length = min(max(places, len(shared) + FRAME, SHORTEST), self.longest - FRAME - 1)
         used = set(shared)
@@ -115,11 +111,10 @@ class OwnQuestions:
         return Subject(tuple(tokens))
 
     def marks(self, rng: Rng, *, prefix: Subject | None = None) -> Subject:
-        """A prompt like any other."""
         return self.walk(rng, SHORTEST, prefix=prefix)
 
     def put(self, rng: Rng, subject: Subject, tokens: int, *, start: int | None = None) -> Question:
-        """The prompt, and the marker of one of its whole blocks. start: a position in that block."""
+        """Append the marker of a whole block. start: a position in that block."""
         blocks = len(subject.values) // BLOCK
         drawn = rng.below(blocks)
         block = drawn if start is None else min(start // BLOCK, blocks - 1)
@@ -127,7 +122,7 @@ class OwnQuestions:
         return self._question(ids, tokens, block, subject.values)
 
     def again(self, rng: Rng, before: Question, tokens: int) -> Question:
-        """The next turn: the request, the answer that the server gave to it cold, and a marker of the request."""
+        """The next turn: the request, its cold answer, and a marker of the request."""
         answer = self._answers.get(before.number)
         if answer is None:
             self.wanted[before.number] = before
@@ -140,22 +135,20 @@ class OwnQuestions:
         return question
 
     def cover(self, subject: Subject) -> int:
-        """The code, and as much again as shows whether an answer goes astray."""
+        """The code, and enough further tokens to show whether an answer goes astray."""
         return ANSWER
 
     def drawn(self, number: int) -> tuple[tuple[int, ...], ...]:
-        """Runs of tokens that were drawn for this request, or for the one that it begins as: what stands between two
-        markers."""
+        """Runs of tokens drawn for this request, or for the one that it begins with."""
         values = self._own[number]
         starts = range(FILLING + FRAME, len(values), BLOCK)
         return (values[:FILLING], *(values[start : start + BLOCK - FRAME] for start in starts))
 
     def turns(self, number: int) -> tuple[Span, ...]:
-        """Where a request repeats what the server answered before it; nothing where it continues no conversation."""
+        """Spans of earlier answers in a request."""
         return self._turns.get(number, ())
 
     def code_asked(self, question: Question) -> tuple[int, ...]:
-        """The code that the end of a request asks for."""
         start = self._block[question.number] * BLOCK + FILLING + FRAME
         return question.ids[start : start + CODE]
 
@@ -167,7 +160,6 @@ class OwnQuestions:
         return question
 
     def _token(self, rng: Rng, position: int, used: set[int]) -> int:
-        """The token at a position: fixed, or one that the prompt has not used yet."""
         place = position % BLOCK - FILLING
         if 0 <= place < FRAME:
             return self._opener if place == 0 else self._marker(position // BLOCK)

@@ -1,15 +1,10 @@
-"""A kept reference: what one build of an engine answered cold, to compare other builds with.
+"""A kept reference: one build's cold answers, to compare other builds with.
 
-    DIR/reference.json    requests, tokens, log-probabilities, the build's own noise, what the server said of itself
-
-Two builds are compared by the same numbers as arms of one server are (`deviation`). Other kernels round otherwise, so a
-difference is no fault by itself: the finding says that the build answers otherwise than the one that was kept, beyond
-what both do from run to run and from batch to batch.
+    DIR/reference.json    requests, tokens, log-probabilities, the build's own noise, the server's facts
 
 Invariants:
-- The file appears in one step, complete. It is JSON and holds its own digest: a file that was changed is refused.
-- Servers of another model, dtype, parallelism or attention backend are refused: their answers differ rightly.
-- What a server does not say of itself is not taken for equal: it is told.
+- The file holds its own digest: a changed file is refused.
+- Servers of another model, dtype, parallelism or attention backend are refused: their answers rightly differ.
 """
 
 from __future__ import annotations
@@ -39,20 +34,18 @@ SAME: Mapping[str, tuple[str, ...]] = {
     "data parallelism": ("dp_size", "data_parallel_size"),
     "attention backend": ("attention_backend",),
 }
-"""What has to be equal, by the names of the facts that engines say it with."""
+"""Facts that have to be equal, with the engines' names for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One request with its cold answer."""
-
     question: Question
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What was recorded. engine, version, model, facts: what the server said. again, control: its own noise, nats."""
+    """A recorded reference. facts: as the server reported. again, control: its own noise, nats."""
 
     engine: str
     version: str | None
@@ -64,17 +57,15 @@ class Reference:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits; equal for equal references."""
         return _digest(_plain(self))
 
     def to_json(self) -> str:
-        """The text of reference.json."""
         plain = _plain(self)
         return json.dumps({"format": FORMAT, "digest": _digest(plain), **plain}, allow_nan=False) + "\n"
 
 
 def draw_questions(plan: OwnPlan) -> list[Question]:
-    """The requests of a reference: prompts of many lengths that share nothing. Raises UsageError."""
+    """Prompts of many lengths that share nothing. Raises UsageError."""
     source = OwnQuestions(ids_of(plan.vocabulary), longest=plan.longest, names=plan.names)
     rng = Rng(plan.seed)
     most = max(SHORTEST + 1, min(LONGEST_PROMPT, plan.longest * 3 // 5))
@@ -84,13 +75,12 @@ def draw_questions(plan: OwnPlan) -> list[Question]:
 
 
 def read_reference(folder: Path) -> Reference:
-    """What `folder` holds. Raises UsageError where that is no reference, or was changed."""
     path = folder / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{folder} is no reference: {FILE}: {why_unread(error)}; make one with kvcheck reference record DIR"
+            f"{folder} is no reference: {FILE}: {why_unread(error)}; make one with kvcheck model reference URL DIR"
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON that kvcheck wrote; record the reference again") from error
@@ -107,7 +97,7 @@ def read_reference(folder: Path) -> Reference:
 
 
 def check_alike(reference: Reference, served: Served) -> list[str]:
-    """Lines of what neither server says. Raises UsageError where something that has to be equal is not."""
+    """List the facts that neither server reports. Raises UsageError if a fact in SAME differs."""
     untold = []
     pairs: list[tuple[str, object, object]] = [
         ("engine", reference.engine, served.engine),

@@ -1,10 +1,9 @@
-"""OwnRunner: sends rounds to one server that serves a model of the user's own, and judges what comes back.
+"""OwnRunner: sends rounds to one server with the user's own model, and judges the answers.
 
 Invariants:
-- Nothing is judged before the server has answered a cold request with tokens and log-probabilities: any other server
-  is a UsageError.
-- A round without a finding whose requests were not all compared has reasons, and is no pass.
-- References and controls are sent before the scenario, and counters are read around the scenario alone.
+- A server without tokens and log-probabilities for a cold request is a UsageError; nothing is judged before.
+- A round with requests that were not compared and no finding has reasons and is no pass.
+- References and controls are sent before the scenario; counters are read around the scenario alone.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ from kvcheck.core.live.sending import Asked, Sender, new_rid, typical_s
 
 COLD_TOKENS = 8
 USUAL_LENGTH = 2048
-"""Tokens of a request and its answer where the server does not say how many it takes."""
+"""Tokens of a request and its answer if the server reports no limit."""
 TOKENS_A_REQUEST, ANSWERS_A_REQUEST = 600, 400
-"""What the shortest run of tokens that is crosstalk is chosen for: tokens sent and answered for a request, all arms."""
+"""Assumed tokens sent and answered for a request over all arms, for the length of needles."""
 COLD, AGAIN, CONTROL, TREATED, MATCHED = "cold", "again", "control", "treated", "matched"
 _ARMS = (COLD, AGAIN, CONTROL, TREATED, MATCHED)
 BROKEN_OFF = "KV807"
@@ -67,8 +66,7 @@ BROKEN_OFF = "KV807"
 
 @dataclass(slots=True, kw_only=True)
 class _Round:
-    """A round while it runs. source: what its requests were drawn from. unlike: why its controls have other shapes than
-    its treated requests; None where they have the same."""
+    """A round in progress. unlike: why its controls have other shapes than its treated requests."""
 
     plan: OwnPlan
     source: OwnQuestions
@@ -90,11 +88,9 @@ class _Round:
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is up."""
         return self.until is not None and time.monotonic() >= self.until
 
     def take(self, exchanges: Sequence[Exchange]) -> None:
-        """Answers of the arm that is being sent."""
         if self.sending == COLD:
             for each in exchanges:
                 if each.answer.end is End.DONE and each.answer.logprobs is not None:
@@ -103,11 +99,7 @@ class _Round:
 
 
 class OwnRunner:
-    """Rounds against one server, from one thread.
-
-    timeout_s: seconds of silence after which a request is given up. rounds: of the whole run, which its levels of
-    significance are divided by.
-    """
+    """Rounds against one server, from one thread. rounds: of the whole run, which divide its significance levels."""
 
     def __init__(
         self,
@@ -132,7 +124,7 @@ class OwnRunner:
         self._next = 0
         self._noise: dict[str, list[float]] = {name: [] for name in (AGAIN, CONTROL, MATCHED)}
         self._groups_of: dict[str, dict[int, tuple[list[float], list[float]]]] = {}
-        """Of each scenario, by round: deviations of groups of treated requests, and of their matched ones."""
+        """Scenario -> round -> deviations of groups of treated requests, and of their matched ones."""
         self._unlike: dict[str, str] = {}
         self._arms: dict[str, dict[str, Arm]] = {}
         self._recited: dict[str, list[bool]] = {}
@@ -140,12 +132,12 @@ class OwnRunner:
         self._now: _Round | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
-        """Ask one cold request. Raises UsageError where the server cannot be judged."""
+        """Send one cold request. Raises UsageError if the server cannot be judged."""
         self.served = served
         if not self._client.has_salts:
             raise UsageError(
                 f"--own-model needs cold answers as a reference, and kvcheck knows no way to ask {served.engine} for "
-                "one; name the server's engine if it is sglang, vllm or llamacpp (--engine)"
+                "one; name the server's engine if it is sglang, vllm or llamacpp (--api)"
             )
         rng, source = Rng(names), self._source(names, self.longest)
         question = source.put(rng, source.walk(rng, LEAST_LENGTH // 2), COLD_TOKENS)
@@ -155,7 +147,6 @@ class OwnRunner:
 
     @property
     def longest(self) -> int:
-        """Tokens of a request and its answer."""
         return self.served.longest or USUAL_LENGTH
 
     def run(
@@ -166,7 +157,7 @@ class OwnRunner:
         until: float | None = None,
         told: Callable[[int], None] = lambda answered: None,
     ) -> RoundResult:
-        """Send all arms of one round and judge them. Raises KeyboardInterrupt; `taken` judges what was answered."""
+        """Send all arms of one round and judge them. After KeyboardInterrupt, `taken` judges the answers so far."""
         now = self._now = _Round(plan=plan, source=self._source(plan.names, plan.longest), until=until, told=told)
         self._asked.begin()
         self._draw(now)
@@ -185,7 +176,6 @@ class OwnRunner:
         return self._judge(now, is_last=is_last)
 
     def taken(self, plan: OwnPlan) -> RoundResult:
-        """The judgement of a round that was interrupted, as far as it was answered."""
         now = self._now or _Round(plan=plan, source=self._source(plan.names, plan.longest), until=None, told=_nothing)
         if now.sender is not None:
             now.take(now.sender.interrupted.exchanges)
@@ -196,7 +186,7 @@ class OwnRunner:
         return OwnQuestions(self._ids, longest=longest, names=names, first=self._next, answers=answers)
 
     def _draw(self, now: _Round) -> None:
-        """The round's requests; what they continue is asked cold first."""
+        """Draw the requests; requests that they continue are sent cold first."""
         plan = now.plan
         scenario = LIVE_SCENARIOS.load(plan.situation)
         sizes = Sizes(requests=plan.requests, concurrency=plan.concurrency, longest=plan.longest, pool=plan.pool)
@@ -213,14 +203,13 @@ class OwnRunner:
             self._needles.add(question, now.source.drawn(question.number))
 
     def _width(self, now: _Round) -> int:
-        """Controls at a time: as many as the scenario has, and no more than fit, so that none of them is retracted."""
+        """Concurrency of controls: the scenario's, limited so that all fit and none is retracted."""
         largest = max(len(each.ids) + len(each.expected) for each in now.questions)
         most, page = _most(now), self.served.page or ASSUMED_PAGE
         fit = most if now.plan.pool is None else now.plan.pool // (largest + 2 * page)
         return max(1, min(most, fit))
 
     def _send(self, now: _Round, name: str, round_: Round, asked: Asked | None = None) -> bool:
-        """Send one arm; whether all of it was answered."""
         if asked is None:
             asked = Cold(self._asked)
         now.sending = name
@@ -235,7 +224,6 @@ class OwnRunner:
         return now.is_whole
 
     def _treat(self, now: _Round, *, is_last: bool) -> None:
-        """The scenario, between two readings of the counters."""
         noise = [*now.arms[AGAIN].largest, *now.arms[CONTROL].largest, *self._controls()]
         now.before, trouble = read_counters(self._client)
         now.treated = Treated(self._asked, now.references, noise, turns=now.source.turns, is_over=lambda: now.is_over)
@@ -246,7 +234,6 @@ class OwnRunner:
         now.troubles += [*trouble, *more]
 
     def _shapes(self, now: _Round) -> dict[int, list[Shape]]:
-        """How each treated request was computed, each time that it was sent, as far as the engine says it."""
         exchanges = now.arms[TREATED].exchanges
         hits = hits_of(exchanges, page=self.served.page or ASSUMED_PAGE)
         moved = self._retractions(now)
@@ -264,7 +251,6 @@ class OwnRunner:
         return shapes
 
     def _retractions(self, now: _Round) -> bool:
-        """Whether a counter of retractions moved while the scenario ran."""
         if now.before is None or now.after is None:
             return False
         names = self._client.counted.get("retract", ())
@@ -327,14 +313,13 @@ class OwnRunner:
         )
 
     def _ask_new(self, now: _Round) -> Sequence[Exchange]:
-        """Answers to prompts that begin as no other one."""
         source = self._source(secrets.randbelow(1 << 32), now.plan.longest)
         round_ = new_prompts(source, Rng(self._next), now.questions, now.plan.concurrency)
         self._next += len(round_.orders)
         return Sender(Cold(self._client), gap_s=0.0, may_force=False).send(round_).exchanges
 
     def _told(self, now: _Round) -> list[Told]:
-        """What the deviations say, with more controls where one request would be accused."""
+        """Judge the deviations; send more controls if a finding rests on one request."""
         rounds = self._groups_of.setdefault(now.plan.situation, {})
         earlier = [both for number, both in rounds.items() if number != now.plan.round]  # an interrupt judges twice
         matched, groups = now.arms[MATCHED].by_request, self._groups(now)
@@ -366,12 +351,10 @@ class OwnRunner:
         return told
 
     def _groups(self, now: _Round) -> dict[int, int]:
-        """Which treated requests read the same pages."""
         exchanges, page = now.arms[TREATED].exchanges, self.served.page or ASSUMED_PAGE
         return page_groups(exchanges, hits_of(exchanges, page=page), page=page)
 
     def _more_controls(self, now: _Round) -> bool:
-        """The control arm once more; whether all of it was answered."""
         more = Arm(name=CONTROL)
         sender = Sender(Cold(self._asked), gap_s=0.0, may_force=False, until=now.until)
         sent = sender.send(together(now.questions, concurrency=self._width(now)), now.told)
@@ -380,7 +363,6 @@ class OwnRunner:
         return sent.is_whole
 
     def _remember(self, now: _Round) -> None:
-        """Keep the noise of this round for the ones after it."""
         for name in (AGAIN, CONTROL, MATCHED):
             self._noise[name] += now.arms[name].largest
         kept = self._arms.setdefault(now.plan.situation, {name: Arm(name=name) for name in _ARMS})
@@ -394,7 +376,6 @@ class OwnRunner:
         )
 
     def _crosstalk(self, now: _Round) -> list[Finding]:
-        """A finding for each request whose answer recites another one's tokens."""
         found: dict[int, Finding] = {}
         for arm in now.arms.values():
             for each in arm.exchanges:
@@ -414,7 +395,6 @@ class OwnRunner:
         return diverged_finding(told, value, exchange, now.references[told.request], noise)
 
     def _lacking(self, now: _Round) -> list[str]:
-        """Why there is no pass, beside the treated answers themselves."""
         lacking = []
         if (warm := warm_references([now.arms[COLD], now.arms[AGAIN], now.arms[CONTROL]])) is not None:
             lacking.append(warm)
@@ -425,7 +405,6 @@ class OwnRunner:
         return lacking
 
     def _facts(self, situation: str) -> dict[str, object]:
-        """The noise of a scenario so far, for the record."""
         arms, recited = self._arms[situation], self._recited[situation]
         return {
             "arms": [arm.to_json() for arm in arms.values()],
@@ -436,7 +415,6 @@ class OwnRunner:
         }
 
     def notes(self, plan: OwnPlan) -> list[str]:
-        """What a pass of a scenario rests on."""
         arms = self._arms.get(plan.situation)
         if arms is None:
             return []
@@ -451,7 +429,7 @@ class OwnRunner:
 
 
 def check_cold(question: Question, answer: Answer) -> None:
-    """Raise UsageError where the answer to one cold request says that the server cannot be judged."""
+    """Raise UsageError if the answer to a cold request shows that the server cannot be judged."""
     if answer.end in (End.UNREACHED, End.SILENT):
         raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
     if answer.end is not End.DONE or not answer.tokens:
@@ -477,12 +455,10 @@ def check_cold(question: Question, answer: Answer) -> None:
 
 
 def _most(now: _Round) -> int:
-    """Requests of the scenario at a time."""
     return max(wave.concurrency for wave in now.round.waves)
 
 
 def _fewer(width: int, most: int) -> str | None:
-    """Why controls have other shapes than treated requests, where fewer of them fit at a time."""
     if width >= most:
         return None
     return (
@@ -491,7 +467,7 @@ def _fewer(width: int, most: int) -> str | None:
 
 
 def _nothing(answered: int) -> None:
-    """Where nobody looks on."""
+    """No progress display."""
 
 
 def _placed(found: Finding, plan: OwnPlan) -> Finding:

@@ -1,9 +1,4 @@
-"""What the arms of a round come to: findings, reasons why there is no pass, and what a pass says of its noise.
-
-Invariants:
-- A finding names the request, the step, what the cold reference says there and what the treated answer said.
-- What could not be compared is a reason with its count, never left out.
-"""
+"""Findings of a round's arms, reasons against a pass, and notes on its noise."""
 
 from __future__ import annotations
 
@@ -26,7 +21,6 @@ SHOWN = 8
 
 
 def crosstalk_finding(exchange: Exchange, found: Crosstalk, *, arm: str, chance: float) -> Finding:
-    """That an answer recites what only another request was told."""
     question = exchange.sending.question
     shown = " ".join(map(str, found.run[:SHOWN]))
     owners = f"{plural(len(found.owners), 'request')} {', '.join(map(str, found.owners))}"
@@ -52,7 +46,6 @@ def crosstalk_finding(exchange: Exchange, found: Crosstalk, *, arm: str, chance:
 
 
 def diverged_finding(told: Told, value: Deviation, exchange: Exchange, reference: Answer, noise: float) -> Finding:
-    """That an answer lies further from its reference than the server's own noise."""
     question, step = exchange.sending.question, value.step
     assert told.ground is not None
     p = "" if told.p is None else f" (p = {told.p:.1e})"
@@ -92,7 +85,7 @@ def _flip_text(value: Deviation, answer: Answer, reference: Answer) -> str:
 
 
 def unsteady_reason(told: Told, value: Deviation, unlike: str | None) -> str:
-    """A deviation that accuses nobody, and why. unlike: why controls have other shapes than treated requests."""
+    """Describe a deviation that is no finding. unlike: why controls have other shapes than treated requests."""
     if told.ground is Ground.MANY:
         why = f"so were many others, less than {LEAST_NATS:g} nats or {WIDE:g} times the controls; {unlike}"
     elif told.ground is not None:
@@ -109,7 +102,7 @@ def unsteady_reason(told: Told, value: Deviation, unlike: str | None) -> str:
 def ends(
     exchanges: Iterable[Exchange], compared: Mapping[int, Deviation], references: Mapping[int, Answer]
 ) -> tuple[list[Finding], list[str]]:
-    """Answers that are broken (findings), and why others could not be compared (a reason for each way)."""
+    """Return broken answers (findings), and a reason for each way in which others could not be compared."""
     findings: list[Finding] = []
     kinds: dict[str, list[str]] = {}
     for each in exchanges:
@@ -148,7 +141,6 @@ def _broken(code: str, each: Exchange, text: str) -> Finding:
 
 
 def warm_references(arms: Iterable[Arm]) -> str | None:
-    """That a reference or a control was not cold, although each had a salt of its own."""
     warm = [each for arm in arms for each in arm.exchanges if each.answer.cached]
     if not warm:
         return None
@@ -162,8 +154,10 @@ def warm_references(arms: Iterable[Arm]) -> str | None:
 def noise_notes(
     cell: str, treated: Sequence[float], cold: Sequence[float], fresh: Sequence[float], *, more: int
 ) -> list[str]:
-    """What a pass rests on, and what it did not look for. cold: controls that reuse nothing; fresh: those that hit
-    pages which were computed just before. more: how often the control arm could still have been sent."""
+    """The basis of a pass, and the deviations that it could not detect.
+
+    cold: controls without reuse; fresh: those that hit pages computed just before. more: further control arms allowed.
+    """
     least = least_found(len(treated), (*cold, *fresh), more=more)
     controls = f"{counted(len(cold) + len(fresh), 'control')} {_far(max((*cold, *fresh), default=0.0))}"
     notes = [
@@ -180,10 +174,7 @@ def noise_notes(
 
 
 def group_note(cell: str, groups: int, level: Level) -> list[str]:
-    """That too few requests had pages of their own for many small deviations to be told; nothing where they could.
-
-    groups: of treated requests with a matched one, by the pages that they read.
-    """
+    """Note that too few groups had pages of their own to detect many small deviations."""
     if can_tell_many(groups, level):
         return []
     if not groups:
@@ -202,7 +193,6 @@ def _far(nats: float) -> str:
 
 
 def recital_note(cell: str, recited: int, asked: int) -> str:
-    """Whether crosstalk could have been seen."""
     if recited:
         return f"{cell}: {recited} of {asked} cold answers recite the code that they were asked for"
     return (

@@ -1,13 +1,12 @@
-"""ServeBench: one load on two arms, in turn, until it is precise or over; what each arm answered, and the prices.
+"""ServeBench: one load on two arms, in turn, until it is precise or time is up; verdicts and prices.
 
-An arm is a server with a kind of load. Two servers get the same load. One server gets its own cache's work with and
-without reuse: `shared` and `fresh`.
+Two servers get the same load. One server gets two loads, with and without reuse: `shared` and `fresh`.
 
 Invariants:
-- Two passes never run at the same time, on one server or on two.
-- The first pass of each arm is judged and thrown away: it pays for what a server does once.
-- Rounds end for precision, time or a finding, never because of a ratio. A round that is not whole is left out.
-- A price is a measurement only where every answer of the run was right and whole.
+- Passes never overlap, on one server or on two.
+- The first pass of each arm is judged and not timed: it pays for a server's one-time work.
+- Rounds end for precision, time or a finding, never because of a ratio. An incomplete round is left out.
+- A price is a measurement only if every answer of the run was right and complete.
 """
 
 from __future__ import annotations
@@ -20,42 +19,37 @@ from dataclasses import dataclass, field
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE_CASES, THROUGHPUT
 from kvcheck.core.live.conclusion import missing
 from kvcheck.core.live.prices.load import Load
 from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, order_of_passes
 from kvcheck.core.live.prices.side import PassResult, Side
+from kvcheck.core.run.cell import decided
 
 INTEGRITY = "integrity"
-NOT_MEASURED = "KV990"
 NAMES_APART = 1_000_003
 MOST_FRESH = 0.1
-"""Where more of the prompts of a load without reuse was cached, it shows no server without reuse."""
+"""Largest cached share of the prompts of a load without reuse."""
 MOST_BUSY = 0.7
-"""Where this process took more of a core while it waited, it may be what was measured."""
+"""Largest share of a core for this process while it waits; above, it may distort the measurement."""
 MOST_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A server with a load. name: as in rows of the record."""
-
     name: str
     side: Side
     load: Load
 
     @property
     def cell(self) -> str:
-        """The id of its row of integrity."""
         return f"{INTEGRITY}/{self.name}"
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all passes of one arm came to."""
-
     arm: Arm
     evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     findings: int = 0
@@ -64,7 +58,6 @@ class Tally:
     reasons: list[str] = field(default_factory=list)
 
     def add(self, result: PassResult) -> None:
-        """One pass more."""
         self.evidence = self.evidence.plus(result.evidence)
         self.findings += len(result.findings)
         self.wrong_tokens += result.wrong_tokens
@@ -72,17 +65,17 @@ class Tally:
         self.reasons += [reason for reason in result.reasons if reason not in self.reasons]
 
     def result(self) -> ScenarioResult:
-        """The row of integrity, as of now."""
         reasons = [] if self.findings else [*self.reasons]
         if not (self.findings or self.evidence.observed[TOKEN]):
             reasons.append("no token was judged")
-        verdict = Verdict.FAIL if self.findings else Verdict.UNKNOWN if reasons else Verdict.PASS
+        reason = "; ".join(reasons[:MOST_REASONS]) or None
+        verdict, code = decided(is_failed=self.findings > 0, reason=reason)
         return ScenarioResult(
             id=self.arm.cell,
             shape=self.arm.name,
             verdict=verdict,
-            code=NOT_MEASURED if verdict is Verdict.UNKNOWN else None,
-            reason="; ".join(reasons[:MOST_REASONS]) or None,
+            code=code,
+            reason=reason,
             schedules=self.evidence.schedules,
             duration_s=round(self.duration_s, 3),
             evidence=self.evidence,
@@ -90,9 +83,9 @@ class Tally:
 
 
 class ServeBench:
-    """One comparison. names: chooses the tokens of all requests. shape, device: as in Compared.
+    """One comparison. names: selects the tokens of all requests. shape, device: as in Compared.
 
-    is_reuse: both arms are one server, with and without reuse: the arm has to hit the cache, and the baseline must not.
+    is_reuse: both arms are one server; the arm has to hit the cache, and the baseline must not.
     """
 
     def __init__(self, *, baseline: Arm, arm: Arm, names: int, shape: str, device: str, is_reuse: bool) -> None:
@@ -114,17 +107,13 @@ class ServeBench:
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """Each server once."""
         return tuple(dict.fromkeys(arm.side for arm in self.arms.values()))
 
     @property
     def plan_names(self) -> list[str]:
-        """Ids of all rows that the record has to have."""
         return [*SERVE_CASES, *(arm.cell for arm in self.arms.values())]
 
     def begin(self) -> None:
-        """Ask each server one cold request. Raises UsageError where it does not serve the model, with the name of its
-        arm where there are two servers."""
         for side in self.sides:
             self._passes += 1
             try:
@@ -136,12 +125,12 @@ class ServeBench:
                 raise UsageError(f"--{name}: {error}") from error
 
     def warm_up(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
-        """One pass of each arm, judged and not timed. Whether rounds can follow."""
+        """Run one pass of each arm, judged and not timed; return whether rounds can follow."""
         return all(self._pass(name, until, told) is not None for name in self.arms) and not self.is_over
 
     def add_round(self, *, until: float | None, told: Callable[[str, int], None]) -> bool:
-        """One round; whether it was whole, so that another one can follow. Raises KeyboardInterrupt; `interrupted`
-        judges what was answered of the pass under way."""
+        """Run one round; return whether it was complete. After KeyboardInterrupt, `interrupted` judges the current
+        pass."""
         self._number += 1
         passes: dict[str, list[PassResult]] = {name: [] for name in self.rounds.names}
         seed = self.arms[self.rounds.compared.arm].load.seed
@@ -158,12 +147,11 @@ class ServeBench:
         return True
 
     def interrupted(self) -> None:
-        """Judge the pass that was under way."""
         if self._running is not None:
             self._keep(self._running, self.arms[self._running].side.taken())
 
     def end(self) -> None:
-        """Add what the servers' own counters say of the whole run, and what makes its prices doubtful."""
+        """Add the servers' own counters of the whole run, and notes that make its prices doubtful."""
         for side in self.sides:
             counts, sources = side.moved()
             users = [tally for tally in self.tallies.values() if tally.arm.side is side]
@@ -183,7 +171,6 @@ class ServeBench:
             )
 
     def why_no_measurement(self) -> str | None:
-        """Why the rows are no measurements; None where they are."""
         wrong = sum(tally.wrong_tokens for tally in self.tallies.values())
         if self.findings:
             codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
@@ -194,16 +181,14 @@ class ServeBench:
         return self._no_reuse() if self._is_reuse and self.rounds.times else None
 
     def take_findings(self) -> list[Finding]:
-        """Findings since the last time that it was asked."""
+        """Findings since the last call."""
         new, self._kept = self.findings[self._kept :], len(self.findings)
         return new
 
     def rows(self) -> list[BenchRow]:
-        """The rows of the record, as of now."""
         return self.rounds.rows(self.why_no_measurement())
 
     def results(self, why_few: str) -> list[ScenarioResult]:
-        """The verdicts of the record, as of now. why_few: why there are no more rounds."""
         why_none = self.why_no_measurement()
         by_case = {row.case: row for row in self.rounds.rows(why_none)}
         ran = len(self.rounds.times)
@@ -214,20 +199,13 @@ class ServeBench:
                 reason = f"expected {LEAST_ROUNDS} rounds or more, got {ran}: {why_few}"
             elif reason is None and case not in by_case:
                 reason = _UNSEEN[case == THROUGHPUT]
-            made.append(
-                ScenarioResult(
-                    id=case,
-                    shape=self.rounds.compared.shape,
-                    verdict=Verdict.PASS if reason is None else Verdict.UNKNOWN,
-                    code=None if reason is None else NOT_MEASURED,
-                    reason=reason,
-                    schedules=ran,
-                )
-            )
+            verdict, code = decided(is_failed=False, reason=reason)
+            shape = self.rounds.compared.shape
+            made.append(ScenarioResult(id=case, shape=shape, verdict=verdict, code=code, reason=reason, schedules=ran))
         return [*made, *(tally.result() for tally in self.tallies.values())]
 
     def _pass(self, name: str, until: float | None, told: Callable[[str, int], None]) -> PassResult | None:
-        """One pass of an arm or of the control; None where nothing may follow it."""
+        """Run one pass of an arm or of the control; None if no pass may follow it."""
         if self.is_over or self.findings:
             return None
         arm = self.arms[self.rounds.compared.baseline if name == CONTROL else name]
@@ -255,7 +233,6 @@ class ServeBench:
         return self._names * NAMES_APART + self._passes
 
     def _no_reuse(self) -> str | None:
-        """Why two loads on one server show nothing about reuse; None where they do."""
         arm, baseline = self.rounds.compared.arm, self.rounds.compared.baseline
         tally = self.tallies[arm]
         lack = missing("hit", tally.evidence.observed, least=1, flags=tally.arm.side.client.flags)

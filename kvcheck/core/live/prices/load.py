@@ -1,14 +1,14 @@
-"""Load: what one pass sends, drawn from a seed. The last wave is timed, the waves before it fill the cache.
+"""Load: the requests of one pass, drawn from a seed. The last wave is timed; the waves before it fill the cache.
 
     shared       a prompt of each group; then requests whose first three quarters are a group's
-    fresh        the same waves, lengths and answers, and no two requests share a beginning
+    fresh        the same waves, lengths and answers; no two requests share a beginning
     returning    as shared; between the two, requests that need more than the device's pool
 
-One request in eight is a position test, so that keys at another position are seen too.
+One request in eight is a position test.
 
 Invariants:
 - Equal loads and rounds draw the same lengths, in the same order, for every kind and for all names.
-- Requests of other names have the same situation in other tokens: no pass finds in a cache what another one left there.
+- Other names give the same situation in other tokens, so no pass hits another one's cached pages.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dataclasses import dataclass
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.model.parameters import Parameters
 from kvcheck.core.live.questions import SHORTEST, WALK_FRAME, Questions, Subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
+from kvcheck.core.model.parameters import Parameters
 
 SHARED, FRESH, RETURNING = "shared", "fresh", "returning"
 LOADS = (SHARED, FRESH, RETURNING)
 GROUP = 4
 """Requests that share one beginning."""
 TESTS = 8
-"""One request in so many is a position test."""
+"""One request in TESTS is a position test."""
 WARM_ANSWER = 8
 FLOOD_PERCENT = 130
 MOST_FLOOD = 2000
-"""Requests of a flood: more would take longer than what is measured."""
+"""Most requests of a flood: more would take longer than the measured wave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """kind: of LOADS. prompt, answer: tokens of a timed request. concurrency: requests at a time. pool: tokens that the
-    device tier of the larger server holds; None where one does not say, which `returning` needs."""
+    """Sizes of one pass. prompt, answer: tokens of a timed request. pool: tokens that the device tier of the larger
+    server holds; `returning` needs it."""
 
     kind: str
     requests: int
@@ -65,17 +65,14 @@ class Load:
 
     @property
     def name(self) -> str:
-        """What a row of the record calls its size: requests, tokens, how many at a time, and the kind unless shared."""
         size = f"{self.requests}x{self.prompt}+{self.answer}@{self.concurrency}"
         return size if self.kind in (SHARED, FRESH) else f"{size} {self.kind}"
 
     @property
     def flood(self) -> int:
-        """Requests that fill the pool."""
         return -(-(self.pool or 0) * FLOOD_PERCENT // (100 * (self.prompt + WARM_ANSWER)))
 
     def check(self, parameters: Parameters, longest: int) -> None:
-        """Raise UsageError unless a request and its answer fit. longest: tokens that the servers take."""
         if self.prompt + self.answer > longest:
             raise UsageError(
                 f"--prompt {self.prompt} --answer {self.answer}: expected at most {longest} tokens together, as the "
@@ -86,7 +83,6 @@ class Load:
 
 
 def draw(load: Load, questions: Questions, number: int) -> Round:
-    """The waves of round `number`; the last one is to be timed."""
     places = load.prompt - WALK_FRAME
     drawn = _Draws(load.seed, number)
     groups = max(1, load.requests // GROUP)
@@ -112,7 +108,7 @@ def draw(load: Load, questions: Questions, number: int) -> Round:
 
 
 class _Draws:
-    """A generator for each request: what one draws moves no other one."""
+    """A generator for each request, so that one request's draws move no other's."""
 
     def __init__(self, seed: int, number: int) -> None:
         self._own = Rng(seed * 1_000_003 + number)

@@ -1,12 +1,10 @@
-"""Rounds of two arms and a control: the order in which they run, and the rows of the record that they make.
+"""Rounds of two arms and a control: their order, and the rows of the record.
 
-A round runs the baseline, the baseline again as the control, and the arm, in a drawn order and then backwards: a server
-that becomes slower with time costs each of them as much. What an arm came to in a round is made of both of its passes.
-The statistics are those of all benchmarks: one ratio a round, an interval that assumes no distribution, and a noise
-floor from the control (core/base/rounds.py).
+A round runs the baseline, the baseline again as the control, and the arm, in a drawn order and then backwards, so a
+server that slows down costs each of them as much. An arm's result in a round combines both passes.
 
 Invariants:
-- A round counts only whole, with all of its passes.
+- Only complete rounds count.
 - Rows of a run with a wrong token keep their ratios and are marked as no measurement.
 """
 
@@ -28,7 +26,7 @@ CONTROL = "control"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What is compared. device: engines. shape: the model. size: the load."""
+    """A comparison. device: engines. shape: the model. size: the load."""
 
     arm: str
     baseline: str
@@ -38,7 +36,6 @@ class Compared:
 
 
 def order_of_passes(arms: Sequence[str], *, seed: int, number: int) -> tuple[str, ...]:
-    """The arms in a drawn order and then backwards: with two arms ABBA or BAAB."""
     rng = Rng(seed * 1_000_003 + number)
     left, drawn = list(arms), list[str]()
     while left:
@@ -48,18 +45,14 @@ def order_of_passes(arms: Sequence[str], *, seed: int, number: int) -> tuple[str
 
 @dataclass(slots=True)
 class Rounds:
-    """The rounds so far. times: of each arm and the control, in each round."""
-
     compared: Compared
     times: list[Mapping[str, Times]] = field(default_factory=list)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Baseline, control and arm."""
         return (self.compared.baseline, CONTROL, self.compared.arm)
 
     def add(self, passes: Mapping[str, Sequence[Times]]) -> None:
-        """One whole round. passes: of each name."""
         made: dict[str, Times] = {}
         for name in self.names:
             first, *others = passes[name]
@@ -69,12 +62,12 @@ class Rounds:
         self.times.append(made)
 
     def is_precise(self, precision: float) -> bool:
-        """Whether the interval of each ratio that can be made is that narrow."""
+        """Whether the half width of every ratio is at most `precision`."""
         widths = [half_width(row.ratio) for row in self.rows()]
         return bool(widths) and all(width is not None and width <= precision for width in widths)
 
     def rows(self, why_none: str | None = None) -> list[BenchRow]:
-        """A row for each number that both servers show. why_none: why these are no measurements."""
+        """A row for each metric of both servers. why_none: why these are no measurements."""
         return [row for case in METRICS if (row := self._row(case, why_none)) is not None]
 
     def _row(self, case: str, why_none: str | None) -> BenchRow | None:
@@ -107,7 +100,6 @@ class Rounds:
         return [METRICS[case](each[name]) for each in self.times]
 
     def _note(self, case: str, us: Mapping[str, Sequence[float]]) -> str | None:
-        """What a reader must know beside the ratio: tokens a second, and the part of the prompts that was cached."""
         pair = (self.compared.arm, self.compared.baseline)
         if case == THROUGHPUT:
             return ", ".join(f"{name} {_number(1e6 / interval(us[name]).est)} tokens/s" for name in pair)
@@ -124,7 +116,6 @@ class Rounds:
         return total.cached_share
 
     def cached_share(self, name: str) -> float | None:
-        """The part of an arm's timed prompts that was cached; None where the server does not say, or without rounds."""
         return self._cached(name) if self.times else None
 
 

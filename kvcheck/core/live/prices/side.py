@@ -1,9 +1,9 @@
-"""Side: one server, to which passes are sent one at a time; each is timed by its answers and judged to the last token.
+"""Side: one server that receives passes one at a time; each is timed by its answers and judged to the last token.
 
 Invariants:
-- Every answer of a pass is judged, also those before the timed wave. Nothing is judged while something is timed.
-- A pass that was cut short, or has a request without its whole answer, has no times.
-- Without leave nothing is flushed. With it each pass begins with an empty prefix cache.
+- Every answer of a pass is judged, never during a timed wave.
+- A pass that was cut short, or has an incomplete answer, has no times.
+- Without admin rights nothing is flushed; with them each pass begins with an empty prefix cache.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
 from kvcheck.core.live.judge.sent import Sent
 from kvcheck.core.live.judge.verdicts import Setting, finding
-from kvcheck.core.live.model.alphabet import Alphabet
 from kvcheck.core.live.prices.load import Load, draw
 from kvcheck.core.live.prices.times import Times, times_of
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.runner import BROKEN_OFF, SETTLE_S, LiveRunner, unjudged_reasons
 from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, Sender
+from kvcheck.core.model.alphabet import Alphabet
 
 Told = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """One pass.
-
-    times: of its last wave; None where there are none. wrong_tokens: answered tokens that are not the known ones.
-    reasons: why it is no pass, where it has no finding. busy: the share of one core that this process took while it
-    waited for answers. is_over: the server answers no more.
-    """
+    """One pass. times: of its last wave. reasons: why it is no pass, without a finding. busy: share of one core that
+    this process took while it waited. is_over: the server no longer answers."""
 
     evidence: Evidence
     times: Times | None = None
@@ -55,8 +51,6 @@ class PassResult:
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass that is under way."""
-
     began_s: float
     began_cpu_s: float
     round: Round | None = None
@@ -65,8 +59,6 @@ class _Pass:
 
 
 class Side:
-    """One server. Its passes come from one thread. longest: tokens of a request and its answer."""
-
     def __init__(
         self, client: Client, served: Served, alphabet: Alphabet, *, longest: int, timeout_s: float, admin: bool
     ) -> None:
@@ -79,12 +71,11 @@ class Side:
         self._now = _Pass(0.0, 0.0)
 
     def begin(self, *, names: int) -> None:
-        """Ask one cold request, and read the counters. Raises UsageError where the server does not serve this model."""
         LiveRunner(self.client, self._alphabet, timeout_s=self._timeout_s).begin(self.served, names=names)
         self._before = self._counters()
 
     def send(self, load: Load, number: int, *, names: int, until: float | None, told: Told) -> PassResult:
-        """One pass of round `number`. Raises KeyboardInterrupt; `taken` judges what was answered until then."""
+        """Run one pass of round `number`. After KeyboardInterrupt, `taken` judges the answers so far."""
         self._now = _Pass(time.monotonic(), time.process_time())
         if self._admin:
             self._flush()
@@ -99,14 +90,13 @@ class Side:
         return self._judged(sent, round_, busy)
 
     def taken(self) -> PassResult:
-        """The judgement of a pass that was interrupted, as far as it was answered."""
         now = self._now
         sent = Delivery() if now.sender is None else now.sender.interrupted
         sent.is_whole = False
         return self._judged(sent, now.round or Round(()), 0.0)
 
     def moved(self, sleep: Callable[[float], None] = time.sleep) -> tuple[Mapping[str, int], Mapping[str, str]]:
-        """What the server's own counters say of all passes together, by kind, and where each count was read."""
+        """Counts of all passes by the server's counters, and their sources."""
         if self._before is None:
             return {}, {}
         sleep(SETTLE_S)
@@ -157,11 +147,10 @@ class Side:
         try:
             return self.client.counters()
         except Trouble:
-            return None  # what answers say is counted all the same
+            return None  # reports of answers are counted all the same
 
 
 def wrong_tokens(exchanges: Sequence[Exchange]) -> int:
-    """Answered tokens that are not the known ones."""
     return sum(
         said != right
         for each in exchanges

@@ -1,14 +1,13 @@
-"""Times: what the clocks of answers say of a timed wave, and the three numbers that are made of them.
+"""Times of a wave by the clocks of its answers, and the three metrics made from them.
 
     serve-throughput     microseconds of the wave for each answered token, all requests together: 1 / throughput
     serve-first-token    from sending a request to its first token, with the connection; the median over requests
     serve-next-token     a token after the first event: (last - first) / tokens after it; the median over requests
 
 Invariants:
-- A wave of which one request was not answered to its end has no times: what was left out would make it look faster.
-- A server shows its first token where at least half of the answers of each wave came in several events. An engine puts
-  tokens together while nobody reads them, so a few in one event are no sign of one that does not stream: the event has
-  the first token, and nothing is said of the next ones.
+- A wave with an incomplete answer has no times: leaving it out would make the wave look faster.
+- A server's first token is known if at least half of the answers of each wave came in several events. Engines join
+  tokens while a client is not reading, so a few answers in one event do not mean that it does not stream.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ US = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """span_s: from the first sending to the last token. tokens: that were answered. first_s, next_s: of each request
-    that shows it; empty where the server does not stream. prompt, cached: tokens of prompts, and those that the engine
-    says it took from its cache; None where it does not say."""
+    """Times of one wave. span_s: from the first sending to the last token. first_s, next_s: of each streamed request.
+    prompt, cached: tokens."""
 
     span_s: float
     tokens: int
@@ -37,7 +35,6 @@ class Times:
     cached: int | None
 
     def plus(self, other: Times) -> Times:
-        """Both waves together."""
         is_streamed = self.first_s and other.first_s
         return Times(
             span_s=self.span_s + other.span_s,
@@ -50,7 +47,6 @@ class Times:
 
     @property
     def cached_share(self) -> float | None:
-        """The part of the prompts' tokens that was cached."""
         return None if self.cached is None else self.cached / self.prompt
 
 
@@ -101,4 +97,4 @@ METRICS: Mapping[str, Callable[[Times], float | None]] = {
     FIRST_TOKEN: lambda times: _median(times.first_s),
     NEXT_TOKEN: lambda times: _median(times.next_s),
 }
-"""Case of the record -> its microseconds; None where a server does not show it."""
+"""Case of the record -> its microseconds; None if unknown."""

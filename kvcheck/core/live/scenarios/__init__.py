@@ -1,7 +1,7 @@
-"""Scenarios of running servers, by the names that they have for kvcheck's own targets: a file and a row for each.
+"""Scenarios of running servers: a file and a row for each.
 
 Invariants:
-- A name means the same situation here and in core/stress/scenarios, for a server and for kvcheck's own target.
+- A name means the same situation here and in core/stress/scenarios.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """aborts: requests end at drawn moments, by call and by closed connections, beside others that go on.
 
 Invariants:
-- An abort comes in the first quarter of an answer, so that most of it is left to be wrongly given.
-- Each aborted request is sent again, so that what it left behind is read.
-- What arrived before an abort is judged like any answer.
+- An abort comes in the first quarter of an answer, so that most of it could still wrongly be sent.
+- Each aborted request is sent again, so that its leftovers are read.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from kvcheck.core.live.scenarios.pressure import pressing, subject
 from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
 
 LEAST_ANSWER = 96
-"""Tokens of an answer that is aborted: enough for an engine to be in its middle."""
+"""Tokens of an answer with an abort: enough for an engine to be in its middle."""
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
-    """One wave; half of its requests are aborted, by turns by call and by closed connection."""
+    """One wave; half of its requests are aborted, alternately by call and by closed connection."""
     lengths = pressing(sizes)
     orders = []
     for number in range(sizes.requests):

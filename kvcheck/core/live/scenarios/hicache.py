@@ -1,4 +1,4 @@
-"""hicache: prefixes are evicted from the device by other requests, and asked for again.
+"""hicache: prefixes are evicted from the device by other requests, and requested again.
 
 Invariants:
 - Between the first and the second request of a prefix, others need more than the device's pool.
@@ -15,7 +15,7 @@ from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
 LONGEST_PROMPT = 600
 FLOOD_PERCENT = 130
 MOST_FLOOD = 400
-"""Requests of a flood: a pool that takes more is too large for this scenario, which the evidence tells."""
+"""Most requests of a flood; a larger pool is too large for this scenario, as the evidence then shows."""
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
@@ -39,14 +39,12 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
 
 
 def _why_not(served: Served) -> str | None:
-    """Only where the server says that it has neither a host nor a storage tier."""
     if served.has_host_tier is False and not served.has_storage:
         return "this server has no host or storage tier"
     return None
 
 
 def _unlikely(served: Served) -> str | None:
-    """Where nothing says that the server can."""
     return None if served.has_host_tier or served.has_storage else "the server does not say that it has a host tier"
 
 

@@ -1,8 +1,7 @@
 """pd-transfer: prompts of many lengths are computed by a prefill server and answered by a decode server.
 
 Invariants:
-- Lengths lie around the edges of pages as well as anywhere: the last page of a transfer is full, nearly full or nearly
-  empty.
+- Lengths also lie around page edges: the last page of a transfer is full, nearly full or nearly empty.
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
 
 
 def _why_not(served: Served) -> str | None:
-    """Only where the server says that it is one server for both."""
     if served.mode == "both":
         return "this server computes prompts and answers in one process"
     return None
 
 
 def _unlikely(served: Served) -> str | None:
-    """Where nothing says that the server can."""
     return None if served.mode == "pair" else "no pair of a prefill and a decode server was named"
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Each shared prefix is computed by one request of the first wave before others hit it in the second.
-- Cuts lie anywhere in a page, so a hit ends inside a page as often as at its edge.
+- Cuts lie anywhere in a page, so hits end inside pages too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ LONGEST_PROMPT = 400
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
-    """A first wave of new prompts; a second of prompts that share their first parts; a third of next turns, and of
-    one request that has been answered before, word for word."""
+    """A first wave of new prompts; a second that shares their first parts; a third of next turns, and of one repeated
+    request."""
     bases = [_base(questions, rng, sizes, number) for number in range(max(2, sizes.requests // 6))]
     starts = [rng.below(len(subject.values) // 2) for subject in bases]
     first = [
@@ -28,7 +28,7 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
         which = rng.below(len(bases)) if number else 0
         subject = _shared(questions, rng, bases[which])
         # One ends in the token that the first one ends in, and goes another way after the shared part. The others
-        # are asked elsewhere: where several requests go wrong tells more of a shared page than one does.
+        # are asked elsewhere: several wrong requests are more evidence about a shared page than one.
         start = None if number else starts[which]
         second.append(questions.put(rng, subject, questions.cover(subject), start=start))
     room = questions.longest - 16
@@ -45,7 +45,7 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
 
 
 def _base(questions: QuestionSource, rng: Rng, sizes: Sizes, number: int) -> Subject:
-    """The first is a walk, the second a position test where one fits, of the others one in four."""
+    """The first is a walk, the second a position test if one fits, of the others one in four."""
     most = min(sizes.longest * 3 // 5, LONGEST_PROMPT)
     length = most // 4 + rng.below(most - most // 4)
     is_drawn = rng.chance(1, 4)
@@ -55,7 +55,6 @@ def _base(questions: QuestionSource, rng: Rng, sizes: Sizes, number: int) -> Sub
 
 
 def _shared(questions: QuestionSource, rng: Rng, base: Subject) -> Subject:
-    """A subject that begins as another one does: cut anywhere in its second half, and continued."""
     size = len(base.values)
     cut = base.cut(size // 2 + rng.below(size - size // 2))
     more = len(cut.values) + 2 + rng.below(size // 2 + 1)

@@ -27,12 +27,10 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
 
 
 def _why_not(served: Served) -> str | None:
-    """Only where the server says that it takes no priorities."""
     return "this server takes no priorities" if served.has_priorities is False else None
 
 
 def _unlikely(served: Served) -> str | None:
-    """Where nothing says that the server can."""
     return None if served.has_priorities else "the server does not say that it takes priorities"
 
 

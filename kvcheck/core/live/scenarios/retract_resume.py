@@ -1,9 +1,4 @@
-"""retract-resume: more long answers at a time than the pool holds, and retractions on demand where they are allowed.
-
-Invariants:
-- Where the server says how large its pool is, what runs at a time needs more than it, as far as the model's length
-  allows.
-"""
+"""retract-resume: more long answers at a time than the pool holds, and retractions on demand if allowed."""
 
 from __future__ import annotations
 

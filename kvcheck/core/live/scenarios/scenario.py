@@ -1,8 +1,8 @@
-"""Scenario of a running server: rounds of requests that lead into one situation, and what shows that it was reached.
+"""Scenario of a running server: rounds of requests that lead into one situation, and the evidence for it.
 
 Invariants:
-- A round is decided by its draw alone: seed, sizes and what the server says of itself. No clock, no answer.
-- A round holds all requests that its situation needs, so a round can be sent again alone.
+- A round depends on its draw alone: seed, sizes and the server's facts. No clock, no answer.
+- A round holds all requests that its situation needs, so it can be sent alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from kvcheck.core.live.questions import QuestionSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One request of a round.
-
-    priority: larger is served first. abort: that it is aborted. retries: it is sent once more after its abort, and
-    answered to the end then.
-    """
+    """One request of a round. priority: larger is served first. retries: it is sent again after its abort, and answered
+    to the end."""
 
     question: Question
     priority: int | None = None
@@ -31,8 +28,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """Requests that are sent together. concurrency: at most so many at a time. retractions: how often the engine is
-    made to retract all that runs, where that is allowed."""
+    """Requests sent together. retractions: on demand, if allowed."""
 
     orders: tuple[Order, ...]
     concurrency: int
@@ -40,7 +36,6 @@ class Wave:
 
 
 def wave_of(questions: Sequence[Question], sizes: Sizes) -> Wave:
-    """A wave that only asks."""
     return Wave(orders=tuple(Order(question=question) for question in questions), concurrency=sizes.concurrency)
 
 
@@ -52,14 +47,13 @@ class Round:
 
     @property
     def orders(self) -> tuple[Order, ...]:
-        """All requests, in the order in which they are handed out."""
         return tuple(order for wave in self.waves for order in wave.orders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much a round asks. requests: about so many. concurrency: at a time. longest: tokens of a request and its
-    answer. pool: tokens of the server's device tier; None where it does not say."""
+    """Sizes of a round. requests: approximate. longest: tokens of a request and its answer. pool: of the device
+    tier."""
 
     requests: int
     concurrency: int
@@ -71,9 +65,9 @@ class Sizes:
 class Scenario:
     """One situation.
 
-    draw: one round. needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds one of which is
-    enough beside them. why_not: why this server cannot get into the situation; None where it may. unlikely: why a run
-    that names no scenario leaves this one out; None where it does not.
+    needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one suffices beside them.
+    why_not: why this server cannot get into the situation. unlikely: why a run that names no scenario leaves this one
+    out.
     """
 
     draw: Callable[[QuestionSource, Rng, Sizes], Round]

@@ -1,8 +1,8 @@
 """Buffer views: finds every tensor below an object of an engine, and views it as rows of bytes.
 
 Invariants:
-- There is no hand-written list of buffers: it would omit what the engine omits. A buffer that a release adds is found.
-- Rows share the engine's memory. What is written to them is what the engine reads.
+- Buffers are found, not listed: a list would have the same omissions as the engine.
+- Rows share the engine's memory.
 - A tensor of two or more dimensions that fits no unit is reported by name, not skipped.
 """
 
@@ -18,7 +18,7 @@ MAX_DEPTH = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferView:
-    """One layer of a buffer. unit: what a row holds. rows: [units, bytes of one] uint8. tier: device or host."""
+    """One layer of a buffer. unit: the unit of a row. rows: [units, bytes of one] uint8. tier: device or host."""
 
     name: str
     layer: int
@@ -29,18 +29,17 @@ class BufferView:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The buffers of an object. unknown: tensors that fit no unit, as "name[layer]: shape"."""
+    """Buffers of an object. unknown: tensors that fit no unit, as "name[layer]: shape"."""
 
     buffers: tuple[BufferView, ...]
     unknown: tuple[str, ...]
 
     def names(self) -> tuple[str, ...]:
-        """Names of the buffers, each once."""
         return tuple(dict.fromkeys(each.name for each in self.buffers))
 
 
 def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventory:
-    """The buffers below an object of the engine. units: name of a unit -> rows of a buffer of such units."""
+    """Return the buffers below an object of the engine. units: unit -> number of rows of its buffers."""
     held: list[BufferView] = []
     unknown: list[str] = []
     seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -58,9 +57,9 @@ def inventory(thing: object, package: str, units: Mapping[str, int]) -> Inventor
 
 
 def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Inventory:
-    """The buffers that the engine itself registers for transfers. The rest is unknown: it may be no content.
+    """Keep the buffers that the engine registers for transfers. The others become unknown: they may hold no content.
 
-    named: (first bytes, numbers of bytes, bytes of an item) of each registration.
+    named: (start addresses, sizes in bytes, bytes of an item) of each registration.
     """
     ranges = [pair for starts, sizes, _ in named for pair in zip(starts, sizes, strict=True)]
     held: list[BufferView] = []
@@ -74,7 +73,7 @@ def among(found: Inventory, named: Iterable[tuple[Sequence[int], Sequence[int], 
 
 
 def memories(thing: object, package: str) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """(name, index in its list, tensor) of each storage below an object: the tensor that covers most of it."""
+    """Yield (name, index in its list, tensor) of each storage below an object: the largest tensor on it."""
     largest: dict[int, tuple[str, int, torch.Tensor]] = {}
     for name, at, tensor in _tensors(thing, package, "", 0, set()):
         start = tensor.untyped_storage().data_ptr()
@@ -105,7 +104,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _tensors(
     thing: object, package: str, path: str, depth: int, seen: set[int]
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """(name, index in its list, tensor) of each tensor below an object of the engine."""
     if id(thing) in seen or depth > MAX_DEPTH:
         return
     seen.add(id(thing))
@@ -127,7 +125,7 @@ def _members(thing: object) -> Iterator[tuple[str, object]]:
 
 
 def _spread(value: object) -> Iterator[tuple[int, object]]:
-    """(index, member) of a list, tuple or mapping, which may be nested. A single thing has index 0."""
+    """Yield (index, member) of a list, tuple or mapping, which may be nested."""
     if isinstance(value, (list, tuple)):
         for at, each in enumerate(value):
             yield from ((at, inner) for _, inner in _spread(each))

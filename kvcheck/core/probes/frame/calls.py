@@ -1,8 +1,4 @@
-"""Calls: an engine's constructor or method is called with the values that its parameters name.
-
-Invariants:
-- A required parameter without a value is CannotDrive with its name. No value is guessed.
-"""
+"""Calls an engine's constructor or method with the values that its parameters name."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 
 
 def fitted(callee: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
-    """Call it with those offered values that its signature names. `*args` and `**kwargs` get nothing."""
+    """Call it with the offered values that its signature names. Raises CannotDrive with the name of a required
+    parameter without one."""
     parameters = inspect.signature(callee).parameters.values()
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     missing = [each.name for each in named if each.default is each.empty and each.name not in offered]

@@ -1,8 +1,6 @@
-"""Content: writes content by kvcheck's rule to an engine's own memory, and judges what is there later.
+"""Content: writes content by kvcheck's rule to an engine's own memory, and judges it later.
 
-Invariants:
-- Each row encodes its owner, buffer, layer and place. All judged bytes are compared.
-- Compared words are counted by buffer. A buffer that was not compared has no count.
+Each row encodes its owner, buffer, layer and position. All judged bytes are compared.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from kvcheck.core.probes.frame.buffer_views import BufferView, Inventory
 from kvcheck.core.probes.frame.tally import Tally
 
 REQUESTS = 4096
-"""Owners that a schedule may have: requests, or prefixes that requests share."""
+"""Most owners in a schedule: requests, or prefixes that requests share."""
 UNWRITTEN = 0
-"""A word of an engine's memory that nobody has written: pools are zeroed when they are made."""
+"""An unwritten word of an engine's memory: pools are zeroed when they are made."""
 STALE = ("KV101", "KV102", "KV103", "KV104")
-"""Rows that what was awaited has not reached, or not whole."""
+"""Codes of rows that the awaited work has not reached, or only in part."""
 
 
 def content(site: Site, request: int, positions: Sequence[int], size: int) -> torch.Tensor:
-    """The rule's bytes of rows of `size` bytes: [positions, size] uint8."""
+    """Return the rule's bytes of rows of `size` bytes: [positions, size] uint8."""
     at = np.asarray(positions, dtype=np.int64)
     words = -(-size // 8)
     tags = codes(np.full(len(at), request, dtype=np.int64), at)
@@ -36,11 +34,9 @@ def content(site: Site, request: int, positions: Sequence[int], size: int) -> to
 
 @dataclass(slots=True)
 class ProbeJudge(Tally):
-    """Compares rows of an engine's own memory with the content that they should hold."""
-
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
-        """Add what another judge has compared and found. code, why: replace the code and explain the rows that were
-        wrong."""
+        """Add the comparisons and findings of another judge. code, why: new code, and an addition to the message, of
+        findings about rows."""
         self.reads += other.reads
         for name, words in other.words.items():
             self.words[name] = self.words.get(name, 0) + words
@@ -66,11 +62,12 @@ class ProbeJudge(Tally):
         has_others: bool = False,
         wanted: torch.Tensor | None = None,
     ) -> int:
-        """Compare rows with the request's content; how many are right. part: bytes of a row that count, [bytes] bool.
+        """Compare rows with the request's content. Returns the number of right rows. part: bytes of a row that count,
+        [bytes] bool.
 
-        code: replaces the code of a stale, foreign, torn or unwritten row. lane: who read it. condition: the assumption
+        code: replaces the code of a stale, foreign, torn or unwritten row. lane: the reader. condition: the assumption
         under which wrong rows are a finding. has_others: as in Owners. wanted: the expected rows, if the engine itself
-        wrote words for the request.
+        wrote the request's words.
         """
         site = Site(held.unit, held.name, "", held.layer)
         seen = seen.cpu()
@@ -108,7 +105,6 @@ class ProbeJudge(Tally):
 
 
 def _words(row: torch.Tensor, part: torch.Tensor | None) -> list[int | None]:
-    """The words of a row of bytes; None for a word of which a byte does not count."""
     whole = len(row) // 8 * 8
     words: list[int] = row[:whole].clone().view(torch.int64).tolist()
     if part is None:
@@ -118,19 +114,15 @@ def _words(row: torch.Tensor, part: torch.Tensor | None) -> list[int | None]:
 
 
 class ContentWriter:
-    """Writes content to the buffers of one object, and checks it."""
-
     def __init__(self, found: Inventory) -> None:
         self.found = found
 
     def write(self, request: int, unit: str, ids: Sequence[int], first: int = 0) -> None:
-        """Write the request's content to these units, position by position from `first`."""
         for held in self.found.buffers:
             if held.unit == unit:
                 self.write_field(held, request, ids, first)
 
     def write_field(self, held: BufferView, request: int, ids: Sequence[int], first: int = 0) -> None:
-        """Write the content to one buffer only, for tests in which buffers arrive one by one."""
         at = torch.as_tensor(list(ids), dtype=torch.int64)
         site = Site(held.unit, held.name, "", held.layer)
         rows = content(site, request, range(first, first + len(at)), held.rows.shape[1])
@@ -147,7 +139,7 @@ class ContentWriter:
         first: int = 0,
         part: Callable[[int], torch.Tensor | None] | None = None,
     ) -> tuple[str, ...]:
-        """Compare these units of every buffer that has them. Returns the buffers of which no row was right.
+        """Compare these units of every buffer that has them. Returns the buffers without a right row.
 
         part: row size -> bytes that count; None if the buffer has no such rows.
         """

@@ -1,7 +1,6 @@
-"""Copies to the host on a machine without a device: each gives a new tensor, as a copy from a device does.
+"""Copies to the host on a machine without a device: each returns a new tensor, as a copy from a device does.
 
-Invariants:
-- Only a call that names a device is such a copy. Any other conversion may share its memory, as in torch.
+Only a call that names a device is such a copy. Any other conversion may share its memory, as in torch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class CopiesToHost(TorchFunctionMode):
-    """In here `.to(device)` and `.cpu()` return tensors with memory of their own."""
+    """Make `.to(device)` and `.cpu()` return tensors with memory of their own in this block."""
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,21 +1,19 @@
 """Real CUDA streams behind the interface that probes use. Work on a side stream is held before it runs.
 
-The counterpart of `streams` where the engine's environment has a GPU. A hold is a kernel in front of the work, on the
-same stream, that waits until the process lets it go. So a read is known to have come before the work, if it ran while
-the work was held; and to have waited, if it did not run until the work was let go.
+A hold is a kernel in front of the work, on the same stream, that waits for a flag of the process. A read that ran while
+the work was held came before the work; a read that ran only after the release has waited for it.
 
     side stream    hold | rows of layer 0 | hold | rows of layer 1 | ...
-    main stream    the engine's read of layer 1, then a copy of what it read
-    process        has the copy run? if not: the first hold goes. Has it run? if not: the next goes ...
+    main stream    the engine's read of layer 1, then a copy of the rows that it read
+    process        has the copy run? if not: release the first hold. Has it run? if not: release the next ...
 
-Without triton a hold spins for a fixed number of cycles, which says less: what runs during it is up to the device.
+Without triton a hold spins for a fixed number of cycles; the device decides which work runs meanwhile.
 
 Invariants:
-- Nothing of torch is replaced. The engine calls the real streams, events and synchronisation.
-- No hold stands when this module makes the process wait for the device. One that the engine waits for ends by itself
+- The engine calls torch's real streams, events and synchronisation.
+- No hold stands when this module makes the process wait for the device. A hold that the engine waits for ends by itself
   after LIMIT_NS; it has imposed no order, and is counted.
-- What queued work uses stays in memory until it has run: an allocator knows the stream that it was made on alone.
-- Equal seeds and equal calls give equal holds.
+- Tensors of queued work stay in memory until it has run: the allocator knows only the stream that made them.
 """
 
 from __future__ import annotations
@@ -36,27 +34,28 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, HoldReport
 
 HOLD_CYCLES = 40_000_000
-"""Cycles that a hold without triton spins: 20 ms at 2 GHz, thousands of times what a small copy takes."""
+"""Spin cycles of a hold without triton: 20 ms at 2 GHz, thousands of times the duration of a small copy."""
 
 LIMIT_NS = 250_000_000
-"""A hold ends by itself after so long."""
+"""A hold ends by itself after this time."""
 
 HOLDS_MOST = 256
-"""Holds between two settlements. More would have to be made while streams are held, and that may wait for them."""
+"""Holds between two settlements. To make more while streams are held might wait for them."""
 
 GRACE_S, GRACE_LOOKS = 0.002, 20
-"""So long, and in so many looks, a read that waits for nothing may take to run: a hundred times what it takes."""
+"""Time, and number of polls, for a read that waits for nothing: a hundred times its duration."""
 
 WAIT_S = 0.02
-"""What is held goes so long after a call that may wait has begun: a call that does not wait has read by then."""
+"""Held work is released this long after the start of a call that may wait: a call that does not wait has read by
+then."""
 
 POLLS_MOST = 1000
-"""After so many polls without success one hold goes: a process that only polls would wait for the watchdog."""
+"""Failed polls after which one hold is released: a process that only polls would wait for the watchdog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A hold that stands. stream: the number that the driver gives it. goes_last: it goes when no other stands."""
+    """A standing hold. stream: the driver's number. goes_last: it is released after all others."""
 
     hold: CudaHold
     stream: int
@@ -64,11 +63,6 @@ class Standing:
 
 
 class CudaMachine:
-    """The streams of one device, and what holds work on them.
-
-    queued: pieces of work since the last reset. fired: holds since then that the watchdog ended, known when settled.
-    """
-
     def __init__(self, device: str) -> None:
         if not torch.cuda.is_available():
             raise CannotDrive(f"torch {torch.__version__} of this environment sees no CUDA device, asked for {device}")
@@ -88,7 +82,6 @@ class CudaMachine:
         self.reset(EAGER, 0)
 
     def reset(self, order: str, seed: int) -> None:
-        """Wait for everything. From now on hold never (eager), always (lazy), or as the seed says (random)."""
         self.settle()
         self._order = order
         self._mix = Rng(seed)
@@ -98,42 +91,32 @@ class CudaMachine:
 
     @property
     def main(self) -> Any:
-        """The stream that is current where no other is."""
         return torch.cuda.default_stream()
 
     def side(self) -> Any:
-        """A new stream."""
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Make a stream current."""
         context: AbstractContextManager[None] = torch.cuda.stream(stream)
         return context
 
     def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
-        """Put work on the current stream, behind a hold. Work that blocks the host would wait for the hold.
-
-        goes_last: the hold goes after all that do not.
-        """
+        """Work that blocks the host would wait for the hold."""
         self.queued += 1
         self.delay(goes_last=goes_last)
         self._kept.append(work)
         work()
 
     def delay(self, *, goes_last: bool = False) -> None:
-        """Hold the current stream from here on, if the order says so."""
         if self._order == LAZY or (self._order != EAGER and self._mix.chance(1, 2)):
             self._hold(goes_last)
 
     def hold_no_more(self) -> None:
-        """What is held stays held, and what is queued from now on is not."""
         self._order = EAGER
 
     def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
-        """What was read as the current stream finds it, with no more work let go than the stream waits for.
-
-        rest_stays: let nothing go afterwards either. Where no flag holds, what was read is copied all the same.
-        """
+        """Release only the holds that the read waits for. Holds that spin cannot be released: without rest_stays
+        nothing is copied then."""
         if self._why_spin is not None and not rest_stays:
             return read
         copies = [each.clone() for each in read]
@@ -145,14 +128,14 @@ class CudaMachine:
         return copies
 
     def has_reached(self, is_reached: Callable[[], bool]) -> bool:
-        """Whether it is so, once what has been let go has had time to run. At random, one hold goes before."""
+        """At random, one hold is released before the query."""
         if self._standing and self._order not in (EAGER, LAZY) and self._mix.chance(1, 2):
             self._let_first_go()
         return _is_soon(is_reached)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In here the engine may make the process wait. What stands goes after WAIT_S, if it is still in here."""
+        """Holds are released WAIT_S after entry."""
         timer = Timer(WAIT_S, self.let_go)
         timer.start()
         try:
@@ -162,25 +145,22 @@ class CudaMachine:
             timer.join()
 
     def let_go_until(self, is_reached: Callable[[], bool], *, on: Any = None) -> None:
-        """Let holds go one by one, in their order, until this is so. on: those of one stream alone."""
         going = [each for each in self._standing if on is None or each.stream == on.cuda_stream]
         while going and not _is_soon(is_reached):
             self._let_go(going.pop(0))
 
     def polled(self, is_reached: bool) -> None:
-        """The process has asked whether work has run."""
+        """One hold is released after POLLS_MOST failed polls."""
         self._polls = 0 if is_reached else self._polls + 1
         if self._polls >= POLLS_MOST and self._standing:
             self._polls = 0
             self._let_first_go()
 
     def let_go(self) -> None:
-        """Let everything go."""
         while self._standing:
             self._let_first_go()
 
     def settle(self) -> None:
-        """Wait for everything, and count how holds ended."""
         self.let_go()
         torch.cuda.synchronize()
         fired = sum(each.has_fired() for each in self._placed)
@@ -191,7 +171,6 @@ class CudaMachine:
         self._kept = []
 
     def take_report(self) -> HoldReport:
-        """How work was held since the last report. Call it when settled."""
         report, self._report = self._report, HoldReport()
         return report
 
@@ -218,7 +197,6 @@ class CudaMachine:
 
 
 def _made_holds(device: torch.device) -> list[CudaHold] | str:
-    """Holds of the device, one of which was tried; or why there are none."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     made = cuda_holds(HOLDS_MOST, device, stream, limit_ns=LIMIT_NS, read=lambda outcome: int(outcome[0]))
     if isinstance(made, str):
@@ -240,7 +218,6 @@ def _made_holds(device: torch.device) -> list[CudaHold] | str:
 
 
 def _is_soon(is_reached: Callable[[], bool]) -> bool:
-    """Whether it is so within the time of grace."""
     for _ in range(GRACE_LOOKS):
         if is_reached():
             return True

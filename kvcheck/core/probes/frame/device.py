@@ -1,7 +1,6 @@
 """A stand-in device: its tensors report that they lie on it, and their values lie in this machine's memory.
 
-An engine that moves a tensor between host and device does so here too. Operations that mix the two sides are refused,
-as a real device refuses them. The device is called `torch.device("meta")`, which every machine has and no engine uses.
+The device is `torch.device("meta")`, which every machine has and no engine uses.
 
 Invariants:
 - A tensor that is made on the device or copied there inside `present()` keeps its values. A copy to the host is new.
@@ -29,7 +28,7 @@ _INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 
 
 class WrongSide(Refused):
-    """An operation got tensors of both sides, and a device wants all of them on one."""
+    pass
 
 
 class OnDevice(torch.Tensor):
@@ -40,7 +39,6 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> OnDevice:
-        """A tensor of this shape that shares the memory of `held`."""
         made: OnDevice = torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,
@@ -71,7 +69,7 @@ class OnDevice(torch.Tensor):
         return self.held.untyped_storage()
 
     def record_stream(self, _: object) -> None:
-        """Nothing to do: memory is never freed early here."""
+        """Do nothing: memory is never freed early here."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDevice({self.held})"
@@ -79,7 +77,7 @@ class OnDevice(torch.Tensor):
 
 @contextmanager
 def present() -> Iterator[None]:
-    """In here the device exists: tensors can be made on it, memory can be pinned, and it has streams."""
+    """Provide the device in this block."""
     setattr(torch, DEVICE, torch.cpu)
     try:
         with pinning(), _Factories(), _Calls():  # type: ignore[no-untyped-call]
@@ -90,7 +88,7 @@ def present() -> Iterator[None]:
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """In here calls that pin host memory succeed and do nothing."""
+    """Make calls that pin host memory succeed without effect in this block."""
     before = torch.cuda.cudart
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     torch.cuda.cudart = lambda: runtime
@@ -101,17 +99,15 @@ def pinning() -> Iterator[None]:
 
 
 def on_host(value: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor of either side, as they are now."""
     return (value.held if isinstance(value, OnDevice) else value).clone()
 
 
 def side(value: torch.Tensor) -> str:
-    """Where a tensor lies, in words."""
     return "the device" if value.device.type == DEVICE else "the host"
 
 
 class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operations without a device tensor among their arguments that may make one."""
+    """Runs operations that may make a device tensor without having one as an argument."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -145,7 +141,7 @@ def _is_device(named: object) -> bool:
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on the values. Its results lie on the side where the real operation would put them."""
+    """Results lie on the side of the real operation's results."""
     name = func._schema.name
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
     makes = any(isinstance(each, OnDevice) for each in given)
@@ -170,7 +166,6 @@ def _tensors(args: object, kwargs: object) -> list[torch.Tensor]:
 
 
 def _refuse(name: str, args: tuple[Any, ...], given: list[torch.Tensor]) -> None:
-    """Refuse what a device refuses: host tensors beside its own that are neither scalars nor indices."""
     if name in _INDEXED and isinstance(args[0], OnDevice):
         chosen = tree_leaves(args[1])
         given = [each for each in given if not any(each is at for at in chosen)]

@@ -1,8 +1,7 @@
-"""Process: kvcheck's end of the child that holds an engine. It asks, waits with a limit, and ends the child.
+"""kvcheck's end of the child that holds an engine: sends requests, waits with a limit, and ends the child.
 
-Invariants:
-- A child that dies, hangs or writes anything but an answer is UnknownVerdict with the last line of its standard error.
-- What the child has started ends with it. An interruption and the end of kvcheck end the child at any time.
+A child that dies, hangs or writes anything but an answer is UnknownVerdict with the last line of its standard error.
+Processes that the child has started end with it, also on an interruption and at kvcheck's end.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Re
 
 TAIL = 20_000
 PROGRAM = "kvcheck.core.probes.frame.probe_server:main"
-"""What the child of an engine runs, unless the engine's tables name another program."""
+"""Program of an engine's child, unless the engine's tables name another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a child may take to get ready, to answer, and to end after it has closed its output."""
+    """Limits in seconds: for the start of a child, for an answer, and for its end after it has closed its output."""
 
     start_s: float = 300.0
     answer_s: float = 120.0
@@ -36,9 +35,8 @@ class Patience:
 
 
 class EngineProcess:
-    """A child with an engine. entry: "module:name" of its tables. program: what the child runs. variables: the engine's
-    own, which replace those that it inherits. Raises UnknownVerdict where it does not get ready.
-    """
+    """A child with an engine. entry: "module:name" of its tables. variables: replace inherited ones. Raises
+    UnknownVerdict if it does not get ready."""
 
     def __init__(
         self,
@@ -52,11 +50,9 @@ class EngineProcess:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._name = f"{engine} under {python}"
-        self._next = (
-            f"on a machine with a GPU, kvcheck engine-env {engine}==VERSION VENV --device cuda, then {engine}:VENV"
-            if device != "cpu"
-            else f"kvcheck engine-env {engine}==VERSION VENV, then --target {engine}:VENV"
-        )
+        made = f"kvcheck env {engine}==VERSION VENV"
+        made = made if device == "cpu" else f"on a machine with a GPU, {made} --device cuda"
+        self._next = f"{made}, then kvcheck probe {engine}:VENV"
         self._patience = patience
         self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
@@ -78,7 +74,7 @@ class EngineProcess:
                 self.close()
 
     def ask(self, ask: Ask) -> Reply:
-        """Run one schedule. Raises UnknownVerdict if no answer comes; the child is ended then."""
+        """Run one schedule. Raises UnknownVerdict and ends the child if no answer comes."""
         tell(self._child, encode(ask))
         what = f"{ask.probe} on {ask.subject}"
         answer = self._hear(self._patience.answer_s, what)
@@ -96,7 +92,6 @@ class EngineProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        """End the child and all that it has started."""
         kill_group(self._child)
         close_input(self._child)
         self._said.close()
@@ -114,7 +109,7 @@ class EngineProcess:
         return answer
 
     def _build(self) -> Build | None:
-        """The build of kvcheck that the child runs, None if it did not say. Raises InternalError for another build."""
+        """None if the child sent none. Raises InternalError for another build."""
         try:
             build = self._started.greet(self._patience.start_s)
         except TimeoutError:
@@ -139,7 +134,6 @@ class EngineProcess:
             raise self._lost(f"said {line[:60]!r}, which is no answer ({error}): {what}") from error
 
     def _lost(self, why: str) -> UnknownVerdict:
-        """End the child. Returns the error with the last line that it wrote."""
         told = tail(self._said.fileno(), TAIL).splitlines()
         self.close()
         last = f"its last line: {told[-1][-300:] if told else 'none'}"

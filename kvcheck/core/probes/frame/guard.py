@@ -2,8 +2,8 @@
 
 Invariants:
 - An exception is the engine's only if, of the frames of kvcheck and the engine, the innermost is the engine's. An
-  exception about a missing name or module never is: an object that kvcheck made may lack what a real one has.
-- Refused, from a stand-in that acts like the real thing, counts against the engine's frame that called it.
+  exception about a missing name or module never is: an object that kvcheck made may lack an attribute of the real one.
+- Refused counts against the engine's frame that called the stand-in.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ T = TypeVar("T")
 
 OURS = "kvcheck"
 _OF_THE_HARNESS = (AttributeError, NameError, ImportError)
-"""Exceptions that an object of kvcheck's can cause inside the engine."""
+"""Exceptions that an object of kvcheck can cause inside the engine."""
 
 
 class CannotDrive(Exception):
-    """The release cannot be driven this way. Says what is missing. Neither a finding nor a pass."""
+    """The release cannot be driven this way; the text names the missing part. Neither a finding nor a pass."""
 
 
 class Refused(RuntimeError):
-    """A stand-in refuses what the real thing would refuse."""
+    """A stand-in refuses a call that the real thing would refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a call raised. is_engine: the engine's own code is at fault. where: module and line of the engine's or
-    kvcheck's. raised_in: the module that raised it, whosever it is."""
+    """An exception of a call. where: module and line in the engine or kvcheck. raised_in: module of the innermost
+    frame."""
 
     text: str
     where: str = ""
@@ -42,7 +42,8 @@ class Fault:
 
 
 def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
-    """The result of a call, or what it raised. package: of the engine, if its own exceptions count against it."""
+    """Return the call's result or its Fault. package: of the engine, if its own exceptions count against it. Raises
+    CannotDrive for NotImplementedError and trouble of the machine."""
     try:
         return call()
     except CannotDrive:
@@ -60,13 +61,12 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
 
 
 def _first_line(error: Exception) -> str:
-    """The error's type, and its first line that is not empty."""
     lines = (line.strip() for line in str(error).splitlines())
     return ": ".join(part for part in (type(error).__name__, next(filter(None, lines), "")) if part)[:300]
 
 
 def _raised_in(trace: TracebackType | None) -> str:
-    """The module of the innermost frame; "" where that is the import machinery or kvcheck."""
+    """Module of the innermost frame; "" for the import machinery or kvcheck."""
     name = ""
     while trace is not None:
         name, trace = str(trace.tb_frame.f_globals.get("__name__", "")), trace.tb_next
@@ -74,7 +74,6 @@ def _raised_in(trace: TracebackType | None) -> str:
 
 
 def _innermost(trace: TracebackType | None, package: str, *, is_ours_too: bool = True) -> str:
-    """Module and line of the innermost frame of the engine, or of kvcheck if `is_ours_too`."""
     where = ""
     names = (OURS, package) if is_ours_too else (package,)
     while trace is not None:

@@ -1,9 +1,7 @@
-"""Names: finds what a probe needs of an engine by trying the places where releases had it. No version is read.
+"""Names: finds an engine's capabilities by trying the places of known releases, in order. No version is read.
 
-Invariants:
-- A capability is one row: the places where releases had it, in the order in which they are tried.
-- A capability that is in none of its places is missing. A place that exists and cannot be imported is not missing: what
-  the import raised is reported.
+A capability that is in none of its places is missing. A place that exists and cannot be imported is an error, with the
+exception of the import.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a capability is, or why it was not found. error: what the import of an existing place raised."""
+    """A capability's place, or the reason why it was not found. error: exception of the import of an existing place."""
 
     place: str
     thing: Any
@@ -28,27 +26,25 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The release has no such module, or no such attribute in it."""
-
     text: str
 
 
 class Names:
-    """The capabilities of the engine in this process. table: name -> places, each "module:attribute"."""
+    """Capabilities of the engine in this process. table: name -> places, each "module:attribute"."""
 
     def __init__(self, table: Mapping[str, tuple[str, ...]]) -> None:
         self._table = table
         self._found: dict[str, Found] = {}
         self.done_without: dict[str, str] = {}
-        """What a schedule asked for with `has` and did without, with the places tried. Emptied before each."""
+        """Capabilities that `has` did not find in this schedule, with the places tried."""
 
     def __getitem__(self, name: str) -> Any:
-        """The class or function. Raises CannotDrive if no known place has it."""
+        """Return the class or function. Raises CannotDrive if no known place has it."""
         self.require((name,))
         return self.find(name).thing
 
     def has(self, name: str) -> bool:
-        """Whether some releases' capability is there. A probe does without one that is not."""
+        """Whether an optional capability exists. Its absence is recorded in `done_without`."""
         why_not = self.find(name).why_not
         if why_not:
             self.done_without[name] = why_not
@@ -62,7 +58,6 @@ class Names:
             raise CannotDrive("; ".join(each.why_not for each in missing))
 
     def find(self, name: str) -> Found:
-        """Try each place, once a process."""
         if name not in self._found:
             self._found[name] = self._look(name, self._table[name])
         return self._found[name]
@@ -85,8 +80,6 @@ class Names:
 
 
 def _getter(module: str, attribute: str) -> Callable[[], Any]:
-    """A function that reads "Class.method" or a name from a module."""
-
     def get() -> Any:
         try:
             thing: Any = importlib.import_module(module)

@@ -1,8 +1,7 @@
-"""Prefixes: which page holds which prefix, kept in a dictionary beside the engine's own prefix cache.
+"""Prefixes: pages by cached prefix, kept in a dictionary beside the engine's own prefix cache.
 
-Invariants:
-- A page holds a prefix from `register` until it is handed out again or the cache is flushed.
-- Keys are whole tuples of tokens. The engine's hashes, chains and trees are not used.
+A page holds a prefix from `register` until it is handed out again or the cache is flushed. Keys are whole tuples of
+tokens, not the engine's hashes, chains and trees.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ class Prefixes:
         return count
 
     def holds(self, tokens: Sequence[int], page: int) -> bool:
-        """Whether the page holds exactly this prefix."""
         return self._prefix.get(page) == tuple(tokens)
 
     def hand_out(self, page: int) -> bool:
-        """The page gets a new owner. Returns whether a cached prefix was lost."""
+        """Return whether a cached prefix was lost."""
         prefix = self._prefix.pop(page, None)
         if prefix is None:
             return False
@@ -38,7 +36,6 @@ class Prefixes:
         return True
 
     def register(self, tokens: Sequence[int], table: Sequence[int]) -> None:
-        """These tokens are computed in the pages of this table, now or before the step ends."""
         for place in range(len(tokens) // self._size):
             prefix, page = tuple(tokens[: (place + 1) * self._size]), table[place]
             if self._prefix.get(page) != prefix:
@@ -47,6 +44,5 @@ class Prefixes:
                 self._pages.setdefault(prefix, set()).add(page)
 
     def clear(self) -> None:
-        """The cache was flushed."""
         self._pages.clear()
         self._prefix.clear()

@@ -1,8 +1,7 @@
-"""Probe: one way to try an engine: what it needs, a control that must pass first, and cases drawn from a seed.
+"""Probe: one way to try an engine: its needs, a control that must pass first, and cases drawn from a seed.
 
 Invariants:
-- There is no verdict without the control. If the control finds something, judges nothing or raises, the probe cannot
-  drive the engine.
+- If the control finds something, judges nothing or raises, the probe cannot drive the engine: there is no verdict.
 - A case in whose measured section a stand-in was called is no evidence, whatever it found.
 """
 
@@ -29,58 +28,55 @@ T = TypeVar("T")
 class StreamsOfDevice(Protocol):
     """Streams to queue work on: stand-ins on a CPU, real ones on a device.
 
-    fired: holds since the reset that their watchdog ended, known when settled. They imposed no order.
+    fired: holds since the reset that the watchdog ended, known when settled. They imposed no order.
     """
 
     @property
     def fired(self) -> int: ...
 
     @property
-    def main(self) -> Any:
-        """The stream that is current where no other is."""
+    def main(self) -> Any: ...
 
     def reset(self, order: str, seed: int) -> None:
-        """Drop what is queued, or wait for it. From now on work is delayed in this order."""
+        """Drop queued work, or wait for it; then delay work in this order: eager (never), lazy (always) or random
+        (drawn from the seed)."""
 
-    def side(self) -> Any:
-        """A new stream."""
+    def side(self) -> Any: ...
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """In here the stream is the current one."""
+    def on(self, stream: Any) -> AbstractContextManager[Any]: ...
 
     def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
-        """Put work on the current stream. goes_last: it is let go after all other work that is held."""
+        """Put work on the current stream. goes_last: it is released after all other held work."""
 
     def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
-        """What the current stream has just read, in the same order: as it was read, whatever runs from now on.
+        """Return the values that the current stream has just read, unaffected by later work.
 
-        rest_stays: what the read does not wait for stays held.
+        rest_stays: work that the read does not wait for stays held.
         """
 
     def has_reached(self, is_reached: Callable[[], bool]) -> bool:
-        """Whether it is so, asked without a wait, after as much has run as the order says."""
+        """Query without a wait, after as much work has run as the order requires."""
 
     def let_go_until(self, is_reached: Callable[[], bool], *, on: Any = None) -> None:
-        """Let held work go, piece by piece, until this is so: the process is about to wait for it. on: of one stream
-        alone."""
+        """Release held work step by step until this is true, before the process waits for it. on: of one stream
+        only."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """In here the engine may make the process wait. What is held goes while it waits."""
+        """The engine may make the process wait in this block: held work is released."""
 
-    def settle(self) -> None:
-        """Run everything that is queued."""
+    def settle(self) -> None: ...
 
     def take_report(self) -> HoldReport:
         """How work was held since the last report. Call it when settled."""
 
 
 class Stop(Exception):
-    """The schedule ends here: the engine failed in a measured section, and its finding was made."""
+    """Ends the schedule: the engine failed in a measured section, and the finding was added."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Rig:
-    """What a probe gets for one schedule. judge: of the current part, the control or the measured cases."""
+    """Context of a probe in one schedule. judge: of the control or of the measured cases."""
 
     package: str
     names: Names
@@ -94,7 +90,7 @@ class Rig:
 
     @property
     def stand_ins(self) -> Machine:
-        """The stand-in streams. Raises CannotDrive where the streams are real."""
+        """The stand-in streams. Raises CannotDrive if the streams are real."""
         if not isinstance(self.machine, Machine):
             raise CannotDrive(f"this probe needs streams that are stood in for, and {self.device} has real ones")
         return self.machine
@@ -114,26 +110,22 @@ class Rig:
 
 
 class Probe(Protocol):
-    """One way to try an engine."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         """Capabilities that the release must have."""
 
     def control(self, rig: Rig) -> None:
         """A case that passes on every known release, by the same calls. It is judged like the cases of `measure`."""
 
-    def measure(self, rig: Rig) -> None:
-        """The cases of one schedule."""
+    def measure(self, rig: Rig) -> None: ...
 
 
 def load(entry: str) -> object:
-    """The object that "module:name" names."""
     module, attribute = entry.split(":")
     return cast(object, getattr(importlib.import_module(module), attribute))
 
 
 def run(probe: Probe, rig: Rig, wants: tuple[str, ...] = ()) -> str | None:
-    """Run the control and the cases. Returns why the schedule is no evidence, or None. Findings are in `rig.judge`."""
+    """Return why the schedule is no evidence, or None. Findings are in `rig.judge`."""
     try:
         result = attempt(lambda: _run(probe, rig, wants), rig.package)
     except CannotDrive as why:  # what a probe itself looked at is not implemented
@@ -158,10 +150,8 @@ def _run(probe: Probe, rig: Rig, wants: tuple[str, ...]) -> str | None:
 
 
 def _control(probe: Probe, rig: Rig) -> None:
-    """Run the control with a judge of its own. Nothing that it counted is kept.
-
-    Raises CannotDrive where it fails, with what the probe did without: a name that this release has moved.
-    """
+    """Raises CannotDrive if it fails, with the capabilities that the probe did without: this release may have moved
+    one."""
     judge = rig.judge
     rig.names.done_without.clear()
     try:

@@ -1,10 +1,7 @@
-"""Probe server: the child that holds an engine. The interpreter of the engine's own environment runs it.
+"""Probe server: the child that holds an engine, run by the interpreter of the engine's environment.
 
-It needs numpy and torch from there. It answers each JSON line that it reads with one JSON line.
-
-Invariants:
-- Only answers are written to the parent. What an engine prints goes to standard error.
-- The child ends when its standard input does.
+It needs numpy and torch from there. It answers each JSON line that it reads with one JSON line, and ends when its
+standard input does. The engine's own output goes to standard error.
 """
 
 from __future__ import annotations
@@ -58,7 +55,6 @@ class ProbeServer:
         self._names = Names(spec.table)
 
     def start(self) -> Hello | Refusal:
-        """Import the engine and get it ready."""
         spec = self._spec
         if self._machine is None:
             try:
@@ -95,7 +91,7 @@ class ProbeServer:
         )
 
     def _missing(self, row: ProbeRow, subject: str) -> list[str]:
-        """What the release does not have of a probe's needs; all of them where one cannot be imported."""
+        """All needs count as missing if one cannot be imported."""
         probe = load(row.entry)
         assert callable(probe)
         needs = probe().needs(subject)
@@ -103,7 +99,6 @@ class ProbeServer:
         return [*needs] if any(each.error for _, each in found) else [name for name, each in found if each.why_not]
 
     def answer(self, ask: Ask) -> Reply:
-        """Run one schedule of a probe."""
         row = self._spec.probe(ask.probe)
         if row is None or ask.subject not in row.subjects:
             return Reply(evidence=Evidence(schedules=0), unknown=f"no probe {ask.probe} on {ask.subject}")
@@ -138,17 +133,14 @@ class ProbeServer:
 
 
 def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:
-    """Load the engine as the child does."""
     return ProbeServer(spec, device).start()
 
 
 def _seed(row: ProbeRow, ask: Ask) -> int:
-    """Each probe, subject and schedule has a seed of its own."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
 def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:
-    """Say hello, then answer until the questions end."""
     spec = load(entry)
     assert isinstance(spec, EngineSpec)
     server = ProbeServer(spec, device)
@@ -168,7 +160,7 @@ def _say(answers: IO[str], line: str) -> None:
 
 
 def main(entry: str, device: str, variables: str) -> None:
-    """Send the child's own output to standard error, and answer on what was standard output.
+    """Redirect the child's own output to standard error, and answer on the former standard output.
 
     variables: the engine's own, as JSON.
     """

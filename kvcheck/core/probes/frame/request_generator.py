@@ -2,9 +2,6 @@
 
 The KV of a token depends on all tokens before it. So each token has one author: the first request that continued a
 prefix by it. Requests with a common prefix share its spans and write equal bytes.
-
-Invariants:
-- A token encodes its author and its position. Two prefixes never have the same tokens by chance.
 """
 
 from __future__ import annotations
@@ -16,12 +13,12 @@ from typing import Any
 from kvcheck.core.probes.frame.probe import Rig
 
 LENGTH = 64
-"""Positions that a request may have."""
+"""Most positions of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Tokens at positions first .. end - 1, and the request that had them first."""
+    """Tokens at positions first .. end - 1. author: the first request with them."""
 
     author: int
     first: int
@@ -29,12 +26,10 @@ class TokenSpan:
 
 
 def token(author: int, position: int) -> int:
-    """The token of that author at that position."""
     return 1 + author * LENGTH + position
 
 
 def tokens_of(spans: Iterable[TokenSpan]) -> list[int]:
-    """The tokens of these spans."""
     return [token(each.author, at) for each in spans for at in range(each.first, each.end)]
 
 
@@ -53,15 +48,12 @@ class TrackedRequest:
 
     @property
     def name(self) -> str:
-        """The engine's name for it."""
         return str(self.number)
 
     def author_at(self, position: int) -> int:
-        """The author of the token at that position."""
         return next((each.author for each in self.spans if each.first <= position < each.end), self.number)
 
     def author_runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, author) of each span between two positions."""
         start = first
         while start < end:
             author, stop = self.author_at(start), start + 1
@@ -71,12 +63,11 @@ class TrackedRequest:
             start = stop
 
     def tokens(self, end: int) -> list[int]:
-        """Its tokens before that position, with those that it will produce."""
         return [token(self.author_at(at), at) for at in range(end)]
 
 
 def finish_requests(rig: Rig, unfinished: Mapping[str, TrackedRequest], step: Callable[[], None], steps: int) -> None:
-    """Step until all requests have finished. Requests that are left after so many steps are a finding, KV901."""
+    """Step until all requests have finished. Requests left after `steps` are a finding, KV901."""
     for _ in range(steps):
         if not unfinished:
             return
@@ -94,7 +85,7 @@ class RequestGenerator:
     made: list[TrackedRequest] = field(default_factory=list)
 
     def draw(self, longest: int, outputs: int) -> TrackedRequest:
-        """The next request. Its prompt is new, or begins like the prompt and output of an earlier request."""
+        """The prompt is new, or begins like the prompt and output of an earlier request."""
         mix, number = self.rig.mix, len(self.made) + 1
         base: tuple[TokenSpan, ...] = ()
         kind, pick, cut = mix.below(4), mix.below(max(1, len(self.made))), mix.below(longest - self.page)
@@ -105,11 +96,9 @@ class RequestGenerator:
         return self._add(spans, 1 + mix.below(outputs), mix.below(3))
 
     def unshared(self, length: int, outputs: int, priority: int) -> TrackedRequest:
-        """A request whose prompt shares no prefix."""
         return self._add((TokenSpan(len(self.made) + 1, 0, length),), outputs, priority)
 
     def continuing(self, other: TrackedRequest, length: int, outputs: int) -> TrackedRequest:
-        """A request whose prompt continues the prompt and the whole output of another request."""
         spans = whole(other)
         end = spans[-1].end
         return self._add((*spans, TokenSpan(len(self.made) + 1, end, end + length)), outputs, other.priority)
@@ -123,7 +112,6 @@ class RequestGenerator:
 
 
 def whole(tracked: TrackedRequest) -> tuple[TokenSpan, ...]:
-    """The spans of its prompt and output."""
     end = tracked.spans[-1].end
     return (*tracked.spans, TokenSpan(tracked.number, end, end + tracked.outputs))
 

@@ -1,10 +1,9 @@
 """Stand-in streams: side streams, events and synchronisation for an engine on a machine without a device.
 
-The engine's own work runs at once, as on any CPU: that is the main stream. Work on a side stream runs when the engine
-waits for it, or earlier if the schedule says so. A missing wait is seen in what is read.
+The engine's own work is the main stream and runs at once, as on any CPU. Work on a side stream runs when the engine
+waits for it, or earlier if the schedule decides so. A missing wait shows in the values read.
 
 Invariants:
-- A stream runs in order. The main stream waits only where the engine asks for it.
 - Equal seeds and equal calls give equal orders.
 - A wait binds to the latest record of its event. A wait for an event that was never recorded does nothing.
 """
@@ -24,16 +23,15 @@ from kvcheck.core.base.rng import Rng
 
 EAGER, LAZY, RANDOM = "eager", "lazy", "random"
 ORDERS = (LAZY, RANDOM, EAGER)
-"""When queued work runs: at the first wait (lazy), whenever the seed says so (random), or at once (eager)."""
+"""When queued work runs: at the first wait (lazy), at moments drawn from the seed (random), or at once (eager)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldReport:
-    """How work was held on a real device. On stand-in streams nothing has to be: the report is empty.
+    """How work was held on a real device. It is empty for stand-in streams, which need no holds.
 
-    placed: holds that stood until the process let them go, but for those that fired: the watchdog ended these. spun:
-    holds of a fixed number of cycles. why_spin: why there were no others. lacking: work in front of which there should
-    have been a hold, when all were in use.
+    placed: holds with a flag, of which the watchdog ended `fired` and the process the others. spun: holds of a fixed
+    number of cycles; why_spin: why they have no flag. lacking: pieces of work without a hold, since all were in use.
     """
 
     placed: int = 0
@@ -43,7 +41,6 @@ class HoldReport:
     why_spin: str = ""
 
     def plus(self, other: HoldReport) -> HoldReport:
-        """The sums of both."""
         return HoldReport(
             placed=self.placed + other.placed,
             fired=self.fired + other.fired,
@@ -54,12 +51,10 @@ class HoldReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For the record: by what work was held, and what imposed no order."""
         return (*(["work is held until the process lets it go"] if self.placed else []), *self.limits)
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What imposed no order, or one that time decides."""
         told = [f"work is held by a kernel that spins for a fixed time: {self.why_spin}"] if self.spun else []
         if self.fired:
             told.append(f"{self._ended}; these imposed no order")
@@ -69,7 +64,6 @@ class HoldReport:
 
     @property
     def gap(self) -> str | None:
-        """Why the order of what was held was not tried, or None."""
         if not self.placed or self.fired < self.placed:
             return None
         return f"not exercised: {self._ended}, so no order was imposed"
@@ -80,16 +74,13 @@ class HoldReport:
 
 
 class Machine:
-    """All streams of a child process, and the schedule they follow."""
-
     fired = 0
-    """Holds that a watchdog ended: there is none here."""
+    """Holds that a watchdog ended: always 0 here."""
 
     def __init__(self) -> None:
         self.reset(EAGER, 0)
 
     def reset(self, order: str, seed: int) -> None:
-        """Drop everything that is queued and follow this order from now on."""
         self._order = order
         self._mix = Rng(seed)
         self._side: list[SideStream] = []
@@ -102,21 +93,17 @@ class Machine:
         self.queued = 0
 
     def add(self, stream: SideStream) -> None:
-        """Count a new stream among those to run."""
         self._side.append(stream)
 
     def side(self) -> SideStream:
-        """A new stream."""
         return SideStream(machine=self)
 
     def queue(self, work: Callable[[], None], *, goes_last: bool = False) -> None:
-        """Put work on the current stream. goes_last: it runs when waited for, as all does here."""
         self.queued += 1
         self.current.put(work)
         self.tick()
 
     def tick(self) -> None:
-        """Run side streams as far as the order says."""
         busy = [stream for stream in self._side if stream.pending]
         if self._order == LAZY or not busy:
             return
@@ -126,38 +113,31 @@ class Machine:
             busy[self._mix.below(len(busy))].advance()
 
     def settle(self) -> None:
-        """Run everything that is queued."""
         for stream in self._side:
             stream.reach(stream.put_count)
 
     def taken(self, read: Sequence[torch.Tensor], *, rest_stays: bool = False) -> Sequence[torch.Tensor]:
-        """What was read. It holds what it held when it was read: nothing runs meanwhile."""
         return read
 
     def has_reached(self, is_reached: Callable[[], bool]) -> bool:
-        """Whether it is so. A query lets side streams run as far as the order says."""
         return is_reached()
 
     def let_go_until(self, is_reached: Callable[[], bool], *, on: SideStream | None = None) -> None:
-        """Nothing is held: a process that waits runs what it waits for."""
+        """Do nothing: a process that waits runs the work that it waits for."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In here the engine may wait, which runs what it waits for."""
         yield
 
     def take_report(self) -> HoldReport:
-        """Nothing is held: work that has to be late has not begun."""
         return HoldReport()
 
     def synchronize(self, *_: object) -> None:
-        """The process waits for all streams."""
         self.synchronisations += 1
         self.settle()
 
     @contextmanager
     def on(self, stream: SideStream | None) -> Iterator[SideStream]:
-        """In here the stream is the current one."""
         before, self.current = self.current, self.main if stream is None else stream
         try:
             yield self.current
@@ -183,7 +163,6 @@ class SideStream:
         return bool(self._queue)
 
     def put(self, work: Callable[[], None]) -> None:
-        """Queue the work. On the main stream, run it."""
         self.put_count += 1
         if self.is_main:
             self._done_count += 1
@@ -192,14 +171,12 @@ class SideStream:
             self._queue.append(work)
 
     def advance(self) -> None:
-        """Run the first piece in the queue."""
         if self._queue:
             work = self._queue.popleft()
             self._done_count += 1
             work()
 
     def reach(self, count: int) -> None:
-        """Run until `count` pieces have run."""
         while self._queue and self._done_count < count:
             self.advance()
 
@@ -209,29 +186,24 @@ class SideStream:
     # What an engine calls
 
     def wait_event(self, event: SideEvent) -> None:
-        """Work that is queued from now on runs behind the event."""
         self._machine.waits += 1
         self.put(event.mark())
 
     def wait_stream(self, stream: SideStream) -> None:
-        """Work that is queued from now on runs behind what the other stream has queued."""
         self._machine.waits += 1
         count = stream.put_count
         self.put(lambda: stream.reach(count))
 
     def record_event(self, event: SideEvent | None = None) -> SideEvent:
-        """Record an event behind everything that is queued."""
         made = event or SideEvent()
         made.record(self)
         return made
 
     def synchronize(self) -> None:
-        """The process waits for this stream."""
         self._machine.synchronisations += 1
         self.reach(self.put_count)
 
     def query(self) -> bool:
-        """Whether everything that was queued has run."""
         self._machine.tick()
         return not self._queue
 
@@ -253,12 +225,10 @@ class SideEvent:
         self._record: tuple[SideStream, int] | None = None
 
     def mark(self) -> Callable[[], None]:
-        """A wait for the event's current record."""
         record = self._record
         return lambda: record[0].reach(record[1]) if record is not None else None
 
     def record(self, stream: SideStream | None = None) -> None:
-        """Record everything that the stream has queued so far."""
         behind = stream or type(self).machine.current
         self._record = (behind, behind.put_count)
         type(self).machine.tick()
@@ -271,12 +241,10 @@ class SideEvent:
         self.mark()()
 
     def query(self) -> bool:
-        """Whether its record has run."""
         type(self).machine.tick()
         return self._record is None or self._record[0].has_done(self._record[1])
 
     def elapsed_time(self, _: object) -> float:
-        """0: nothing is timed."""
         return 0.0
 
 

@@ -1,10 +1,9 @@
 """Stubs: stand-ins for compiled packages that an engine imports and a machine without a device lacks.
 
 Invariants:
-- A stub is served only if every other finder has failed, the package is on the allow-list, and a module of the engine
-  asks for it, or one of ASKERS. Optional imports of other libraries still fail. Once a package was served, every module
-  gets its rest.
-- Every served module and every call of something in it is recorded. A case with a call inside a window is no evidence.
+- A stub is served only if every other finder has failed, the package is on the allow-list, and the importing module is
+  the engine's, or of one of ASKERS. Once a package was served, every module gets the rest of it.
+- A case with a call of a stand-in inside a window is no evidence.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 
 ASKERS = {"torchvision": "transformers"}
-"""Package -> a library that refuses what the engine does at import where the package is not there (SGLang 0.5.21)."""
+"""Package -> a library that refuses an import of the engine if the package is missing (SGLang 0.5.21)."""
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -31,18 +30,15 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._windows: list[dict[str, int]] = []
 
     def install(self) -> None:
-        """Serve stand-ins from now on, behind all other finders."""
         sys.meta_path.append(self)
 
     def uninstall(self) -> None:
-        """Serve no more, and unload the modules that were served."""
         sys.meta_path.remove(self)
         for name in self.served:
             sys.modules.pop(name, None)
 
     @contextmanager
     def window(self) -> Iterator[dict[str, int]]:
-        """Counts the calls of stand-ins in here, by name."""
         called: dict[str, int] = {}
         self._windows.append(called)
         try:
@@ -51,14 +47,12 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._windows.remove(called)
 
     def called(self, name: str) -> None:
-        """Count a call of a stand-in."""
         for counts in (self.calls, *self._windows):
             counts[name] = counts.get(name, 0) + 1
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A stand-in, if the package may have one and the engine asks for it."""
         package = fullname.partition(".")[0]
         if package not in self._allowed:
             return None
@@ -67,15 +61,13 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """An empty module whose attributes are stand-ins."""
         self.served[spec.name] = None
         return StubModule(spec.name, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        """A stand-in runs no code."""
+        """Do nothing: a stand-in has no code."""
 
     def _asker(self) -> str | None:
-        """The package of the module that imports, or looks for, something."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -86,8 +78,6 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class StubModule(ModuleType):
-    """A module that has every attribute."""
-
     def __init__(self, name: str, stubs: Stubs) -> None:
         super().__init__(name)
         self.__path__: list[str] = []

@@ -1,7 +1,6 @@
-"""Tables: what an engine's probes are called, what they are tried on, and what it takes to run them.
+"""Tables: the names of an engine's probes, their subjects, and their requirements.
 
-Invariants:
-- A table names modules and imports none, so that a child without torch can read its own.
+A table names modules and imports none, so that a child without torch can read its own.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """A subject that releases have dropped on purpose: there it has no cell. lacks: the one capability that is gone.
+    """A subject that releases have dropped on purpose: there it has no cell. lacks: the one missing capability.
 
-    Where a release has it, or lacks another one too, the subject is tried as any other.
+    A release that has it, or lacks another one too, is tried as any other.
     """
 
     subject: str
@@ -25,8 +24,8 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reviewed:
-    """Conditional findings of a subject that somebody has looked into: they take one line. places: of causes, each
-    "CODE PLACE" as a baseline has them. Any other finding is shown whole."""
+    """Conditional findings of a subject that were reviewed: they are shown in one line. places: of causes, each "CODE
+    PLACE" as in a baseline. Any other finding is shown whole."""
 
     subject: str
     releases: tuple[str, ...]
@@ -36,12 +35,12 @@ class Reviewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRow:
-    """A probe of an engine. subjects: what it is tried on. entry: "module:Class". shows: its text for people.
+    """A probe of an engine. entry: "module:Class". shows: its text for people. scenario: kvcheck's or the engine's
+    word.
 
-    scenario: one of kvcheck's own, or the engine's word for it. wants: counts of Evidence that a schedule must reach
-    to be evidence. devices: kinds of device that it runs on. wants_held: more of them, where streams are held.
-    dropped, reviewed: what is known of releases, by their exact versions. schedule_s: how long a schedule takes on two
-    quiet cores, of a probe that waits; 0.0: short enough to be left out of what a run announces.
+    wants: counts of Evidence that a schedule must reach to be evidence. wants_held: more of them, if streams are held.
+    devices: kinds of device that it runs on. dropped, reviewed: facts about releases, by exact version. schedule_s:
+    duration of a schedule on two idle cores; 0.0: too short to be announced.
     """
 
     name: str
@@ -61,11 +60,11 @@ class ProbeRow:
 class EngineSpec:
     """An engine's tables. stubs: packages that stand-ins may replace. table: capability -> places.
 
-    prepare: "module:function", called once in the child with the names, before the first probe; "" where nothing is
-    prepared. shows: its text for people. program: "module:main" of what the child runs. variables: how the names of the
-    engine's own environment variables begin, which `--engine-env` takes. untried: what no probe of it tries.
-    start: "module:function" that loads the engine as that program does, for a check of its imports. compiled:
-    "module:function" that says what compiled code runs on a device, and raises CannotDrive where none does.
+    prepare: "module:function", called once in the child before the first probe, or "". program: "module:main" of the
+    child. variables: prefixes of the engine's own environment variables, which `--env` takes. untried: text on
+    parts that no probe tries. start: "module:function" that loads the engine as the program does, for a check of its
+    imports. compiled: "module:function" that checks that compiled code runs on a device, and raises CannotDrive if it
+    does not.
     """
 
     name: str

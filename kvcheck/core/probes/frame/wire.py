@@ -1,7 +1,6 @@
 """Wire between kvcheck and the child that holds an engine: one JSON object a line.
 
-Invariants:
-- Nothing is unpickled. A line of no known form, down to the type of each key, is a ValueError.
+Nothing is unpickled. A line of no known form, down to the type of each key, is a ValueError.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ LONGEST_LINE = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The child is ready. version: what the engine reports; it is recorded and decides nothing.
+    """The child is ready. version: as the engine reports it; recorded only.
 
-    files: digest of its package's files. commit: of its working tree. None: it lies in no folder, or in no tree.
-    absent: cells that it has dropped, as its tables know and the child has seen, with the reason.
+    files: digest of its package's files; None if it has no folder. commit: of its working tree, or None. absent: cells
+    that this release has dropped, with the reason.
     """
 
     engine: str
@@ -33,15 +32,13 @@ class Hello:
 
     @property
     def identity(self) -> str:
-        """The engine on the disk in one line, equal for equal engines."""
+        """The installed engine in one line, equal for equal engines."""
         parts = (f"{self.engine} {self.version}", self.commit and f"commit {self.commit}", self.files)
         return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One schedule of one probe on one subject."""
-
     probe: str
     subject: str
     seed: int
@@ -50,10 +47,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The result of a schedule. unknown: why it is no evidence, or None. notes: for the record.
-
-    stubs: stand-in modules that were served so far.
-    """
+    """The result of a schedule. unknown: why it is no evidence, or None. stubs: stand-in modules served so far."""
 
     findings: tuple[Finding, ...] = ()
     evidence: Evidence
@@ -64,8 +58,6 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The child cannot drive the engine, and ends."""
-
     reason: str
 
 
@@ -74,12 +66,10 @@ _KINDS: dict[str, type[Message]] = {"hello": Hello, "ask": Ask, "reply": Reply, 
 
 
 def encode(message: Message) -> str:
-    """The message as one line, without a line end."""
     return json.dumps({type(message).__name__.lower(): to_plain(message)})
 
 
 def decode(line: str) -> Message:
-    """The message of a line. Raises ValueError for anything else."""
     raw = json.loads(line)
     if not isinstance(raw, dict) or len(raw) != 1:
         raise ValueError("expected an object with one key")

@@ -1,8 +1,4 @@
-"""LMCache as a target: where its names are, and the probe that tries its host memory.
-
-Invariants:
-- A new probe is a module and a row here. Nothing else changes.
-"""
+"""LMCache as a target: the places of its names, and the probe of its host memory."""
 
 from __future__ import annotations
 

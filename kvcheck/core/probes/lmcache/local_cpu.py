@@ -1,11 +1,8 @@
-"""Probe local-cpu: LMCache's LocalCPUBackend over its own allocator, put, found, held, pinned, evicted and removed.
+"""Probe local-cpu: LMCache's LocalCPUBackend over its own allocator: put, find, hold, pin, evict and remove.
 
-Subjects are its replacement policies. A policy may evict any chunk that no reader holds or has pinned.
-
-Invariants:
-- Content is written and read through the engine's own memory objects.
-- A chunk that a reader holds or has pinned keeps its bytes until the reader gives it back.
-- The bytes in use are those of chunks that are cached, held or pinned. They are counted without the engine.
+Subjects are its replacement policies. A chunk that a reader holds or has pinned keeps its bytes until the reader gives
+it back; a policy may evict any other. The bytes in use are those of chunks that are cached, held or pinned, counted
+without the engine.
 """
 
 from __future__ import annotations
@@ -42,13 +39,10 @@ class Reader:
 
 
 class LocalCpu:
-    """The backend under requests that share prefixes of chunks."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return ("backend", "backend.config", "backend.key", "allocator", "allocator.format")
 
     def control(self, rig: Rig) -> None:
-        """Three chunks put and read, with room for all."""
         run = _BackendRun(rig)
         for key in (1, 2, 3):
             run.put(key)
@@ -102,7 +96,6 @@ class _BackendRun:
         self.held = BufferView(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
 
     def run_request(self, keys: list[int]) -> None:
-        """A request: read what is there, put the rest."""
         self.rig.judge.count("requests")
         self.rig.judge.count("lookups")
         self.rig.judge.count("pages_wanted", len(keys))
@@ -120,7 +113,6 @@ class _BackendRun:
                 return
 
     def find(self, key: int) -> bool:
-        """Whether the backend has it, compared with the dictionary."""
         has = bool(self.rig.measured(lambda: self.backend.contains(self._key(key)), "contains"))
         if has != (key in self.cached):
             what = "is there, which was evicted or never put" if has else "is not there, which nobody evicted"
@@ -128,7 +120,6 @@ class _BackendRun:
         return has and key in self.cached
 
     def put(self, key: int) -> bool:
-        """Allocate, write and put a chunk. Returns whether there was room."""
         shape, form = torch.Size(SHAPE), self.rig.names["allocator.format"]
         made = self.rig.measured(
             lambda: self.backend.allocate(shape, torch.float32, form, eviction=True, busy_loop=False), "allocate"
@@ -152,7 +143,6 @@ class _BackendRun:
         return True
 
     def get(self, key: int) -> None:
-        """Hold a chunk, and read it."""
         memory = self.rig.measured(lambda: self.backend.get_blocking(self._key(key)), "get_blocking")
         if memory is None:
             self._find("KV301", "contract", f"chunk {key} is cached and cannot be got", key)
@@ -161,14 +151,13 @@ class _BackendRun:
         self.readers.append(Reader(key, memory, is_pin=False))
 
     def pin(self, key: int) -> None:
-        """Pin a chunk by its key, as a lookup does that announces a load."""
+        """Pin a chunk by its key, as a lookup does before a load."""
         if self.rig.measured(lambda: self.backend.pin(self._key(key)), "pin"):
             self.readers.append(Reader(key, self.cached[key], is_pin=True))
         else:
             self._find("KV301", "contract", f"chunk {key} is cached and cannot be pinned", key)
 
     def give_back(self, number: int) -> None:
-        """A reader reads a last time and gives its chunk back."""
         reader = self.readers.pop(number)
         self._read(reader.key, reader.memory, "before it was given back", "KV202")
         if reader.is_pin:
@@ -178,7 +167,6 @@ class _BackendRun:
         self.rig.judge.count("loads")
 
     def remove(self, key: int) -> None:
-        """Remove a chunk without pins. Readers that hold it keep it."""
         if not any(reader.is_pin and reader.key == key for reader in self.readers):
             if not self.rig.measured(lambda: self.backend.remove(self._key(key)), "remove"):
                 self._find("KV301", "contract", f"chunk {key} is cached and cannot be removed", key)
@@ -186,7 +174,6 @@ class _BackendRun:
             self.rig.judge.count("aborts")
 
     def account(self, when: str) -> None:
-        """Check that the allocator has handed out each cached or held chunk once."""
         self.rig.judge.count("orderings_checked")
         told, wanted = int(self.memory.pin_allocator.total_allocated_size), len(self._in_use()) * UNIT
         if told != wanted:
@@ -194,7 +181,6 @@ class _BackendRun:
             self._find(code, "accounting", f"{when}: {told} bytes are in use; cached or held are {wanted}", 0)
 
     def close(self) -> None:
-        """Give everything back and clear. Nothing may be left in use."""
         while self.readers:
             self.give_back(0)
         for key in sorted(self.cached):
@@ -204,7 +190,6 @@ class _BackendRun:
         self.account("with everything given back and cleared")
 
     def _evicted(self) -> None:
-        """Find the evicted chunks by the backend's own list of keys."""
         left = {int(key.chunk_hash) for key in self.rig.measured(self.backend.get_keys, "get_keys")}
         for key in [each for each in self.cached if each not in left]:
             users = self._users(self.cached.pop(key))
@@ -214,11 +199,10 @@ class _BackendRun:
             self.rig.judge.count("host_evictions_during_load", int(bool(self.readers)))
 
     def _users(self, memory: Any) -> int:
-        """Readers of this object. A chunk that was removed and put again is a different object."""
+        """A chunk that was removed and put again is a different object."""
         return sum(reader.memory is memory for reader in self.readers)
 
     def _in_use(self) -> dict[int, int]:
-        """Address -> key of what is cached, held or pinned."""
         kept = {int(memory.meta.address): key for key, memory in self.cached.items()}
         return kept | {int(each.memory.meta.address): each.key for each in self.readers}
 
@@ -232,7 +216,6 @@ class _BackendRun:
         )
 
     def _bytes(self, memory: Any) -> torch.Tensor:
-        """A memory object's own tensor, as one row of bytes."""
         tensor = memory.tensor
         if tensor is None:
             raise CannotDrive("a memory object has no tensor; it was given back")

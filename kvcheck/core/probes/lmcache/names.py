@@ -1,8 +1,4 @@
-"""Where LMCache has what the probe needs: one row for each capability, one place for each range of releases.
-
-Invariants:
-- Places are tried in order and by name alone. An unknown release is driven if it has the names.
-"""
+"""Places of LMCache's capabilities: one row for each capability, one place for each range of releases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Prepare: the settings that LMCache gets before its first object is made.
-
-Invariants:
-- The settings change nothing that is judged.
-"""
+"""Prepare: settings of LMCache before its first object is made. They change nothing that is judged."""
 
 from __future__ import annotations
 

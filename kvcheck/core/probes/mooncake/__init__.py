@@ -1,8 +1,6 @@
-"""Mooncake's transfer engine as a target: where its names are, and the probes that compare its word with bytes.
+"""Mooncake's transfer engine as a target: the places of its names, and the probes that compare statuses with bytes.
 
-Invariants:
-- Needs no tensor library, here and in all modules of the package: the environment has the library alone.
-- A new probe is a module and a row here. Nothing else changes.
+The package needs no tensor library: the environment has only the library.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Agent: a process with one engine of the installed library. It does what the judge says, a JSON line at a time.
+"""Agent: a process with one engine of the installed library, driven by the judge, a JSON line at a time.
 
 Invariants:
 - It enters the private network before the library is loaded, and it ends with the judge.
-- The library sees the variables that the judge sent; MC_ variables of the user's environment are dropped.
-- Only answers are written to the judge. What the library prints goes to standard error.
+- The library sees the judge's variables; MC_ variables of the user's environment are dropped.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ LISTEN_S = 0.0001
 
 
 class Agent:
-    """One engine, and the memory that all processes of the schedule share."""
-
     def __init__(self, told: dict[str, Any]) -> None:
         if told["network"] is not None:
             enter(str(told["network"]))
@@ -48,7 +45,6 @@ class Agent:
         self._runner = LaneRunner(self._engine, self._memory, self._notified)
 
     def answer(self, told: dict[str, Any]) -> object:
-        """Do one thing."""
         match told["do"]:
             case "register":
                 return self._engine.register_memory(self._address(told), told["size"])
@@ -66,14 +62,11 @@ class Agent:
         return self._memory.address(Plane(told["plane"]), told["peer"], told["at"])
 
     def _notified(self, text: str) -> tuple[Any, Any]:
-        """What a write with a notification is given: the kind of the transfer, and the notification."""
         return self._names["opcode"].Write, self._names["notification"](text, text)
 
     def _listen(self, peer: int, writes: dict[str, list[list[int]]], within_s: float) -> dict[str, list[int]]:
-        """Notification -> writes whose bytes were not there when it came. Ends when all have come, or the time is up.
-
-        writes: by notification, the (offset, bytes) that are to be there when it comes.
-        """
+        """Return notification -> numbers of its writes whose bytes were missing when it arrived. writes: notification
+        -> (offset, bytes) of its writes."""
         heard: dict[str, list[int]] = {}
         until = time.monotonic() + within_s
         while len(heard) < len(writes) and time.monotonic() < until:
@@ -89,7 +82,6 @@ class Agent:
 
 
 def main() -> None:
-    """Answer on what was standard output."""
     faulthandler.enable()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

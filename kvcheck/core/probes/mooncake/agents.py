@@ -1,9 +1,4 @@
-"""Agents: the judge's end of the processes with the library: start, ask, stop, go on, kill.
-
-Invariants:
-- An agent that ends or stays silent is an exception that says which; it is never taken for an answer.
-- All agents end with the judge, also stopped ones.
-"""
+"""Agents: the judge's end of the processes with the library. All of them end with the judge, also stopped ones."""
 
 from __future__ import annotations
 
@@ -29,20 +24,18 @@ END_S = 5.0
 
 
 class Lost(Exception):
-    """An agent gave no answer."""
+    pass
 
 
 class Ended(Lost):
-    """An agent's process is over. The message says how it ended."""
+    pass
 
 
 class Silent(Lost):
-    """An agent did not answer in time."""
+    pass
 
 
 class AgentProcess:
-    """One process with an engine. name: what it is called in texts."""
-
     def __init__(self, name: str, told: dict[str, object]) -> None:
         self.name = name
         self.session, self._base = "", 0
@@ -53,70 +46,62 @@ class AgentProcess:
         tell(self._process, json.dumps(told))
 
     def get_ready(self) -> None:
-        """Wait until its engine listens. Raises CannotDrive if it cannot."""
+        """Raises CannotDrive if the engine cannot listen."""
         said = self._hear(READY_S)
         if "refused" in said:
             raise CannotDrive(f"{self.name}: {said['refused']}")
         self.session, self._base = str(said["session"]), int(said["base"])
 
     def address(self, plane: Plane, peer: int, at: int) -> int:
-        """Where this process has a byte of the memory."""
         return self._base + offset(plane, peer, at)
 
     def register(self, plane: Plane, peer: int, at: int, size: int) -> None:
-        """Register memory. Raises CannotDrive if that is refused."""
         code = self.ask({"do": "register", "plane": int(plane), "peer": peer, "at": at, "size": size}, SMALL_S)
         if code != 0:
             raise CannotDrive(f"{self.name}: registering {size} bytes returned {code}, expected 0")
 
     def unregister(self, plane: Plane, peer: int, at: int) -> None:
-        """Give registered memory back. Raises CannotDrive if that is refused."""
         code = self.ask({"do": "unregister", "plane": int(plane), "peer": peer, "at": at}, SMALL_S)
         if code != 0:
             raise CannotDrive(f"{self.name}: unregister_memory returned {code}, expected 0")
 
     def begin(self, lanes: Sequence[Lane]) -> None:
-        """Start the calls of all lanes."""
         self.tell({"do": "run", "lanes": to_plain([*lanes])})
 
     def results(self, within_s: float) -> list[list[Result]]:
-        """The results of the calls that were begun. Raises Ended, Silent."""
+        """Raises Ended, Silent."""
         said = self.hear(within_s)
         made: list[list[Result]] = [[value_from(Result, each, "result") for each in lane] for lane in said]
         return made
 
     def ask(self, told: dict[str, object], within_s: float) -> Any:
-        """Its answer. Raises Ended, Silent, CannotDrive."""
+        """Return the answer to a command. Raises Ended, Silent, CannotDrive."""
         self.tell(told)
         return self.hear(within_s)
 
     def tell(self, told: dict[str, object]) -> None:
-        """Say what to do."""
         tell(self._process, json.dumps(told))
 
     def hear(self, within_s: float) -> Any:
-        """Its next answer. Raises Ended, Silent; CannotDrive where a call of the engine raised."""
+        """Return the next answer. Raises Ended, Silent; CannotDrive if a call of the engine raised."""
         said = self._hear(within_s)
         if "failed" in said:
             raise CannotDrive(f"{self.name}: {said['failed']}")
         return said["done"]
 
     def freeze(self) -> None:
-        """Stop the process. All of its threads have stopped when this returns."""
+        """All threads of the process have stopped when this returns."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        """Let the process go on."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the process at once."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End the process."""
         self.kill()
         close_input(self._process)
 
@@ -145,7 +130,7 @@ def start_all(
     variables: dict[str, str],
     needs: Sequence[str],
 ) -> list[AgentProcess]:
-    """Agents that are ready. Raises CannotDrive; none is left then."""
+    """Return ready agents. If one does not get ready, ends all and raises CannotDrive."""
     told: dict[str, object] = {
         "network": network,
         "memory": memory.file,
@@ -170,7 +155,6 @@ def start_all(
 
 
 def wait_until(is_so: Callable[[], bool], within_s: float, every_s: float = 0.001) -> bool:
-    """Whether it is so within that time."""
     until = time.monotonic() + within_s
     while not is_so():
         if time.monotonic() > until:

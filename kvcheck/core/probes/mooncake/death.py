@@ -1,11 +1,9 @@
-"""Probe death: a process that is killed or stopped in the middle of a write harms nobody but itself.
+"""Probe death: killing or stopping a process in the middle of a write harms no other process.
 
-    killed, frozen    a peer, while writes to it and to two others are under way
-    writer-killed     a writer, while it writes to a peer that another writer goes on to use
+    killed, frozen    a peer, during writes to it and to two others
+    writer-killed     a writer, during a write to a peer that another writer uses afterwards
 
-Invariants:
-- The process is hit once bytes of the write are in its peer's memory, and before the write is reported done.
-- A healthy peer is harmed only if every call to it fails for HARMED_S: a busy machine is no finding.
+A healthy peer is harmed only if every call to it fails for HARMED_S: a busy machine is no finding.
 """
 
 from __future__ import annotations
@@ -22,31 +20,26 @@ from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, Writes, sprea
 VICTIM = 0
 BIG = ((1 << 20),) * 12
 TIMES = 200
-"""Calls to the victim, one behind the other: more than a second, so that it is hit before they are done."""
+"""Sequential calls to the victim: more than a second, so that it is hit before they are done."""
 SMALL_SIZE, SMALL_COUNT, SMALL_CALLS = 64 << 10, 16, 12
 BEGIN_S = 10.0
 SETTLE_S = 0.5
 HARMED_S, LEAST_TRIES, BETWEEN_S = 20.0, 3, 0.2
 AFTER_BIG = 13 << 20
-"""Where memory begins that the dead writer did not write to."""
+"""Start of memory that the dead writer did not write to."""
 
 
 class Death:
-    """Kill or stop, and look at the others."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Names of the calls."""
         return ("batch",)
 
     def scene(self, rig: TransferRig) -> Scene:
-        """A writer and three peers; or two writers and two peers."""
         is_writer = rig.subject == "writer-killed"
         return Scene(
             rig, self.needs(rig.subject), peers=2 if is_writer else 3, writers=2 if is_writer else 1, settings=SOON
         )
 
     def control(self, scene: Scene) -> None:
-        """The same writes, shorter, with nobody hurt."""
         for writer in range(len(scene.writers)):
             for peer in range(len(scene.peers)):
                 call = scene.call("batch", peer, spread(scene.rig.mix, BIG[:2]))
@@ -54,7 +47,6 @@ class Death:
         scene.check_quiet()
 
     def measure(self, scene: Scene) -> None:
-        """One death, and what the others say and hold."""
         if scene.rig.subject == "writer-killed":
             _kill_writer(scene)
         else:
@@ -62,20 +54,17 @@ class Death:
 
 
 def _big(scene: Scene) -> Lane:
-    """Calls to the victim, all of the same content."""
     call = scene.call("batch", VICTIM, spread(scene.rig.mix, BIG))
     return scene.lane(VICTIM, [call] * TIMES)
 
 
 def _small(scene: Scene, peer: int) -> Lane:
-    """Calls to a healthy peer, each to a place of its own."""
     writes = spread(scene.rig.mix, [SMALL_SIZE] * SMALL_COUNT * SMALL_CALLS)
     groups = [writes[at : at + SMALL_COUNT] for at in range(0, len(writes), SMALL_COUNT)]
     return scene.lane(peer, [scene.call("batch", peer, group) for group in groups])
 
 
 def _has_begun(scene: Scene, lane: Lane) -> bool:
-    """Whether bytes of the write to the victim are in its memory."""
     at, _ = lane.calls[0].writes[0]
     return scene.memory.is_equal(Plane.SOURCE, Plane.TARGET, VICTIM, at, 64)
 
@@ -97,7 +86,7 @@ def _hit_peer(scene: Scene) -> None:
 
 
 def _hit(scene: Scene, lanes: list[Lane]) -> list[list[Result]] | None:
-    """Hit the victim in the middle of the first lane. None: the writer was lost, which is a finding."""
+    """Return None, with a finding, if the writer was lost."""
     writer, victim, subject = scene.writers[0], scene.peers[VICTIM], scene.rig.subject
     limit_s = longest_call_s(scene.variables)
     writer.begin(lanes)
@@ -121,7 +110,7 @@ def _hit(scene: Scene, lanes: list[Lane]) -> list[list[Result]] | None:
 
 
 def _require_alive(scene: Scene, peer: int, writer: int, writes: Writes) -> None:
-    """A write to a healthy peer. That all of them fail, for longer than the library's limits, is a finding."""
+    """It is a finding if all tries fail for longer than the library's limits."""
     codes: list[int] = []
     until = time.monotonic() + HARMED_S
     while len(codes) < LEAST_TRIES or time.monotonic() < until:
@@ -139,7 +128,6 @@ def _require_alive(scene: Scene, peer: int, writer: int, writes: Writes) -> None
 
 
 def _kill_writer(scene: Scene) -> None:
-    """Kill a writer. Its peer, and another, then get writes of the other writer."""
     lane = _big(scene)
     scene.writers[0].begin([lane])
     has_begun = wait_until(lambda: _has_begun(scene, lane), BEGIN_S, every_s=0.0002)

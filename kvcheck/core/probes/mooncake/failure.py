@@ -1,13 +1,11 @@
-"""Probe failure: after a failure or a time-out is reported, nothing of that write lands any more.
+"""Probe failure: after a failure or a time-out is reported, no bytes of that write land any more.
 
-The caller then does what it may do with memory of its own: the source gets other content, and so does the target.
+The caller may then reuse its memory: source and target get other content.
 
-    refused   one write of a batch goes to memory that nobody registered
-    frozen    the peer is stopped until the call has failed, and goes on then
+    refused   one write of a batch goes to unregistered memory
+    frozen    the peer is stopped until the call has failed, and continues then
 
-Invariants:
-- What lands later is a conditional finding: the library does not say when memory of a failed write is free again.
-- Bytes of the failed write are told from bytes that were put into the source after the failure.
+Later landing is a conditional finding: the library does not document when memory of a failed write is free again.
 """
 
 from __future__ import annotations
@@ -25,31 +23,25 @@ from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, spread
 WATCH_S = 1.5
 REFUSED = (256 << 10, 40)
 FROZEN = (1 << 20, 14)
-"""Bytes of a write, and writes in the call: more than the system's buffers take for a peer that is stopped."""
+"""Bytes of a write, and writes in the call: more than the system's buffers hold for a stopped peer."""
 CONDITION = (
     "memory of a failed write is used again while the writer's engine lives; the library does not say when it is free"
 )
 
 
 class Failure:
-    """A call that fails, and what lands after it."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Names of the calls."""
         return ("batch",)
 
     def scene(self, rig: TransferRig) -> Scene:
-        """A writer and one peer."""
         return Scene(rig, self.needs(rig.subject), peers=1, settings=SOON)
 
     def control(self, scene: Scene) -> None:
-        """The same batch, with nothing in its way."""
         size, count = _batch(scene)
         scene.run_healthy([scene.lane(0, [scene.call("batch", 0, spread(scene.rig.mix, [size] * count))])])
         scene.check_quiet()
 
     def measure(self, scene: Scene) -> None:
-        """One failure, and a watch over the memory."""
         rig = scene.rig
         size, count = _batch(scene)
         writes = spread(rig.mix, [size] * count)
@@ -68,7 +60,6 @@ def _batch(scene: Scene) -> tuple[int, int]:
 
 
 def _with_bad_entry(scene: Scene, call: Call) -> Call:
-    """The call with one write to memory that the peer has and nobody registered."""
     bad = scene.rig.mix.below(len(call.writes))
     addresses = [*call.addresses]
     addresses[bad] = scene.peers[0].address(Plane.REUSED, MOST_PEERS - 1, call.writes[bad][0])
@@ -76,8 +67,7 @@ def _with_bad_entry(scene: Scene, call: Call) -> Call:
 
 
 def _fails(scene: Scene, lane: Lane) -> bool:
-    """Make the call. False if it was reported done, which is a finding where a write of it was illegal. A stopped peer
-    has none of the bytes of a call that is reported done, and the judge says so."""
+    """Return False, with a finding, if the call was reported done although a write was illegal or the peer stopped."""
     writer, peer = scene.writers[0], scene.peers[0]
     is_frozen = scene.rig.subject == "frozen"
     if is_frozen:
@@ -105,8 +95,7 @@ def _fails(scene: Scene, lane: Lane) -> bool:
 
 
 def _watch(scene: Scene, call: Call, generations: tuple[int, int, int]) -> None:
-    """Look at the target, which holds other content since the failure. generations: of the failed write, of what its
-    source held later, of the target."""
+    """generations: of the failed write, of the source's later content, of the target's."""
     failed, later, reused = generations
     memory, tally = scene.memory, scene.rig.tally
     time.sleep(WATCH_S)

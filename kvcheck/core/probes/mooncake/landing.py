@@ -1,11 +1,9 @@
-"""Probe landing: a write that is reported done has landed, all of it, for every size, batch and number of peers.
+"""Probe landing: all bytes of a write that is reported done have landed, for every size, batch and number of peers.
 
-Subjects are the calls that write. `frozen` writes to a peer that is stopped and goes on: what is reported done while it
-is stopped lies in some queue, and not in its memory.
+Subjects are the write calls. `frozen` writes to a peer that is stopped and then continues: a write reported done
+meanwhile lies in a queue, not in the peer's memory.
 
-Invariants:
-- A schedule without a finding has made the same number of calls in each size class, also at both ends of a class.
-- A pass has looked at every write at its status, and at all memory again at the end.
+A schedule without a finding has made equally many calls in each size class, also at both ends of a class.
 """
 
 from __future__ import annotations
@@ -24,32 +22,26 @@ FROZEN_S = 0.3
 QUIET_S = 0.2
 FROZEN_CALLS = 6
 ENOUGH = 40
-"""Writes that were not what their status said, after which a schedule has shown it."""
+"""Wrong writes after which a schedule ends."""
 MOST_FROZEN = 64 << 10
-"""A write that fits the system's buffers, so that it could be taken for done while the peer is stopped."""
+"""Bytes of a write that fit the system's buffers, so that it could be reported done while the peer is stopped."""
 
 
 class Landing:
-    """Writes and looks."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Names of the calls."""
         return {"async": ("async", "async.status"), "submit": ("submit", "submit.status")}.get(
             subject, ("batch" if subject == "frozen" else subject,)
         )
 
     def scene(self, rig: TransferRig) -> Scene:
-        """A writer and its peers."""
         peers = 1 if rig.subject == "frozen" else MOST_PEERS
         return Scene(rig, self.needs(rig.subject), peers=peers, settings={})
 
     def control(self, scene: Scene) -> None:
-        """One small write to each peer."""
         for peer in range(len(scene.peers)):
             scene.run_healthy([scene.lane(peer, [scene.call(_call_of(scene), peer, spread(scene.rig.mix, [64]))])])
 
     def measure(self, scene: Scene) -> None:
-        """The calls of a schedule, in a drawn order."""
         if scene.rig.subject == "frozen":
             for _ in range(FROZEN_CALLS):
                 _write_to_frozen(scene)
@@ -68,7 +60,7 @@ def _call_of(scene: Scene) -> str:
 
 
 def _write(scene: Scene, low: int, high: int, turn: int) -> None:
-    """One call to each of 1 to 4 peers at the same time. turn: 0 and 1 are the ends of the class."""
+    """turn: 0 and 1 use the ends of the class."""
     mix = scene.rig.mix
     lanes = []
     first = mix.below(MOST_PEERS)
@@ -87,7 +79,6 @@ def _sizes(scene: Scene, low: int, high: int, turn: int) -> Writes:
 
 
 def _write_to_frozen(scene: Scene) -> None:
-    """A write to a peer that is stopped. It goes on once it was looked at."""
     mix, writer, peer = scene.rig.mix, scene.writers[0], scene.peers[0]
     sizes = [64 + mix.below(MOST_FROZEN // 4) for _ in range(1 + mix.below(4))]
     lanes = [scene.lane(0, [scene.call("batch", 0, spread(mix, sizes))])]
@@ -109,7 +100,6 @@ def _write_to_frozen(scene: Scene) -> None:
 
 
 def _results_soon(writer: AgentProcess) -> list[list[Result]] | None:
-    """The results that come while the peer is stopped; None if there are none."""
     try:
         return writer.results(FROZEN_S)
     except Silent:

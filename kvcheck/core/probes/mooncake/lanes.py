@@ -1,9 +1,7 @@
-"""Lanes: writes that a process makes one after the other to one peer, and what it saw when each was reported.
+"""Lanes: sequential writes of a process to one peer, each compared when its status arrives.
 
-Invariants:
-- Targets are compared at once when their status arrives, by the thread that got the status: first the ends of all
-  writes, the last write first, and then all bytes. The ends come last and take microseconds.
-- What differs is copied before anything else is done, so that it can be judged later.
+The thread that gets a status compares at once: first the ends of all writes, the last write first, and then all bytes.
+The ends land last, and comparing them takes microseconds.
 """
 
 from __future__ import annotations
@@ -17,18 +15,18 @@ from typing import Any
 from kvcheck.core.probes.mooncake.memory import Memory, Plane
 
 RUNNING = 0
-"""The status of a submitted write that has not ended."""
+"""Status of a submitted write in progress."""
 DONE = 1
 POLL_S = 0.00002
 END = 64
-"""Bytes of a write that are compared before all others."""
+"""Last bytes of a write, which are compared first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of the engine. writes: (offset, bytes) in the peer's region. addresses: where the peer has them.
+    """One call of the engine. writes: (offset, bytes) in the peer's region. addresses: of the writes in the peer.
 
-    after: for a call that fails: its source gets what NEXT holds, and its target what REUSED holds, at once.
+    after: if the call fails, its source is overwritten from NEXT and its target from REUSED, at once.
     """
 
     name: str
@@ -40,7 +38,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Calls to one peer. session: the peer's name for the engine."""
+    """Calls to one peer. session: the engine's name of the peer."""
 
     peer: int
     session: str
@@ -49,8 +47,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a call returned. is_done: the engine says that all was written. wrong: writes whose target differed when
-    the status arrived."""
+    """Result of a call. is_done: the engine reported success. wrong: writes whose target differed at the status."""
 
     code: int
     is_done: bool
@@ -59,7 +56,7 @@ class Result:
 
 
 class LaneRunner:
-    """Makes calls of one engine. notified: the kind of a write and the engine's own notification of a text."""
+    """Makes calls of one engine. notified: text -> (opcode, notification)."""
 
     def __init__(self, engine: Any, memory: Memory, notified: Callable[[str], tuple[Any, Any]]) -> None:
         self._engine = engine
@@ -67,17 +64,15 @@ class LaneRunner:
         self._notified = notified
 
     def run(self, lanes: Sequence[Lane]) -> list[list[Result]]:
-        """The results of all calls, by lane. Lanes run at the same time."""
         with ThreadPoolExecutor(max_workers=len(lanes)) as threads:
             return list(threads.map(self._follow, lanes))
 
     def _follow(self, lane: Lane) -> list[Result]:
-        """The calls of a lane, up to the first that is not done: what comes after it would say nothing."""
         results: list[Result] = []
         for call in lane.calls:
             results.append(self._call(lane, call))
             if not results[-1].is_done:
-                break
+                break  # later calls would show nothing
         return results
 
     def _call(self, lane: Lane, call: Call) -> Result:
@@ -92,7 +87,6 @@ class LaneRunner:
         return Result(code=code, is_done=is_done, wrong=tuple(wrong), took_s=time.monotonic() - began)
 
     def _together(self, lane: Lane, call: Call) -> tuple[int, bool, list[int]]:
-        """All writes by one call with one status."""
         local = [self._memory.address(Plane.SOURCE, lane.peer, at) for at, _ in call.writes]
         sizes = [size for _, size in call.writes]
         remote = list(call.addresses)
@@ -112,7 +106,6 @@ class LaneRunner:
         return code, code == 0, self._looks(lane, call, range(len(sizes))) if code == 0 else []
 
     def _one_by_one(self, lane: Lane, call: Call) -> tuple[int, bool, list[int]]:
-        """A call for each write, until one fails."""
         wrong: list[int] = []
         for number, (at, size) in enumerate(call.writes):
             local = self._memory.address(Plane.SOURCE, lane.peer, at)
@@ -123,7 +116,6 @@ class LaneRunner:
         return 0, True, wrong
 
     def _submit(self, lane: Lane, call: Call) -> tuple[int, bool, list[int]]:
-        """All writes are submitted, and then each is asked for until it ends."""
         running: dict[int, int] = {}
         for number, (at, size) in enumerate(call.writes):
             local = self._memory.address(Plane.SOURCE, lane.peer, at)
@@ -144,7 +136,7 @@ class LaneRunner:
         return code, code == 0, wrong
 
     def _looks(self, lane: Lane, call: Call, numbers: Sequence[int]) -> list[int]:
-        """The writes whose target is not what was sent. What a target holds instead is kept in SEEN."""
+        """Return the writes whose target differs from the source, and keep it in SEEN."""
         memory, peer = self._memory, lane.peer
         late = set()
         for number in reversed(numbers):

@@ -1,15 +1,13 @@
-"""Memory: what the processes of a schedule share. The judge writes sources in it and looks at targets.
+"""Memory shared by the processes of a schedule. The judge writes sources and compares targets in it.
 
 Each peer has a region in each plane, at the same offsets:
 
-    SOURCE  what a writer sends                 TARGET  where its peer's engine writes
-    SEEN    a target as it was at a status      NEXT    what a source holds after a failed write
-    REUSED  what a target holds after a failed write
-    EXPECTED  what a target should hold, by all that was reported
+    SOURCE  sent by a writer                    TARGET  written by the peer's engine
+    SEEN    a target as it was at a status      NEXT    a source's content after a failed write
+    REUSED  a target's content after a failed write
+    EXPECTED  a target's expected content, by all reports
 
-Invariants:
-- All processes map the same memory, so a look at a target is a look at the receiver's own bytes.
-- The first and the last GUARD bytes of a region are registered by nobody.
+The first and the last GUARD bytes of a region are never registered.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ _memcmp.restype = ctypes.c_int
 
 
 class Plane(IntEnum):
-    """A copy of all regions, for one use."""
-
     SOURCE = 0
     TARGET = 1
     SEEN = 2
@@ -43,7 +39,7 @@ SIZE = len(Plane) * MOST_PEERS * REGION
 
 
 class Memory:
-    """The shared memory, mapped into this process. file: where the one who made it has it open."""
+    """The shared memory, mapped into this process. file: path of an existing one."""
 
     def __init__(self, file: str | None = None) -> None:
         if file is None:
@@ -59,38 +55,31 @@ class Memory:
 
     @property
     def file(self) -> str:
-        """Where a process of the same user can open it."""
         return f"/proc/{os.getpid()}/fd/{self._made}"
 
     def address(self, plane: Plane, peer: int, at: int) -> int:
-        """Where a byte lies in this process."""
         return self.base + offset(plane, peer, at)
 
     def write(self, plane: Plane, peer: int, at: int, data: bytes | memoryview) -> None:
-        """Put bytes there."""
         start = offset(plane, peer, at)
         self._mapped[start : start + len(data)] = data
 
     def read(self, plane: Plane, peer: int, at: int, size: int) -> bytes:
-        """A copy of the bytes there."""
         start = offset(plane, peer, at)
         return self._mapped[start : start + size]
 
     def copy(self, source: Plane, target: Plane, peer: int, at: int, size: int) -> None:
-        """Copy bytes between planes, at the same place of the same peer."""
         ctypes.memmove(self.address(target, peer, at), self.address(source, peer, at), size)
 
     def is_equal(self, one: Plane, other: Plane, peer: int, at: int, size: int) -> bool:
-        """Whether two planes hold the same bytes there now."""
         return not _memcmp(self.address(one, peer, at), self.address(other, peer, at), size)
 
     def close(self) -> None:
-        """Give the file back. The mapping ends with the process, because libraries may still hold addresses of it."""
+        """The mapping stays until the process ends, because libraries may hold addresses of it."""
         if self._made is not None:
             os.close(self._made)
             self._made = None
 
 
 def offset(plane: Plane, peer: int, at: int) -> int:
-    """Where a byte lies in the memory."""
     return (int(plane) * MOST_PEERS + peer) * REGION + at

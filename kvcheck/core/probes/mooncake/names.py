@@ -1,15 +1,8 @@
-"""Where the library has what the probes need, and the builds that bring it.
-
-Invariants:
-- Places are tried in order and by name alone. An unknown release is driven if it has the names.
-"""
+"""Places of the library's capabilities, and the builds that contain it."""
 
 from __future__ import annotations
 
 from typing import Final
-
-BUILDS: Final = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
-"""Distributions of the one library. They overwrite each other's files."""
 
 _ENGINE = "mooncake.engine:TransferEngine"
 NAMES: Final[dict[str, tuple[str, ...]]] = {

@@ -1,8 +1,6 @@
-"""Probe notification: a notification that goes with a write comes after the data of that write.
+"""Probe notification: the notification of a write arrives after the data of that write.
 
-Invariants:
-- The receiver itself compares its bytes, at once when it has the notification.
-- Each write has a place of its own, so what is there belongs to its notification alone.
+The receiver itself compares its bytes as soon as it has the notification.
 """
 
 from __future__ import annotations
@@ -18,23 +16,17 @@ HEAR_S = 20.0
 
 
 class Notification:
-    """Writes with notifications."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Names of the calls."""
         return (f"notified.{subject}", "notification", "notification.list", "opcode")
 
     def scene(self, rig: TransferRig) -> Scene:
-        """A writer and one peer."""
         return Scene(rig, self.needs(rig.subject), peers=1, settings={})
 
     def control(self, scene: Scene) -> None:
-        """One write with a notification that is heard."""
         _write(scene, 1, "c")
         scene.check_quiet()
 
     def measure(self, scene: Scene) -> None:
-        """Writes of all sizes, each with a notification."""
         early, tries = _write(scene, CALLS, "n")
         if early:
             scene.rig.tally.find(
@@ -49,7 +41,6 @@ class Notification:
 
 
 def _write(scene: Scene, count: int, mark: str) -> tuple[list[str], int]:
-    """The calls, and the notifications that came too early, with the number of all that came."""
     mix = scene.rig.mix
     sizes = [64 << mix.below(14) for _ in range(count * (MOST_BATCH if scene.rig.subject == "batch" else 1))]
     places = [*spread(mix, [size + mix.below(size) for size in sizes])]

@@ -1,10 +1,6 @@
 """Probe registration: a write to memory that its peer has not registered is refused, and changes nothing.
 
-All memory that is named exists in the peer, so a write that should be refused shows in bytes and not in a crash.
-
-Invariants:
-- Each place is named by an address of the peer; a legal write up to both ends of the registered memory is done.
-- After each refusal the whole region is compared, and a legal write still works.
+All addressed memory exists in the peer, so an accepted write shows in bytes and not in a crash.
 """
 
 from __future__ import annotations
@@ -43,18 +39,13 @@ ILLEGAL: dict[str, Place] = {
 
 
 class Registration:
-    """Writes that have to be refused."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """Names of the calls."""
         return (subject, "register", "unregister")
 
     def scene(self, rig: TransferRig) -> Scene:
-        """A writer and one peer."""
         return Scene(rig, self.needs(rig.subject), peers=1, settings={})
 
     def control(self, scene: Scene) -> None:
-        """Legal writes at both ends, and to memory that is given back then."""
         scene.peers[0].register(Plane.REUSED, 0, START, SIZE)
         call = scene.call(scene.rig.subject, 0, ((START + SIZE, SIZE),))
         scene.run_unjudged([scene.lane(0, [replace(call, addresses=(ILLEGAL[FREED](scene.peers[0]),))])])
@@ -64,7 +55,6 @@ class Registration:
         scene.check_quiet()
 
     def measure(self, scene: Scene) -> None:
-        """Every illegal place, in a drawn order."""
         left = [*ILLEGAL]
         while left:
             name = left.pop(scene.rig.mix.below(len(left)))
@@ -74,7 +64,7 @@ class Registration:
 
 
 def _write_again(scene: Scene, name: str) -> None:
-    """A legal write after an illegal one. That the first one fails is noted: the engine may drop a connection then."""
+    """A first try may fail: the engine may drop a connection after a refusal."""
     for number in range(LEGAL_TRIES):
         ((result,),) = scene.run([scene.lane(0, [scene.call(scene.rig.subject, 0, ((START, SIZE),))])])
         if result.is_done:
@@ -85,7 +75,6 @@ def _write_again(scene: Scene, name: str) -> None:
 
 
 def _refuse(scene: Scene, name: str) -> None:
-    """One illegal write. Where it goes is zero before, or holds what was written there."""
     tally, memory = scene.rig.tally, scene.memory
     place = ILLEGAL[name](scene.peers[0])
     call = scene.call(scene.rig.subject, 0, ((START + SIZE, SIZE),))

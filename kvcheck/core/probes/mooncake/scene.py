@@ -1,10 +1,9 @@
-"""Scene: writers, peers and their memory in one schedule, and what is said of each write.
+"""Scene: writers, peers and their memory in one schedule, and the verdict on each write.
 
 Invariants:
 - A write is judged by the bytes at its receiver: at its status, and until its place is written again.
-- What differs at a status is looked at again for SETTLE_S, so that late bytes and lost ones are told apart.
-- A write that failed may have landed or not, and that is no finding here: its peer is not compared as a whole any more.
-- A finding says of how many tries it is.
+- Bytes that differ at a status are compared again for SETTLE_S, to separate late bytes from lost ones.
+- A failed write may have landed or not, and that is no finding here: its peer is no longer compared as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kvcheck.core.probes.mooncake.words import WORD, Held, Places, generation_of
 
 SETTLE_S = 1.0
 CALL_S = 90.0
-"""The longest that calls to healthy peers may take. The library waits 61 s for a handshake."""
+"""Limit of calls to healthy peers. The library waits 61 s for a handshake."""
 BLOCK = 64 << 10
 SIZE_CLASSES = (
     ("64 B to 1 KiB", 64, 1 << 10),
@@ -38,13 +37,12 @@ Writes = tuple[tuple[int, int], ...]
 
 
 def class_of(size: int) -> str:
-    """The name of the size class of a write."""
     return next((name for name, _, most in SIZE_CLASSES if size <= most), SIZE_CLASSES[-1][0])
 
 
 @dataclass(slots=True, kw_only=True)
 class TransferRig:
-    """What a probe gets for one schedule. variables: the engine's own, as the user gave them."""
+    """Context of a probe in one schedule. variables: the engine's own, from the user."""
 
     subject: str
     schedule: int
@@ -56,7 +54,7 @@ class TransferRig:
 
 @dataclass(slots=True)
 class Wrong:
-    """Writes that were not what their status said. tries: all writes that were reported done."""
+    """Writes that contradict their status. tries: all writes that were reported done."""
 
     early: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
@@ -68,15 +66,13 @@ class Wrong:
 
     @property
     def told(self) -> int:
-        """How many were wrong."""
         return sum(map(len, (self.early, self.torn, self.lost, self.late, self.strange)))
 
 
 class Scene:
-    """The processes of a schedule. It ends them when it is left.
+    """The processes of a schedule, ended on exit.
 
-    writers: how many processes write. peers: how many are written to. settings: variables of the engine for this probe,
-    which those of the user replace.
+    writers, peers: numbers of processes. settings: variables of the engine for this probe; the user's replace them.
     """
 
     def __init__(
@@ -111,7 +107,6 @@ class Scene:
                 writer.register(Plane.SOURCE, number, GUARD, REGION - 2 * GUARD)
 
     def close(self) -> None:
-        """End all processes."""
         for agent in (*self.writers, *self.peers):
             agent.close()
         self.memory.close()
@@ -123,7 +118,7 @@ class Scene:
         self.close()
 
     def fill(self, plane: Plane, peer: int, writes: Writes) -> int:
-        """Put the content of new writes there. Returns their generation."""
+        """Return the generation of the new content."""
         self.generation += 1
         for at, size in writes:
             content = self.places.content(owner=peer + 1, generation=self.generation, at=at, size=size)
@@ -131,24 +126,23 @@ class Scene:
         return self.generation
 
     def call(self, name: str, peer: int, writes: Writes, *, after: bool = False, note: str = "") -> Call:
-        """A call that writes new content. Its source is filled here."""
+        """Return a call, with its source filled."""
         self.fill(Plane.SOURCE, peer, writes)
         self._tops[peer] = max([self._tops[peer], *(at + size for at, size in writes)])
         addresses = tuple(self.peers[peer].address(Plane.TARGET, peer, at) for at, _ in writes)
         return Call(name=name, writes=writes, addresses=addresses, after=after, note=note)
 
     def lane(self, peer: int, calls: Iterable[Call]) -> Lane:
-        """Calls to one peer, one after the other."""
         return Lane(peer=peer, session=self.peers[peer].session, calls=tuple(calls))
 
     def run(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
-        """Make the calls and judge what was reported done. Raises CannotDrive where a process is lost."""
+        """Raises CannotDrive if a process is lost."""
         results = self.run_unjudged(lanes, writer, within_s)
         self.judge(lanes, results)
         return results
 
     def run_unjudged(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
-        """Make the calls. Raises CannotDrive where a process is lost."""
+        """Raises CannotDrive if a process is lost."""
         self.writers[writer].begin(lanes)
         try:
             return self.writers[writer].results(within_s)
@@ -156,7 +150,7 @@ class Scene:
             raise CannotDrive(str(why)) from why
 
     def run_healthy(self, lanes: Sequence[Lane], writer: int = 0) -> None:
-        """Like `run`, with calls that nothing stands in the way of. Raises CannotDrive if one fails."""
+        """Raises CannotDrive if a call fails."""
         for lane, results in zip(lanes, self.run(lanes, writer), strict=True):
             if failed := [result for result in results if not result.is_done]:
                 code = failed[0].code
@@ -165,7 +159,6 @@ class Scene:
                 )
 
     def judge(self, lanes: Sequence[Lane], results: Sequence[Sequence[Result]]) -> None:
-        """Judge the calls that were reported done."""
         for lane, of_lane in zip(lanes, results, strict=True):
             for call, result in zip(lane.calls, of_lane, strict=False):  # a lane ends at its first failure
                 if result.is_done:
@@ -188,12 +181,11 @@ class Scene:
             self.memory.copy(plane, Plane.EXPECTED, lane.peer, at, size)
 
     def count_words(self, size: int) -> None:
-        """Count the words of a write that were compared."""
         words = self.rig.tally.words
         words[class_of(size)] = words.get(class_of(size), 0) + -(-size // WORD)
 
     def _judge_wrong(self, peer: int, call: Call, at: int, size: int, until: float) -> None:
-        """until: when the writes of a call have had their time. A clock decides what is told, not whether."""
+        """until: end of the settle time. The clock decides the kind of a finding, not its existence."""
         memory = self.memory
         left_s = max(0.0, until - time.monotonic())
         has_landed = wait_until(lambda: memory.is_equal(Plane.SOURCE, Plane.TARGET, peer, at, size), left_s)
@@ -218,7 +210,6 @@ class Scene:
             self.wrong.early.append(f"{text}; all of it came later")
 
     def held(self, seen: bytes, peer: int, at: int, generation: int, before: bytes, after: bytes | None = None) -> Held:
-        """What bytes of a peer's region hold. before, after: as in words.held."""
         return held(
             seen,
             owner=peer + 1,
@@ -231,7 +222,7 @@ class Scene:
         )
 
     def check_quiet(self, peers: Iterable[int] | None = None) -> None:
-        """Nothing may have changed at the peers but what was reported done."""
+        """Add findings for bytes at the peers that changed without a reported write."""
         for peer in {*(range(len(self.peers)) if peers is None else peers)} - self._unsettled:
             end = min(REGION, self._tops[peer] + GUARD)
             if self.memory.is_equal(Plane.TARGET, Plane.EXPECTED, peer, 0, end):
@@ -250,19 +241,16 @@ class Scene:
         (self.wrong.late if found.older + found.wanted + found.newer else self.wrong.strange).append(text)
 
     def require_landed(self) -> None:
-        """Raise CannotDrive if nothing of a write has come to its place: that says more of the probe than of the
-        engine. Forget what was counted so far.
-        """
+        """Raise CannotDrive if bytes of a control write are lost or strange: the probe is then more likely wrong than
+        the engine."""
         if astray := self.wrong.lost + self.wrong.strange:
             raise CannotDrive(f"the control case failed: {astray[0]}")
         self.wrong, self.rig.tally = Wrong(), Tally(notes=self.rig.tally.notes)
 
     def accept(self, peer: int) -> None:
-        """What the peer's region holds now, whatever it is, is expected from now on."""
         self.memory.copy(Plane.TARGET, Plane.EXPECTED, peer, 0, REGION)
 
     def report(self) -> None:
-        """Make findings of what was wrong, each with its count of tries."""
         wrong, tally = self.wrong, self.rig.tally
         of_tries = f"of {wrong.tries} writes in {wrong.calls} calls that were reported done"
         for code, oracle, lane, texts, what in (
@@ -278,7 +266,6 @@ class Scene:
 
 
 def spread(mix: Rng, sizes: Sequence[int], most: int = REGION - GUARD) -> Writes:
-    """Places for writes of these sizes, one behind the other with gaps; those for which there is room."""
     writes, at = [], GUARD
     for size in sizes:
         at += WORD * mix.below(9)

@@ -1,12 +1,11 @@
-"""Server: the child that judges an installed transfer engine. The interpreter of the engine's environment runs it.
+"""Server: the child that judges an installed transfer engine, run by the interpreter of the engine's environment.
 
-It loads no library itself: processes that it starts do. It answers each JSON line that it reads with one JSON line.
+It loads no library itself: its agents do. It answers each JSON line that it reads with one JSON line.
 
 Invariants:
-- Needs the standard library and kvcheck's base alone.
-- There is no verdict without the control: where a call of it fails, or nothing of a write arrives, the engine cannot
-  be driven.
-- All engines of a child are in one private network. Where the system refuses one, a note says so.
+- Needs only the standard library and kvcheck's base.
+- There is no verdict without the control.
+- All engines of a child are in one private network; a note states if the system refuses one.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Protocol, cast
 
+from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import Evidence
@@ -33,35 +33,29 @@ from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, e
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.agents import Lost, start_all
 from kvcheck.core.probes.mooncake.memory import Memory
-from kvcheck.core.probes.mooncake.names import BUILDS
 from kvcheck.core.probes.mooncake.scene import QUIET, Scene, TransferRig
 
 
 class TransferProbe(Protocol):
-    """One way to try the engine."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         """Names of the library that the release must have."""
 
-    def scene(self, rig: TransferRig) -> Scene:
-        """The processes of a schedule."""
+    def scene(self, rig: TransferRig) -> Scene: ...
 
     def control(self, scene: Scene) -> None:
         """A case that passes on every engine that works, by the same calls."""
 
-    def measure(self, scene: Scene) -> None:
-        """The cases of one schedule."""
+    def measure(self, scene: Scene) -> None: ...
 
 
 class TransferServer:
-    """One installed engine. variables: its own, as the user gave them. network: of its processes."""
+    """One installed engine. variables: its own, from the user. network: of its processes."""
 
     def __init__(self, variables: dict[str, str], network: PrivateNetwork) -> None:
         self._variables = variables
         self._network = network
 
     def start(self) -> Hello | Refusal:
-        """Find the build, and load it once."""
         found = {build: version for build in BUILDS if (version := _version_of(build)) is not None}
         if len(found) > 1:
             told = ", ".join(f"{build} {version}" for build, version in found.items())
@@ -97,7 +91,6 @@ class TransferServer:
         return None
 
     def answer(self, ask: Ask) -> Reply:
-        """Run one schedule of a probe."""
         row = MOONCAKE.probe(ask.probe)
         if row is None or ask.subject not in row.subjects:
             return Reply(evidence=Evidence(schedules=0), unknown=f"no probe {ask.probe} on {ask.subject}")
@@ -119,7 +112,6 @@ class TransferServer:
 
 
 def _run(row: ProbeRow, rig: TransferRig) -> str | None:
-    """Why the schedule is no evidence, or None. Findings are in the rig's tally."""
     module, attribute = row.entry.split(":")
     probe = cast(TransferProbe, getattr(importlib.import_module(module), attribute)())
     try:
@@ -139,7 +131,6 @@ def _run(row: ProbeRow, rig: TransferRig) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    """The digest of the package: of its Python files, and of the compiled library that all of it is about."""
     found = hashlib.sha256(folder_digest(folder).encode())
     for library in sorted(folder.glob("engine*.so")):
         found.update(file_digest(library).encode())
@@ -154,18 +145,15 @@ def _version_of(build: str) -> str | None:
 
 
 def _seed(row: ProbeRow, ask: Ask) -> int:
-    """Each probe, subject and schedule has a seed of its own."""
     return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
 def start(spec: EngineSpec) -> Hello | Refusal:
-    """Load the library as the child does, with the library's own settings."""
     with PrivateNetwork() as network:
         return TransferServer({}, network).start()
 
 
 def main(entry: str, device: str, variables: str) -> None:
-    """Send the child's own output to standard error, and answer on what was standard output."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     with PrivateNetwork() as network:

@@ -1,10 +1,8 @@
-"""Words: what writes carry. Each word of 64 bits says its owner, the generation of the write, and its place.
+"""Words: the content of writes. Each 64-bit word encodes its owner, the generation of the write, and its place.
 
     word = owner:8 | generation:24 | place:32        place: the number of the word in its peer's region
 
-Invariants:
-- Two writes to one place differ in every word. A word at another place, or of another peer, is told from its own.
-- The value of a word that nobody has written is 0, and no write has generation 0.
+An unwritten word is 0, and no write has generation 0.
 """
 
 from __future__ import annotations
@@ -20,13 +18,10 @@ _LOW = 0 if sys.byteorder == "little" else 1
 
 
 class Places:
-    """The places of a region's words, made once."""
-
     def __init__(self, region_bytes: int) -> None:
         self._places = array("I", range(region_bytes // WORD))
 
     def content(self, *, owner: int, generation: int, at: int, size: int) -> memoryview:
-        """The bytes of a write of `size` bytes at `at` of the owner's region."""
         assert at % WORD == 0 and 0 < generation < MOST_GENERATIONS and 0 < owner < 256
         first, count = at // WORD, -(-size // WORD)
         words = array("I", bytes(WORD * count))
@@ -37,9 +32,8 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What bytes hold, in words. wanted: of the expected owner and generation. older, newer: of other generations of
-    that owner. foreign: of another owner. misplaced: of another place. unwritten: 0. strange: of nobody.
-    """
+    """Content of bytes, in words. wanted: of the expected owner and generation. older, newer: of other generations of
+    that owner. unwritten: 0. strange: of no write."""
 
     words: int
     wanted: int = 0
@@ -51,7 +45,6 @@ class Held:
     strange: int = 0
 
     def text(self) -> str:
-        """The counts that are not 0: "12 of its own words and 4 older ones"."""
         parts = {
             "of this write": self.wanted,
             "of earlier writes": self.older,
@@ -68,7 +61,6 @@ class Held:
 
 
 def generation_of(content: bytes) -> int:
-    """The generation of a write, by its first word."""
     return array("I", content[:WORD])[1 - _LOW] & (MOST_GENERATIONS - 1)
 
 
@@ -83,10 +75,11 @@ def held(
     before: bytes,
     after: bytes | None = None,
 ) -> Held:
-    """What the whole words of `seen` hold, which lies at `at`. owners, latest: the most that any write has.
+    """Classify the whole words of `seen`, which lies at `at`. owners, latest: highest owner and generation of any
+    write.
 
-    before: what was there. after: what was written there; None: words as before are right, and only others are told.
-    A word may be cut: some of its bytes have come and others have not. Of many words about MOST_WORDS are looked at.
+    before: the former content. after: the written content; None: unchanged words are right, and only others are
+    counted. A cut word has landed in part. Of many words about MOST_WORDS are classified.
     """
     count = len(seen) // WORD
     halves = array("I", seen[: count * WORD])
@@ -105,7 +98,6 @@ def held(
 
 
 def _is_cut(word: bytes, old: bytes, new: bytes) -> bool:
-    """Whether each byte of a word is of the one or of the other."""
     return all(byte in pair for byte, *pair in zip(word, old, new, strict=True))
 
 

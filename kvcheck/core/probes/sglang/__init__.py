@@ -1,8 +1,4 @@
-"""SGLang as a target: its stand-in packages, its names, and the probes that try it.
-
-Invariants:
-- A new probe is a module and a row here. Nothing else changes.
-"""
+"""SGLang as a target: its stand-in packages, its names, and its probes."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ _BOTH = ("cpu", "cuda")
 _POOLS = ("mha", "mla", "nsa", "swa", "mamba")
 
 _UNIFIED = ("0.5.21", "0.5.22", "0.5.23")
-"""Releases whose scheduler makes the unified tree where older ones made SWARadixCache and MambaRadixCache."""
+"""Releases whose scheduler makes the unified tree instead of SWARadixCache and MambaRadixCache."""
 _CUT = "no way is known in which peers of one release build unequal lists (#27004), and copies cut them (#23323)"
 _WINDOWS = ("KV301 content: device swa_kv_pool.k_buffer", "KV301 content: device swa_kv_pool.v_buffer")
 _STALE = ("KV102 content: device swa_kv_pool.k_buffer", "KV102 content: device swa_kv_pool.v_buffer")

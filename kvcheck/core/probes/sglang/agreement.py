@@ -1,13 +1,12 @@
 """Probe agreement: requests that are reported done before their bytes have landed, at a different time on each rank.
 
 Metadata takes the default route, or the intra-node NVLink route, which an environment variable of the engine selects.
-Either the metadata or every byte lands after it was reported done. The device of the metadata and its route are noted
-and decide nothing. In half of the schedules other requests have used every slot and page before, and their content is
-still there.
+Either the metadata or every byte lands late. In half of the schedules other requests have used every slot and page
+before, and their content is still there.
 
 Invariants:
-- Late writes of a rank land in the order in which they were sent. Messages arrive in the order of their sending too.
-- The ranks are judged by what they did: their queues are equal after each poll, and each committed request was whole.
+- Late writes of a rank land in the order in which they were sent. So do messages.
+- The ranks' queues must be equal after each poll, and each committed request whole.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ class Agreement:
             scene.finish()
 
     def measure(self, rig: Rig) -> None:
-        """Bytes and messages arrive by the seed, and both ranks poll in between."""
         with route(rig):
             scene = AgreementScene(rig, (lambda _: True) if rig.subject == EVERYTHING else None)
             scene.send()
@@ -92,8 +90,6 @@ class Agreement:
 
 
 class AgreementScene:
-    """A prefill and two decode ranks with requests on the way."""
-
     def __init__(self, rig: Rig, late: Callable[[int], bool] | None) -> None:
         self._rig, self.agreed, self.polls = rig, True, 0
         self._pools = [small_pool(rig, "mla") for _ in range(1 + RANKS)]
@@ -121,7 +117,6 @@ class AgreementScene:
         rig.judge.note(f"metadata asked for on {', '.join(sorted(devices)) or 'no device'}")
 
     def send(self) -> None:
-        """Send all requests by the prefill's worker to both ranks."""
         sent = []
         for at in range(REQUESTS):
             number = len(self._sent) + 1
@@ -148,25 +143,21 @@ class AgreementScene:
         self._rig.judge.count("transfers", REQUESTS * RANKS)
 
     def reuse(self) -> None:
-        """Send other requests in the slots and pages of the first ones, which have given theirs back."""
         for sent in self._sent:
             self._slots[0].free(sent.slot)
         self.send()
         self._rig.judge.count("foreign_reuses", REQUESTS)
 
     def deliver(self, rank: int, most: int | None = None) -> None:
-        """Let so many messages reach a rank, or all."""
         died = self.peers.deliver(rank, most)
         if died is not None:
             raise CannotDrive(f"the receive loop died: {died.text} ({died.where})")
 
     def waits(self) -> bool:
-        """Whether bytes or messages are still on their way."""
         link = self.peers.link
         return any(link.wires.values()) or any(link.flying.values())
 
     def poll(self, when: str) -> None:
-        """Both ranks poll. Their queues must be equal, and each committed request must be whole."""
         before = [[entry.req.rid for entry in queue.queue] for queue in self._queues]
         if not any(before):
             return
@@ -196,7 +187,7 @@ class AgreementScene:
             self._rig.judge.find("KV601", "protocol", text, lane="queue")
 
     def finish(self) -> None:
-        """Let everything arrive. No request may wait after that."""
+        """No request may wait after everything is delivered."""
         if self.agreed:
             for rank in range(RANKS):
                 self.peers.link.land(session(rank))
@@ -210,7 +201,6 @@ class AgreementScene:
 
     @contextmanager
     def _released(self) -> Iterator[None]:
-        """In here an aborted request frees nothing: the probe frees slots itself."""
         names = vars(sys.modules[type(self._queues[0]).__module__])
         kept = names["release_kv_cache"]
         names["release_kv_cache"] = lambda *_, **__: None
@@ -235,7 +225,6 @@ class AgreementScene:
             raise CannotDrive(f"pop_transferred: {fault.text} ({fault.where})")
 
     def _check(self, rank: int, request: int, when: str) -> None:
-        """Compare a committed request's metadata as it was read, and its pages as they are."""
         judge, target = self._rig.judge, self._sent[request - 1].targets[rank]
         what = f"{when}: rank {rank} committed request {request}"
         rows = self._snapshots[rank].get(target.slot)
@@ -256,7 +245,6 @@ class AgreementScene:
                 )
 
     def _queue(self, rank: int) -> Any:
-        """A decode rank's queue, made without its start-up."""
         buffers = self._buffers[1 + rank]
         read = buffers.get_buf
         writer, snapshots = self._stamps[1 + rank], self._snapshots[rank]
@@ -309,7 +297,6 @@ class AgreementScene:
         return int(slot)
 
     def _room(self, request: int) -> int:
-        """The room whose number is the content of the field that carries it."""
         held = next((each for each in self._stamps[0].found.buffers if each.name == ROOM), None)
         if held is None:
             raise CannotDrive(f"metadata buffers have no {ROOM}")
@@ -325,7 +312,6 @@ class AgreementScene:
 
 
 def _scheduler() -> SimpleNamespace:
-    """The attributes of a scheduler that a queue reads when nothing has failed."""
     quiet = SimpleNamespace(enable_metrics=False)
     return SimpleNamespace(
         server_args=SimpleNamespace(disaggregation_transfer_backend="mooncake"),
@@ -343,7 +329,6 @@ def _scheduler() -> SimpleNamespace:
 
 @contextmanager
 def route(rig: Rig) -> Iterator[None]:
-    """Set the environment variable that selects the subject's route."""
     if rig.subject.startswith(DEFAULT):
         if rig.names.has("transfer.custom-pool") and rig.names["transfer.custom-pool"]()[0]:
             raise CannotDrive(f"expected the default route, and the environment asks for another; unset {VARIABLE}")
@@ -361,7 +346,7 @@ def route(rig: Rig) -> Iterator[None]:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Tensors asked for on an accelerator lie in main memory; which device was asked for is kept."""
+    """Place tensors for an accelerator in main memory, and record the requested device."""
 
     def __init__(self, devices: set[str]) -> None:
         super().__init__()
@@ -377,7 +362,6 @@ class _OnCpu(TorchFunctionMode):
 
 @contextmanager
 def placed(rig: Rig) -> Iterator[set[str]]:
-    """Make buffers in here; the devices that were asked for."""
     devices: set[str] = set()
     with _OnCpu(devices):
         yield devices

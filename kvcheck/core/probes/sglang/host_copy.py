@@ -1,15 +1,13 @@
 """Probe host-copy: pages of several requests backed up, evicted, loaded back and read, on both tiers at once.
 
-The release's own controller makes the copies, over its own pools of both tiers. On a CPU Python versions replace the
-compiled copies; they run when the engine waits for them or when the seed lets them. On a device the engine's compiled
-copies run, each held on the stream that the engine has put it on. The probe acts like a prefix tree: it frees pages
-once the controller has acknowledged the copies that use them, and another request writes them at once.
+The release's own controller makes the copies, over its own pools. On a CPU Python versions replace the compiled copies;
+they run at the engine's waits or at moments drawn from the seed. On a device the engine's own copies run, held on the
+stream that it has chosen. The probe frees pages once the controller has acknowledged the copies that use them, as a
+prefix tree does, and another request writes them at once.
 
 Invariants:
 - The pages of a request, on both tiers, are written by the content rule or by a copy of the controller.
-- Only as many getters read as are needed to see every byte, those of token rows first. The probe layer-wait tries the
-  waits of all getters.
-- The control runs on the plainest pool, and all its copies run at once.
+- Only as many getters read as are needed to see every byte. The probe layer-wait tries the waits of all getters.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ LAYOUTS = {
     "direct": ("layer_first", "page_first_direct"),
     "mha-kernel": ("layer_first", "page_first", "page_head"),
 }
-"""Layouts of the host's memory by the way of a copy, or by the subject where it has others."""
+"""Layouts of host memory by way of copying, or by subject if it has others."""
 LEFT_OUT = "page_first_kv_split, which is made for another kind of device"
 OTHERS = 4000
-"""First of the owners of pages that were given away."""
+"""First owner of pages that were freed."""
 COPYING = ("write", "start_writing", "start_loading")
-"""Calls of the controller that ask for copies."""
+"""Calls of the controller that make copies."""
 ORDERINGS = "orderings_checked"
 TRIES = 2
-"""Of a schedule on a device, if its watchdog ended a hold in the first."""
+"""Tries of a schedule on a device, if its watchdog ended a hold in the first."""
 ROUNDS = 5
 MOST_PAGES = 3
 
@@ -62,12 +60,10 @@ class HostCopy:
         self._readers: tuple[str, ...] = ()
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The pool and the tree over it."""
         return (*dict.fromkeys((*host_tier_needs(PLAINEST), *host_tier_needs(_family(subject)))),)
 
     def control(self, rig: Rig) -> None:
-        """Back up and load two pages of the plainest pool, with copies that run at once; and read every getter of this
-        pool without a load."""
+        """Back up and load two pages of the plainest pool; read every getter of the subject's pool without a load."""
         if not isinstance(rig.machine, Machine):
             rig.judge.note(f"compiled copies: {require_compiled(rig.device)}")
         rig.machine.reset(EAGER, 0)
@@ -81,7 +77,6 @@ class HostCopy:
             self._readers = _fewest(rig, tier.made, tokens)
 
     def measure(self, rig: Rig) -> None:
-        """Run one schedule over one layout."""
         family, _, backend = rig.subject.partition("-")
         layouts = LAYOUTS.get(rig.subject, LAYOUTS[backend])
         layout = layouts[rig.schedule % len(layouts)]
@@ -100,7 +95,7 @@ class HostCopy:
             rig.judge.note(f"not exercised: copies compiled at run time with host memory {layout}")
 
     def _run(self, rig: Rig, layout: str, order: str) -> Collection[str]:
-        """Rounds over a fresh tier; the copies that were asked for. Orders count if no watchdog ended a hold."""
+        """Orders count only if no watchdog ended a hold."""
         family, _, backend = rig.subject.partition("-")
         rig.machine.reset(order, rig.mix.next_u64())
         before = rig.judge.counts.get(ORDERINGS, 0)
@@ -112,8 +107,8 @@ class HostCopy:
         return tier.copies.asked
 
     def _rehearse(self, rig: Rig, layout: str) -> None:
-        """Make every copy once, unheld: a device loads and compiles code at its first call, and may stand still for
-        it. What is wrong already now is found; what is counted is not kept."""
+        """Make every copy once, unheld: a device loads and compiles code at its first call. Findings are kept, counts
+        are not."""
         family, _, backend = rig.subject.partition("-")
         counts = dict(rig.judge.counts)
         with closing(make_host_tier(rig, family, backend, layout)) as tier:
@@ -122,7 +117,6 @@ class HostCopy:
 
 
 def _in_vain(rig: Rig) -> str:
-    """What a device needs for them besides the release."""
     return "" if isinstance(rig.machine, Machine) else ", or its compiler cannot: see CUDA_HOME and nvcc"
 
 
@@ -130,7 +124,7 @@ def _in_vain(rig: Rig) -> str:
 class CachedRequest:
     """A request's pages. device, host: indices on each tier. writing, loading: not acknowledged yet.
 
-    given: the values of a list when the controller gets it, by tier.
+    given: values of an index list when the controller received it, by tier.
     """
 
     request: int
@@ -156,7 +150,7 @@ class HostCopyScene:
     requests: int = 0
     others: int = OTHERS
     is_behind: bool = False
-    """Whether the main stream may stand behind the model: who waits for it then waits for the model."""
+    """Whether the main stream may wait for the model's stream."""
     is_at_once: bool = False
 
     def __post_init__(self) -> None:
@@ -164,11 +158,10 @@ class HostCopyScene:
 
     @property
     def is_real(self) -> bool:
-        """Whether the streams are those of a device."""
         return not isinstance(self.rig.machine, Machine)
 
     def run_plain(self) -> None:
-        """One request there and back. All that is queued runs at once: no order is tried."""
+        """One request there and back. No order is tried."""
         self.is_at_once = True
         self.admit(2)
         self.backup()
@@ -178,7 +171,6 @@ class HostCopyScene:
         self.finish()
 
     def run(self) -> None:
-        """Rounds of a server's work, in an order that the seed draws."""
         judge, mix, controller = self.rig.judge, self.rig.mix, self.tier.controller
         for name in self.tier.lacking:
             judge.find("KV304", "contract", f"there is no memory for {name} on the host", buffer=name, tier="host")
@@ -213,7 +205,6 @@ class HostCopyScene:
         self.finish()
 
     def admit(self, pages: int) -> None:
-        """Admit a request of so many pages, if there is room for them."""
         made = self.tier.made
         self.catch_up()
         tokens = made.allocator.alloc(pages * made.page_size)
@@ -225,7 +216,6 @@ class HostCopyScene:
         self.compute(self.requests, tokens)
 
     def compute(self, request: int, tokens: torch.Tensor) -> None:
-        """Write the request's content on the device, on the stream that the engine uses for the model."""
         machine = self.rig.machine
         self.catch_up()
         work = partial(arrive, self.tier.made.arrivals(request, tokens))
@@ -235,7 +225,7 @@ class HostCopyScene:
             machine.settle()
 
     def catch_up(self) -> None:
-        """Let the model go, and no copy: the process is about to wait for the main stream."""
+        """Release the model's work, and no copy: the process is about to wait for the main stream."""
         if self.is_behind and self.is_real:
             reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
             reached.record(self.rig.machine.main)
@@ -243,7 +233,7 @@ class HostCopyScene:
         self.is_behind = False
 
     def backup(self) -> None:
-        """Back up all requests that lie on the device alone, one node for each; some are merged into one copy."""
+        """Back up all requests that lie only on the device; some are merged into one copy."""
         controller, mix = self.tier.controller, self.rig.mix
         later = optional(controller.write, flush=False) if mix.chance(1, 2) else {}
         for cached in self.of(lambda each: each.host is None and each.device is not None):
@@ -274,21 +264,19 @@ class HostCopyScene:
                     done(self.cached[request])
 
     def written(self, cached: CachedRequest) -> None:
-        """Note that the host holds the whole request now."""
         cached.writing = False
         self.catch_up()
         self.check_list(cached, "device", cached.device)
         self.judged(partial(self.check_host, cached, "acknowledged as backed up"))
 
     def loaded(self, cached: CachedRequest) -> None:
-        """Note that the device holds the whole request now."""
         cached.loading = False
         self.catch_up()
         self.check_list(cached, "host", cached.host)
         self.judged(partial(self.check_device, cached, "acknowledged as loaded"))
 
     def judged(self, look: Callable[[ProbeJudge], None]) -> None:
-        """Compare what has to be there. If it is wrong now and right once everything has run, a wait is missing."""
+        """Bytes that are wrong now and right once all work has run show a missing wait: KV201."""
         first, later = ProbeJudge(), ProbeJudge()
         look(first)
         if first.findings:
@@ -300,7 +288,7 @@ class HostCopyScene:
         self.rig.judge.absorb(first, "KV201" if late else None, why if late else "")
 
     def evict(self, every: bool = False) -> None:
-        """Free pages of the device. Another request writes them at once. every: free all that can be freed."""
+        """Another request writes the freed pages at once."""
         mix, made = self.rig.mix, self.tier.made
         able = self.of(lambda each: each.device is not None and each.host is not None and not busy(each))
         while able and (every or mix.chance(2, 3) or made.allocator.available_size() < MOST_PAGES * made.page_size):
@@ -315,8 +303,7 @@ class HostCopyScene:
             self.rig.judge.count("foreign_reuses")
 
     def evict_host(self, most: int | None = None) -> None:
-        """Free pages of the host. Another request's content is put there at once. most: so many requests; None: a
-        random choice."""
+        """Another request's content is written to the freed pages at once. most: number of requests; None: drawn."""
         mix = self.rig.mix
         able = self.of(lambda each: each.host is not None and not busy(each))
         while able and (mix.chance(1, 2) if most is None else most > 0):
@@ -332,7 +319,6 @@ class HostCopyScene:
                 del self.cached[cached.request]
 
     def load(self) -> None:
-        """Load one or two requests that lie on the host alone, in one load."""
         controller, mix = self.tier.controller, self.rig.mix
         able = self.of(lambda each: each.device is None and each.host is not None and not busy(each))
         taken: list[int] = []
@@ -354,7 +340,6 @@ class HostCopyScene:
             self.loads.append((producer, taken))
 
     def read(self, producer: int, requests: list[int]) -> None:
-        """Read what is loaded, layer by layer, with the pool's own getters."""
         machine, mix, made = self.rig.machine, self.rig.mix, self.tier.made
         counter = self.tier.controller.layer_done_counter
         counter.set_consumer(producer)
@@ -371,7 +356,6 @@ class HostCopyScene:
         counter.set_consumer(-1)
 
     def read_layer(self, cached: CachedRequest, layer: int, made: SmallPool) -> None:
-        """Read a layer with every getter."""
         assert cached.device is not None
         for name in self.readers:
             got = self.rig.measured(partial(call, made, name, layer, cached.device), name)
@@ -388,7 +372,6 @@ class HostCopyScene:
         looks: Iterator[Sequence[torch.Tensor] | None],
         judge: ProbeJudge,
     ) -> None:
-        """Check what a getter returned of a layer."""
         assert cached.device is not None
         for each in seen(self.tier.made, got, layer, cached.device, next(looks)):
             judge.compare(
@@ -403,7 +386,6 @@ class HostCopyScene:
             )
 
     def finish(self) -> None:
-        """Let everything run, then check the pages of all requests on both tiers."""
         while self.loads:
             self.read(*self.loads.pop(0))
         self.poll(wait=True)
@@ -418,7 +400,7 @@ class HostCopyScene:
             raise CannotDrive("no copy between the tiers was asked for by a name that is known here")
 
     def check_list(self, cached: CachedRequest, tier: str, kept: torch.Tensor | None) -> None:
-        """Check that the list that the controller got, and the tree keeps, is as it was."""
+        """The index list, which the tree keeps too, must not change after the controller has received it."""
         given = cached.given.pop(tier, None)
         if given is not None and kept is not None and (found := kept.tolist()) != given:
             changed = sum(one != other for one, other in zip(found, given, strict=True))
@@ -426,28 +408,25 @@ class HostCopyScene:
             self.rig.judge.find("KV302", "contract", text, tier=tier, lane="lists", request=cached.request)
 
     def check_device(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
-        """Check that every buffer of the pool holds the request's content."""
         if cached.device is not None:
             self.tier.made.check(judge, cached.request, cached.device, when=when)
 
     def check_host(self, cached: CachedRequest, when: str, judge: ProbeJudge) -> None:
-        """Check that every buffer of the host holds the request's content."""
         if cached.host is not None:
             self.tier.check_host(judge, cached.request, cached.host, when)
 
     def of(self, wanted: Callable[[CachedRequest], bool]) -> list[CachedRequest]:
-        """Requests in that state, in their order."""
         return [each for each in self.cached.values() if wanted(each)]
 
     @property
     def reads_lists(self) -> bool:
-        """Whether the engine takes index lists to the host, and waits for its stream, before it asks for a copy."""
+        """Whether the engine copies index lists to the host, which waits for its stream, before a copy."""
         return self.is_real and self.tier.controller.io_backend == "direct"
 
     def engine(self, work: Callable[[], Any], what: str) -> Any:
-        """In here the engine is called, on its own stream, on which the model's work comes before unless it is fenced.
+        """Call the engine on its own stream, which follows the model's work unless it is fenced.
 
-        On a device that stream is the main one, which waits for the model's before a copy is asked for.
+        On a device that stream is the main one, which waits for the model's stream before a copy.
         """
         machine, stream = self.rig.machine, self.rig.machine.main if self.fenced else self.forward
         if self.is_real and not self.fenced:
@@ -465,7 +444,6 @@ class HostCopyScene:
 
 
 def busy(cached: CachedRequest) -> bool:
-    """True if a copy of the request is not acknowledged yet."""
     return cached.writing or cached.loading
 
 
@@ -478,8 +456,7 @@ def _content(request: int, held: BufferView, count: int) -> torch.Tensor:
 
 
 def _fewest(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> tuple[str, ...]:
-    """Getters that together show every byte of every buffer. Getters of token rows are tried first, and of those the
-    plainest."""
+    """Getters that together show every byte: those of token rows first, and of these the plainest."""
     hidden = {held.name: torch.ones(held.rows.shape[1], dtype=torch.bool) for held in made.writer.found.buffers}
     taken: list[tuple[bool, str]] = []
     for name in sorted(

@@ -1,12 +1,7 @@
 """Probe index-moves: lists of page ids that are moved for a copy, while the prefix tree keeps the same lists.
 
-The hybrid controller gets the calls that a tree makes (`hybrid_scene`). Trees are driven by their own calls
-(`tree_scene`). The device is a stand-in, so that a list on the wrong side is seen. No bytes are copied.
-
-Invariants:
-- The lists that the tree keeps do not change after the controller has got them: same values, same side, on both tiers.
-- The lists that the copy gets pair the same host and device pages. They lie on the side where the copy needs them, if
-  it needs one.
+The hybrid controller gets the calls of a tree (`hybrid_scene`). Trees are driven by their own calls (`tree_scene`). The
+device is a stand-in, so that a list on the wrong side is detected. No bytes are copied.
 """
 
 from __future__ import annotations
@@ -25,25 +20,23 @@ from kvcheck.core.probes.sglang.rig.tree_scene import TreeScene
 
 KERNEL, DIRECT = ("kernel", "layer_first"), ("direct", "layer_first")
 KERNEL_BY_PAGE, STAGED = ("kernel", "page_first"), ("direct", "page_first_direct")
-"""Ways of a copy: how it is made, and the layout of the host's memory."""
+"""(io_backend, layout of the host's memory)."""
 WAYS = {"kernel": (KERNEL, KERNEL_BY_PAGE), "direct": (DIRECT, STAGED)}
-"""Of a subject, in the order in which a tree is offered them."""
+"""Ways of copying by subject, in the order in which a tree is offered them."""
 POLICIES = ("write_through", "write_back")
-"""When pages are backed up: as soon as the tree has them, or when they have to leave the device."""
+"""Pages are backed up as soon as the tree has them, or when they leave the device."""
 
 
 class IndexMoves:
     """write and load of the hybrid controller; trees over a host tier."""
 
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The controller, and the classes that hold its lists."""
         if subject.startswith("hybrid"):
             own = ("hybrid", "transfer", "pool-name", "host-group", "host-entry")
             return (*(f"hicache.{name}" for name in own), "layers.counter")
         return NEEDS
 
     def control(self, rig: Rig) -> None:
-        """Copy a page whose list nobody keeps; and run a tree that asks for no copy."""
         if rig.subject.startswith("hybrid"):
             with present():
                 HybridScene(rig, STAGED).plain()
@@ -51,7 +44,6 @@ class IndexMoves:
             _each_tree(rig, (STAGED,), "write_back", TreeScene.fill)
 
     def measure(self, rig: Rig) -> None:
-        """Make copies that need their lists on the device, or in another order."""
         ways = WAYS[rig.subject.rpartition("-")[2]]
         if rig.subject.startswith("hybrid"):
             way, turn = ways[rig.schedule % len(ways)], rig.schedule // len(ways)
@@ -64,7 +56,6 @@ class IndexMoves:
 
 
 def _each_tree(rig: Rig, ways: tuple[tuple[str, str], ...], policy: str, drive: Callable[[TreeScene], object]) -> None:
-    """Every tree of the release for the subject's model, with the first way of copying that it accepts."""
     model = rig.subject.rpartition("-")[0]
     for kind in found_kinds(rig, model):
         _one_tree(rig, kind, model, ways, policy, drive)

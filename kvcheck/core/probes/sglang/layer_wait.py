@@ -1,10 +1,9 @@
 """Probe layer-wait: every reader of a pool waits for the load of its layer before it reads.
 
-The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream. On
-a CPU the stream advances when the engine waits or the seed lets it; on a device it is held, and let go piece by piece.
+The engine's own layer counter is registered with the pool. A load writes one layer after the other on a side stream.
 
 Invariants:
-- Readers are found on the pool by their parameters, not by a list. One that cannot be driven is named.
+- Readers are found on the pool by their parameters, not by a list. A reader that cannot be driven is named.
 - Each reader reads each layer after a load of its own, so the wait of another reader does not count.
 """
 
@@ -24,17 +23,15 @@ from kvcheck.core.probes.sglang.rig.readers import Seen, call, readers, seen, te
 LOADED, STALE = 1, 2
 PAGES_LOADED = 3
 TRIES = 2
-"""Loads of a layer, if the watchdog of a device ends a hold of the first: a kernel that is compiled takes so long."""
+"""Loads of a layer, if the watchdog of a device ends a hold of the first: compiling a kernel takes that long."""
 
 
 class LayerWait:
-    """Every reader of a pool during a load."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*pool_names(subject), "layers.counter")
 
     def control(self, rig: Rig) -> None:
-        """Loads that complete at once. Every reader sees them."""
+        """Loads that complete at once. Every reader returns their rows."""
         driven, why = _driven(rig)
         seen = {each.held.name for reads in driven.values() for each in reads}
         wanted = set(_made(rig).writer.found.names())
@@ -45,14 +42,12 @@ class LayerWait:
             _judge(rig, reads, "the control", None)
 
     def measure(self, rig: Rig) -> None:
-        """Loads that complete late."""
         order = LAZY if rig.schedule % 3 else RANDOM
         for name in _driven(rig)[0]:
             _race(rig, name, order)
 
 
 def _race(rig: Rig, name: str, order: str) -> None:
-    """One reader against a load of its own for each layer."""
     made = _made(rig)
     tokens = _tokens(rig, made)
     layers = list(range(LAYERS))
@@ -67,7 +62,7 @@ def _race(rig: Rig, name: str, order: str) -> None:
 
 
 def _is_read_in_order(rig: Rig, made: SmallPool, tokens: torch.Tensor, name: str, layer: int, order: str) -> bool:
-    """Read a layer during a load, and judge what was read. Whether all holds of the load imposed an order."""
+    """Return whether all holds of the load imposed an order."""
     rig.machine.reset(order, rig.mix.next_u64())
     _load(rig, made, tokens)
     got = rig.measured(partial(call, made, name, layer, tokens), name)
@@ -88,7 +83,6 @@ def _tokens(rig: Rig, made: SmallPool) -> torch.Tensor:
 
 
 def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
-    """Readers with a result that can be judged and that result; and why the other readers cannot be judged."""
     made = _made(rig)
     driven: dict[str, list[Seen]] = {}
     why = []
@@ -106,7 +100,6 @@ def _driven(rig: Rig) -> tuple[dict[str, list[Seen]], list[str]]:
 
 
 def _load(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
-    """Write stale rows, and start a load that reports each layer to the engine's own counter."""
     made.write(STALE, tokens)
     counter = fitted(rig.names["layers.counter"], {"num_layers": LAYERS})
     made.pool.register_layer_transfer_counter(counter)

@@ -1,12 +1,10 @@
-"""Probe metadata: what get_buf returned of a slot, while the slot becomes another request's.
+"""Probe metadata: results of get_buf for a slot, while the slot becomes another request's.
 
-The other request's row is delivered field by field in a drawn order, and the first result is judged after each field. A
-slot is also read when its row has arrived in part. What was read must not change.
+The other request's row is delivered field by field in a drawn order, and the first result, which must not change, is
+judged after each field. A slot is also read when its row has arrived in part.
 
-Invariants:
-- Rows are delivered as a transfer delivers them, byte by byte into every field of the buffers, and by set_buf.
-- The bytes of the first result tell which field each returned tensor is of. Later results have the same order. A tensor
-  that is of no field ends the probe.
+The bytes of the first result identify the field of each returned tensor. Later results have the same order. A tensor of
+no field ends the probe.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ class MetadataSlots:
         return ("metadata.buffers", "metadata.slots", *REQUEST_NEEDS)
 
     def control(self, rig: Rig) -> None:
-        """A slot that no other request gets is read as it was delivered."""
         buffers, writer, slots = make(rig)
         slot = slots.alloc()
         writer.write(FIRST, "slot", (slot,))
@@ -44,7 +41,6 @@ class MetadataSlots:
         judge(rig, fields(rig, writer, got, slot), slot, "read at once")
 
     def measure(self, rig: Rig) -> None:
-        """A slot is read, freed, and filled for another request."""
         buffers, writer, slots = make(rig)
         for _ in range(rig.mix.below(SLOTS)):
             slots.free(slots.alloc())  # the queue of free slots begins somewhere
@@ -85,7 +81,7 @@ class MetadataSlots:
 def deliver_in_parts(
     rig: Rig, buffers: Any, writer: ContentWriter, slot: int, held: list[tuple[BufferView, torch.Tensor]]
 ) -> None:
-    """Deliver the second request's row field by field. It is read once on the way, and at the end."""
+    """Deliver the row field by field. It is read once in between, and at the end."""
     coming = list(writer.found.buffers)
     order = [coming.pop(rig.mix.below(len(coming))) for _ in range(len(coming))]
     torn_at = rig.mix.below(len(order))
@@ -112,7 +108,7 @@ def deliver_in_parts(
 
 
 def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tuple[BufferView, torch.Tensor]]:
-    """A later result, each tensor with the field of its place. By its bytes, a wrong tensor would be of no field."""
+    """Match tensors with fields by place: a wrong tensor's bytes match no field."""
     tensors = _tensors(got)
     if len(tensors) != len(held):
         raise CannotDrive(f"get_buf returned {len(held)} tensors of one row and {len(tensors)} of the next")
@@ -120,7 +116,6 @@ def by_place(held: list[tuple[BufferView, torch.Tensor]], got: Any) -> list[tupl
 
 
 def make(rig: Rig, size: int = SLOTS) -> tuple[Any, ContentWriter, Any]:
-    """Buffers of so many slots, the writer of all their fields, and the allocator of slots."""
     offered = {
         "size": size,
         "hidden_size": HIDDEN,
@@ -137,7 +132,7 @@ def make(rig: Rig, size: int = SLOTS) -> tuple[Any, ContentWriter, Any]:
 
 
 def fields(rig: Rig, writer: ContentWriter, got: Any, slot: int) -> list[tuple[BufferView, torch.Tensor]]:
-    """The returned tensors, each with its field. Raises CannotDrive if a tensor is a row of no field."""
+    """Raises CannotDrive if a tensor is a row of no field."""
     pairs = []
     for tensor in _tensors(got):
         seen = _bytes(tensor)
@@ -154,14 +149,13 @@ def fields(rig: Rig, writer: ContentWriter, got: Any, slot: int) -> list[tuple[B
 
 
 def judge(rig: Rig, held: list[tuple[BufferView, torch.Tensor]], slot: int, when: str, request: int = FIRST) -> None:
-    """Check that every tensor holds the request's row. set_buf writes words of its own as well."""
+    """set_buf writes words of its own as well."""
     for field, tensor in held:
         seen = _bytes(tensor)[None]
         rig.judge.compare(field, seen, request=request, positions=(0,), ids=(slot,), when=when, has_others=True)
 
 
 def set_for(rig: Rig, buffers: Any, writer: ContentWriter, slot: int) -> None:
-    """Write the second request's first token and draft state by the engine's set_buf."""
     request = make_committed_request(rig, 3)
     request.metadata_buffer_index = slot
     request.bootstrap_room = 77

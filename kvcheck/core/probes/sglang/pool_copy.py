@@ -1,7 +1,6 @@
 """Probe pool-copy: a pool's own CPU copy and restore, into other pages, which had other owners in between.
 
-Invariants:
-- The target pages hold a third request's content before the restore. Rows of a bystander are judged as well.
+The target pages hold a third request's content before the restore. Rows of a bystander are judged as well.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ LEAST_PAGES, MOST_PAGES = 2, 3
 
 
 class PoolCopy:
-    """get_cpu_copy and load_cpu_copy of the pool alone."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return pool_names(subject)
 
     def control(self, rig: Rig) -> None:
-        """Save and restore at once, into the same pages."""
         made, tokens = small_pool(rig, rig.subject), None
         tokens = take(made, LEAST_PAGES)
         state = 1 if rig.subject == "mamba" else None
@@ -36,7 +32,6 @@ class PoolCopy:
         made.check(rig.judge, SAVED, tokens, state, when="saved and restored at once")
 
     def measure(self, rig: Rig) -> None:
-        """Save, give all pages to other requests, and restore into other pages."""
         made = small_pool(rig, rig.subject)
         size = made.page_size
         pages = shuffled(rig, take(made, PAGES - 3).view(-1, size))
@@ -64,7 +59,6 @@ class PoolCopy:
 
 
 def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
-    """The pages in a drawn order."""
     order: list[int] = []
     for at in range(len(pages)):
         order.insert(rig.mix.below(at + 1), at)
@@ -72,7 +66,6 @@ def shuffled(rig: Rig, pages: torch.Tensor) -> torch.Tensor:
 
 
 def save(made: SmallPool, tokens: torch.Tensor, state: int | None) -> Any:
-    """Copy to the host by the pool's own call, as from a device."""
     call = made.pool.get_cpu_copy
     with CopiesToHost():
         return call(tokens, **optional(call, mamba_indices=_one(state, tokens)))
@@ -83,7 +76,6 @@ def _one(state: int | None, tokens: torch.Tensor) -> torch.Tensor | None:
 
 
 def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None) -> None:
-    """Restore by the pool's own call."""
     call = made.pool.load_cpu_copy
     call(
         copy,
@@ -95,7 +87,6 @@ def restore(made: SmallPool, copy: Any, tokens: torch.Tensor, state: int | None)
 def recycle(
     made: SmallPool, everything: torch.Tensor, held: torch.Tensor, states: tuple[int | None, int | None, int | None]
 ) -> None:
-    """Write a third request's content to everything that is not the bystander's."""
     kept = set(held.tolist())
     tokens = torch.tensor([token for token in everything.tolist() if token not in kept])
     made.write(RECYCLER, tokens)

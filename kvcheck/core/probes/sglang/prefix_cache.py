@@ -1,13 +1,13 @@
 """Probe prefixes: SGLang's prefix trees over its own allocators and pools, driven like its scheduler drives them.
 
 Requests with shared prefixes are prefilled in chunks, decode, are retracted, resume, are aborted and finish, over a
-pool that is too small for them. Then everything is flushed, and more requests follow.
+pool that is too small for them.
 
 Invariants:
-- Hits are compared with a dictionary of whole prefixes. The bytes of every tensor of the pool are compared with what
-  the tokens of a prefix write.
-- The schedule's number picks pages of one token or of four. States need pages of one token. It also picks the core of
-  the tree, compiled or in Python, in releases that have both.
+- Hits are compared with a dictionary of whole prefixes, and the bytes of every tensor of the pool with the content of a
+  prefix's tokens.
+- The schedule's number selects pages of one token or of four (one for states), and the core of the tree, compiled or in
+  Python.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WINDOW = 8
 LONGEST = 24
 """Tokens of a prompt, and of an output."""
 SHORT, FEW = 10, 3
-"""Tokens of a prompt that comes in two chunks, and of an output. Two such requests fit any pool of these."""
+"""Tokens of a prompt in two chunks, and of an output. Two such requests fit any pool of these."""
 REQUESTS = 14
 STEPS = 400
 PAGED = 4
@@ -51,8 +51,6 @@ FAMILIES = {"radix": "mha", "full": "mha"}
 
 
 class PrefixCache:
-    """A prefix tree under requests that do not all fit."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         tree, _, of = subject.rpartition("-")
         trees = (UNIFIED, "tree.components") if tree else (f"tree.{of}",)
@@ -61,7 +59,7 @@ class PrefixCache:
         return (*SCHEDULER_NEEDS, *trees, *sorted(pools))
 
     def control(self, rig: Rig) -> None:
-        """One request that fits is computed and read. Nothing is shared or evicted. Then it is seen who holds a row."""
+        """One request that fits is computed and read. Then the owners of rows are identified."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             run = PrefixCacheRun(rig, arguments)
             run.add(run.generator.unshared(SHORT, SHORT, 0))
@@ -73,7 +71,6 @@ class PrefixCache:
             rig.judge = judge
 
     def measure(self, rig: Rig) -> None:
-        """One run of requests that outgrow the pool."""
         with published(rig.names, page_size=_page_size(rig)) as arguments:
             PrefixCacheRun(rig, arguments).run()
 
@@ -112,7 +109,6 @@ class PrefixCacheRun(SchedulerLoop):
         self.must_hit_longest = family == "mha"
 
     def run(self) -> None:
-        """A request and one that continues it, then a crowd that outgrows the pool. Flushed halfway and at the end."""
         mix, first = self.rig.mix, self.generator.unshared(SHORT, FEW, 0)
         must_hit_longest, self.must_hit_longest = self.must_hit_longest, True
         for tracked in (first, self.generator.continuing(first, 3, 2)):
@@ -134,7 +130,7 @@ class PrefixCacheRun(SchedulerLoop):
         self.reset()
 
     def _resume_one(self) -> None:
-        """Two requests, of which one is retracted and resumes: a pool of windows may never hold two that are drawn."""
+        """Retract one of two small requests: a window pool may never hold two drawn ones."""
         for _ in range(2):
             self.add(self.generator.unshared(SHORT, FEW, 0))
         self.must_retract = True
@@ -145,7 +141,7 @@ class PrefixCacheRun(SchedulerLoop):
         self.work()
 
     def require_rows_while_one_waits(self) -> None:
-        """Another request comes in chunks; one is retracted. Raises CannotDrive if it is not clear who holds a row."""
+        """Raises CannotDrive if the owner of a row is unclear with one request in chunks and one retracted."""
         self.add(self.generator.unshared(SHORT, FEW, 0))
         self.must_retract = True
         for _ in range(SHORT):
@@ -157,18 +153,16 @@ class PrefixCacheRun(SchedulerLoop):
         raise CannotDrive("no request was retracted although the scheduler asked for it")
 
     def work(self) -> None:
-        """Step until all requests have finished."""
         finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def judged_step(self) -> None:
-        """A step, and the accounts after it. Raises Stop after a finding."""
+        """Raises Stop after a finding."""
         self.step()
         self._settle("after a step")
         if self.rig.judge.findings:
             raise Stop  # later findings would be consequences of the first
 
     def reset(self) -> None:
-        """Flush the cache. All requests have finished."""
         self.step()  # drops the batch that has finished
         self._settle("with all requests finished")
         if hasattr(self.tree, "sanity_check"):
@@ -179,7 +173,7 @@ class PrefixCacheRun(SchedulerLoop):
         self._settle("with the cache flushed")
 
     def matched(self, tracked: TrackedRequest, hit: int) -> None:
-        """A hit is at most the longest cached prefix. If all layers keep all tokens, it is exactly that."""
+        """A hit is at most the longest cached prefix, and equal to it if all layers keep all tokens."""
         request, size, judge = tracked.request, self.made.page_size, self.rig.judge
         self._lose()
         tokens = list(request.origin_input_ids) + list(request.output_ids)
@@ -193,7 +187,6 @@ class PrefixCacheRun(SchedulerLoop):
     def computed(
         self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
     ) -> None:
-        """Write the computed positions, and read all that the requests attend to."""
         size, judge = self.made.page_size, self.rig.judge
         for tracked, start, end in zip(served, starts, ends, strict=True):
             tracked.table = self.table(tracked, end)
@@ -210,7 +203,6 @@ class PrefixCacheRun(SchedulerLoop):
             self._read(tracked, start, end, "is computed" if is_extend else "decodes")
 
     def published(self, tracked: TrackedRequest, end: int) -> None:
-        """Its whole pages may be hit from now on."""
         size = self.made.page_size
         self._lose()
         table = [each // size for each in tracked.table[::size]]
@@ -218,7 +210,6 @@ class PrefixCacheRun(SchedulerLoop):
         self._lose()
 
     def _lose(self) -> None:
-        """Free pages hold no prefix any longer."""
         for page in self.accounts.free():
             self.rig.judge.count("device_evictions", int(self.prefixes.hand_out(page)))
 
@@ -252,7 +243,6 @@ class PrefixCacheRun(SchedulerLoop):
         return [("token", ids), ("window", tuple(mapping[torch.tensor(ids, dtype=torch.int64)].tolist()))]
 
     def _step_state(self, tracked: TrackedRequest, start: int, end: int, when: str) -> None:
-        """Read the state before the first position and write the one after the last."""
         slot = self._states().get(tracked.name)
         if slot is None:
             text = f"{when}: it holds no state"

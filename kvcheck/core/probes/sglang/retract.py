@@ -1,13 +1,12 @@
 """Probe retract: a request is retracted and resumed by the scheduler's calls. Another request uses its pages between.
 
-On a device it is done once more, while batches of the model are held on a stream of their own, as with overlapped
-scheduling: one that writes the request's pages and state when it is saved, and one of another request that writes those
-that it gets when it is restored. A CPU does not show it: there the platform of newer releases waits for nothing.
+On a device it is repeated while batches of the model are held on a stream of their own, as with overlapped scheduling:
+one writes the request's pages and state when it is saved, and one of another request those that it gets when it is
+restored. A CPU does not show it: there the platform of newer releases waits for nothing.
 
 Invariants:
 - Rows, pages and states come from the engine's own tables and allocators, and go back to them.
-- The control makes the same calls on the MHA pool. What fails there is no bug of another family.
-- What is wrong while nothing is at work is found as it is. Else what is wrong is read or written too early.
+- The control makes the same calls on the MHA pool. A failure there is no bug of another family.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ SAVED, BYSTANDER, RECYCLER, BEFORE = 1, 2, 3, 4
 PLAINEST = "mha"
 BYSTANDER_PAGES = 2
 ROOM = PAGES - 3
-"""Pages that each family has, also the window pool."""
+"""Pages of each family, also of the window pool."""
 ORDERS_EACH = 2
 """Saved behind a batch, and restored behind one."""
 TRIES = 2
-"""Of these on a device, if its watchdog ended a hold in the first."""
+"""Tries of them on a device, if its watchdog ended a hold in the first."""
 OVERLAPPED = (
     "a scheduler that retracts and resumes while a batch is at work on another stream (overlapped scheduling), and "
     "does not itself wait for that stream before"
 )
-"""The condition of what is found then: the calls of a request alone do not show whether its scheduler waits."""
+"""Condition of these findings: the calls of a request do not show whether its scheduler waits."""
 
 
 class Retract:
@@ -52,7 +51,6 @@ class Retract:
         return (*chain, *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
-        """Save and restore on the MHA pool, into the same row and pages."""
         made = small_pool(rig, PLAINEST)
         request = make_committed_request(rig, 2 * made.page_size)
         row = admit(made, request)
@@ -68,7 +66,6 @@ class Retract:
         own.check(rig.judge, BYSTANDER, plain, when="written and read")
 
     def measure(self, rig: Rig) -> None:
-        """Retract, let another request use the pages, and resume on a new row."""
         made = small_pool(rig, rig.subject)
         size = made.page_size
         mixed(rig, made)
@@ -108,7 +105,7 @@ class Retract:
 
 
 def overlapped(rig: Rig) -> None:
-    """The same while batches are at work. Orders count if no watchdog ended a hold."""
+    """Orders count only if no watchdog ended a hold."""
     for _ in range(TRIES):
         found = ProbeJudge()
         _overlap(rig, found)
@@ -124,7 +121,6 @@ def overlapped(rig: Rig) -> None:
 
 
 def _overlap(rig: Rig, judge: ProbeJudge) -> None:
-    """Save behind a batch that writes the pages, and restore behind one that writes those that the request gets."""
     machine, made = rig.machine, small_pool(rig, rig.subject)
     machine.reset(LAZY, 0)
     forward = machine.side()
@@ -157,37 +153,32 @@ def _overlap(rig: Rig, judge: ProbeJudge) -> None:
 
 
 def _at_work(rig: Rig, forward: Any, arrivals: list[Arrival]) -> None:
-    """A batch on its stream, launched behind what the scheduler has queued, as a scheduler launches it."""
     with rig.machine.on(forward):
         forward.wait_stream(rig.machine.main)
         rig.machine.queue(partial(arrive, arrivals))
 
 
 def mixed(rig: Rig, made: SmallPool) -> None:
-    """Make the allocator give out pages in a drawn order."""
     give_back(rig, made, take(made, made_pages(made)))
 
 
 def give_back(rig: Rig, made: SmallPool, tokens: torch.Tensor) -> None:
-    """Free the pages one by one in a drawn order. An allocator may sort pages that are freed at once."""
+    """Free pages one by one: an allocator may sort pages that are freed at once."""
     for page in shuffled(rig, tokens.view(-1, made.page_size)):
         made.allocator.free(page)
 
 
 def offload(made: SmallPool, request: Any) -> None:
-    """Save the request, as from a device."""
     with CopiesToHost():
         request.offload_kv_cache(made.request_pool, made.allocator)
 
 
 def made_pages(made: SmallPool) -> int:
-    """The number of free pages."""
     free: int = made.allocator.available_size() // made.page_size
     return free
 
 
 def admit(made: SmallPool, request: Any) -> int:
-    """Give the request a row. Returns its number."""
     rows = fitted(made.request_pool.alloc, {"reqs": [request], "need_size": 1})  # a table may know no request
     if not rows:
         raise CannotDrive("the request table has no row left")
@@ -196,12 +187,10 @@ def admit(made: SmallPool, request: Any) -> int:
 
 
 def hold(made: SmallPool, row: int, tokens: torch.Tensor) -> None:
-    """Write the request's slots to its row."""
     made.request_pool.write((row, slice(0, len(tokens))), tokens.to(torch.int32))
 
 
 def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
-    """Free the request's pages, state and row."""
     if tokens is not None:
         made.allocator.free(tokens)
     if made.family == "mamba":
@@ -210,7 +199,6 @@ def release(made: SmallPool, request: Any, tokens: torch.Tensor | None) -> None:
 
 
 def state_of(made: SmallPool, row: int) -> int | None:
-    """The state slot of a row."""
     if made.family != "mamba":
         return None
     return int(made.request_pool.req_index_to_mamba_index_mapping[row])

@@ -1,13 +1,12 @@
 """Probe sent-lists: the lists of pages and states that SGLang's prefill side builds itself, chunk by chunk.
 
-A prompt is prefilled in chunks, the engine's `send_kv_chunk` is called after each, and its sender is kvcheck's, which
-keeps the lists. A decode side lists the pages of the prompt, so these have to be the same, whatever the chunks were.
+The engine's `send_kv_chunk` is called after each chunk, and kvcheck's sender records the lists. The decode side lists
+the pages of the whole prompt, so both must be equal for any chunks.
 
 Invariants:
-- Rows, slots and maps come from the engine's own table and allocator; the lists that are right follow from them.
-- The last chunk is sent as the engine sends it: the token that it has sampled is already among the request's outputs.
-- The control sends a prompt of the same family in one piece that ends inside a page, and compares its pages alone: by
-  pages of one token every prompt ends with a page, and its states are what is tried.
+- The expected lists follow from the engine's own table and allocator.
+- The last chunk is sent as the engine sends it: the sampled token is already among the request's outputs.
+- The control's prompt ends inside a page, and only its pages are compared.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NEXT = 5
 
 @dataclass(slots=True)
 class Sender:
-    """The engine's sender of a request, as far as lists go. has_kinds: states are a list for each kind.
+    """The engine's sender of a request, reduced to its lists. has_kinds: states are a list for each kind.
 
     pages: of all sends. states: of the last, by kind; None: not sent.
     """
@@ -47,14 +46,13 @@ class Sender:
     supports_host_tensor_indices: bool = False
 
     def get_max_transfer_tokens(self) -> None:
-        """No bound on a send."""
+        """Return None: a send has no bound."""
 
     def should_send_kv_chunk(self, pages: int, last_chunk: bool) -> bool:
-        """An empty list is sent with the last chunk alone, as by the engine's senders."""
+        """An empty list is sent only with the last chunk, as by the engine's senders."""
         return pages > 0 or last_chunk
 
     def send(self, pages: Any, states: Any = None, *_: Any, **__: Any) -> None:
-        """Keep the lists."""
         self.pages += [int(each) for each in pages]
         if states is not None:
             kinds = states if self.has_kinds else [states]
@@ -62,13 +60,10 @@ class Sender:
 
 
 class SentLists:
-    """send_kv_chunk of the prefill scheduler."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*REQUEST_NEEDS, "transfer.prefill", *pool_names(subject))
 
     def control(self, rig: Rig) -> None:
-        """A prompt in one piece. Its slots are those of its own bytes."""
         made = small_pool(rig, rig.subject)
         size = made.page_size
         plain = take(made, 1)
@@ -77,7 +72,6 @@ class SentLists:
         made.check(rig.judge, PLAIN, plain, when="beside a prompt that was sent")
 
     def measure(self, rig: Rig) -> None:
-        """Prompts in drawn chunks. Half of them end with a page."""
         made = small_pool(rig, rig.subject)
         mixed(rig, made)
         prefill, size = _Prefill(rig, made), made.page_size
@@ -89,8 +83,6 @@ class SentLists:
 
 
 class _Prefill:
-    """A prefill scheduler without a model: what `send_kv_chunk` reads of it."""
-
     def __init__(self, rig: Rig, made: SmallPool, *, judges_states: bool = True) -> None:
         self.judges_states = judges_states
         self.rig, self.made, self.window = rig, made, WINDOW_PAGES * made.page_size
@@ -115,7 +107,6 @@ class _Prefill:
             setattr(self.scheduler, name, value)
 
     def run(self, length: int, cuts: Sequence[int]) -> None:
-        """Prefill a prompt that is cut there, and compare what was sent with its pages and states."""
         rig, made, size = self.rig, self.made, self.size
         request = make_request(rig, "probe", range(1, length + 1), 8)
         row = admit(made, request)
@@ -139,12 +130,10 @@ class _Prefill:
         release(made, request, slots)
 
     def _send(self, request: Any, end: int, *, is_last: bool) -> None:
-        """A chunk that ends there was computed."""
         extend_to(request, end)
         self.rig.measured(lambda: self.scheduler.send_kv_chunk(request, last_chunk=is_last), "send_kv_chunk")
 
     def _states(self, slots: torch.Tensor, length: int) -> list[int]:
-        """Pages of states of the prompt: all, or those of its window, which begins with a page."""
         size = self.size
         if self.made.family != "swa":
             return [int(each) for each in slots[:length:size] // size]

@@ -1,11 +1,7 @@
 """Probe state-failure: a copy of states fails, and the copies of pages and of metadata around it succeed.
 
-One request goes through the worker. The copy engine reports that every copy of states failed, as over a broken link.
-Half of the schedules let the first of them succeed.
-
-Invariants:
-- The control sends the same request by the same calls, and no copy fails.
-- Both sides are judged by their status. A request without its states must end on both sides, and on neither as Success.
+The copy engine reports that every copy of states failed, as over a broken link. In half of the schedules the first of
+them succeeds. A request without its states must end on both sides, and on neither as Success.
 """
 
 from __future__ import annotations
@@ -20,19 +16,15 @@ ROWS = 3
 
 
 class StateFailure:
-    """transfer_worker over a transfer engine that copies pages and metadata and fails to copy states."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*NEEDS, *pool_names(subject))
 
     def control(self, rig: Rig) -> None:
-        """Every copy is made: Success, and every row is there."""
         transfer = StateTransfer(rig)
         transfer.send(range(ROWS), range(ROWS), ROWS)
         transfer.check_success(UNEQUAL, range(ROWS), "sent with states that were copied")
 
     def measure(self, rig: Rig) -> None:
-        """Copies of states fail."""
         transfer = StateTransfer(rig)
         link, passes = transfer.peers.link, rig.schedule % 2
 
@@ -58,7 +50,6 @@ class StateFailure:
 
 
 def _judge(rig: Rig, transfer: StateTransfer) -> None:
-    """Both sides must report the request as failed. Its rows may hold anything then."""
     peers = transfer.peers
     sides = {"prefill": peers.sender, "decode": peers.ranks[0]}
     states = {side: peers.status(manager, UNEQUAL) for side, manager in sides.items()}

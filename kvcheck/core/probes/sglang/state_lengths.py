@@ -1,12 +1,10 @@
 """Probe state-lengths: states sent with a list of rows that is longer or shorter than the receiving side's list.
 
-Two requests go through one worker. The lists of the first one differ in the subject's direction: at the end, and in a
-family with a window also at the start, since windows may begin at different pages.
+Two requests go through one worker. The lists of the first one differ at the end, and in a family with a window also at
+the start, since windows may begin at different pages.
 
 Invariants:
-- A row of state is written by position: what lands in a row says which position it belongs to.
-- The control sends lists of equal length by the same calls.
-- Every schedule tries each place at which lists can differ, and notes the result.
+- A row of state is written by position, so its content identifies the position.
 - Unequal lists alone are no finding: a request may succeed with every row in its place.
 - Findings about the request itself are conditional: its two sides must build unequal lists. Findings about other
   requests are not.
@@ -25,7 +23,7 @@ from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, s
 UNIT = {"nsa": "page", "swa": "window"}
 KINDS = {"nsa": ("nsa", "dsa"), "swa": ("swa",)}
 UNEQUAL, BEHIND, OTHER = 1, 2, 3
-"""Requests: the one with unequal lists, the one behind it, and the owner of all other rows of the decode side."""
+"""Requests: with unequal lists, behind it, and the owner of all other rows of the decode side."""
 PLACES = {"nsa": ("end",), "swa": ("end", "start")}
 """Where lists can differ. Lists of all pages begin at the same page on both sides, those of a window anywhere."""
 
@@ -36,19 +34,15 @@ CONDITION = (
 
 
 def parts(subject: str) -> tuple[str, str]:
-    """Family and direction of a subject: "longer" or "shorter", said of the prefill side's list."""
     family, _, direction = subject.partition("-")
     return family, direction
 
 
 class StateLengths:
-    """transfer_worker with unequal state lists."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*NEEDS, *pool_names(parts(subject)[0]))
 
     def control(self, rig: Rig) -> None:
-        """Equal lists: both requests succeed, and every row is there."""
         transfer = StateTransfer(rig)
         rows = 3 + rig.mix.below(3)
         transfer.send(range(rows), range(rows), rows)
@@ -57,7 +51,6 @@ class StateLengths:
         transfer.check_others("beside states that were sent with equal lists")
 
     def measure(self, rig: Rig) -> None:
-        """Lists that differ by one row or more, at each place."""
         family, direction = parts(rig.subject)
         for place in PLACES[family]:
             found = len(rig.judge.findings)
@@ -73,7 +66,6 @@ class StateLengths:
 
 
 def _unequal(rig: Rig, ours: range, theirs: range, rows: int, case: str) -> str:
-    """Send unequal lists and judge the result. Returns it in words."""
     transfer = StateTransfer(rig)
     died = transfer.send(ours, theirs, rows)
     rig.judge.count("requests", 2)
@@ -95,10 +87,8 @@ def _lane(what: str, case: str) -> str:
 
 
 class StateTransfer:
-    """A prefill pool and a decode pool of one family, with content, and what lies between.
-
-    state_places: addresses of the decode pool's states.
-    """
+    """A prefill pool and a decode pool of one family, and the transfer between. state_places: addresses of the decode
+    pool's states."""
 
     def __init__(self, rig: Rig) -> None:
         family, _ = parts(rig.subject)
@@ -116,7 +106,7 @@ class StateTransfer:
         self._window: dict[int, range] = {}
 
     def send(self, ours: range, theirs: range, rows: int) -> Fault | None:
-        """Send the unequal request and the one behind it. Returns the exception that ended the worker, if any."""
+        """Return the worker's exception, if any."""
         total = self._rows(self._theirs)
         self._theirs.writer.write(OTHER, self._unit, range(1, total))
         free = [*range(1, min(total, PAGES))]
@@ -141,7 +131,7 @@ class StateTransfer:
         return died
 
     def judge_unequal(self, what: str, theirs: range, case: str) -> str:
-        """Check that both sides fail it, or that both succeed with every row in place. Returns the result in words."""
+        """Both sides must fail it, or succeed with every row in place. Returns the result in words."""
         sides = {"prefill": self.peers.sender, "decode": self.peers.ranks[0]}
         states = {side: self.peers.status(manager, UNEQUAL) for side, manager in sides.items()}
         told = ", ".join(f"{side} says {status}" for side, status in states.items())
@@ -166,7 +156,6 @@ class StateTransfer:
         return f"the request alone failed ({told})"
 
     def check_success(self, request: int, theirs: range, when: str) -> None:
-        """Check for Success on both sides and every row in place."""
         for side, manager in (("prefill", self.peers.sender), ("decode", self.peers.ranks[0])):
             status = self.peers.status(manager, request)
             if status != "Success":
@@ -175,7 +164,6 @@ class StateTransfer:
         self.check_rows(request, theirs, when)
 
     def check_rows(self, request: int, theirs: range, when: str, condition: str | None = None) -> bool:
-        """Whether the rows of the receiving list hold their positions in every buffer."""
         right = True
         for held in self._held():
             ids = self._kept[request][1]
@@ -188,7 +176,6 @@ class StateTransfer:
         return right
 
     def check_lists(self, what: str) -> None:
-        """Check that the transfer did not change the requests' lists."""
         for request, lists in self._lists.items():
             for side, seen, kept in zip(("prefill", "decode"), lists, self._kept[request], strict=True):
                 if seen != kept:
@@ -196,7 +183,6 @@ class StateTransfer:
                     self._judge.find("KV303", "contract", text, lane=side, request=request)
 
     def check_others(self, when: str) -> None:
-        """Check that no row of another request was written."""
         taken = {row for _, targets in self._kept.values() for row in targets}
         ids = [row for row in range(1, self._rows(self._theirs)) if row not in taken]
         for held in self._held():
@@ -207,7 +193,6 @@ class StateTransfer:
             )
 
     def _find(self, code: str, oracle: str, text: str, lane: str) -> None:
-        """A conditional finding about the request with unequal lists."""
         self._judge.find(code, oracle, text, lane=lane, request=UNEQUAL, condition=CONDITION)
 
     def _held(self) -> list[BufferView]:

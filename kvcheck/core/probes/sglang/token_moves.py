@@ -4,8 +4,7 @@ Tokens of two pages move to slots of two other pages. In half of the schedules t
 slots that other tokens of the same call leave.
 
 Invariants:
-- Every buffer that transfers move is judged. Of a page of index keys, the key and the scale of each token move.
-- Rows that are no target stay as they were, in every buffer.
+- Of a page of index keys, the key and the scale of each token move. Rows that are no target stay unchanged.
 - A release that lacks the call or raises NotImplementedError is UNKNOWN, not a finding.
 """
 
@@ -36,28 +35,24 @@ PLAINEST = "mha"
 SINGLE = ("token", "window")
 """Units whose rows are tokens."""
 NATIVE = "SGLANG_NATIVE_MOVE_KV_CACHE"
-"""Variable of the engine that makes torch move the tokens. The compiled kernel needs a device."""
+"""Variable of the engine that moves the tokens by torch. The compiled kernel needs a device."""
 LATENT = ("nsa",)
-"""Pools that releases serve with chains of drafts alone."""
+"""Pools that releases use only with chains of drafts."""
 DRAFTS = "a server that drafts trees (--speculative-eagle-topk above 1) with this pool: no other moves its tokens"
 """The condition of findings on the pools in LATENT."""
 
 
 class TokenMoves:
-    """move_kv_cache of each pool."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return ("server.variables", *dict.fromkeys((*pool_names(PLAINEST), *pool_names(subject))))
 
     def control(self, rig: Rig) -> None:
-        """A token of the plainest pool, to a slot of another page."""
         with _native(rig):
             made = small_pool(rig, PLAINEST)
             tokens = take(made, 2)
             _move(rig, made, tokens[:1], tokens[-1:], None)
 
     def measure(self, rig: Rig) -> None:
-        """Drawn tokens of drawn pages move to drawn slots."""
         with _native(rig):
             made = small_pool(rig, rig.subject)
             pages = shuffled(rig, take(made, PAGES - 3).view(-1, made.page_size))
@@ -70,14 +65,12 @@ class TokenMoves:
 
 
 def _drawn(rig: Rig, tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """So many of the tokens, in a drawn order."""
     left = tokens.tolist()
     return torch.tensor([left.pop(rig.mix.below(len(left))) for _ in range(count)], dtype=torch.int64)
 
 
 @contextmanager
 def _native(rig: Rig) -> Iterator[None]:
-    """In here pools move tokens by torch."""
     if not hasattr(rig.names["server.variables"], NATIVE):
         raise CannotDrive(f"this release has no {NATIVE}, and its moves are compiled ones")
     override = getattr(rig.names["server.variables"], NATIVE).override(True)
@@ -89,7 +82,6 @@ def _native(rig: Rig) -> Iterator[None]:
 
 
 def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor, condition: str | None) -> None:
-    """Move them and compare every buffer with what it has to be."""
     kind, held = type(made.pool).__name__, made.writer.found.buffers
     if not hasattr(made.pool, "move_kv_cache"):
         raise CannotDrive(f"{kind} of this release has no move_kv_cache")
@@ -114,7 +106,7 @@ def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor,
 
 
 def _moved(made: SmallPool, held: BufferView, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The expected rows of a buffer after the move: [rows, bytes]."""
+    """Expected rows of a buffer after the move: [rows, bytes]."""
     before, after = held.rows.clone(), held.rows.clone()
     if held.unit in SINGLE:
         after[_ids(made, held, target)] = before[_ids(made, held, source)]
@@ -130,12 +122,11 @@ def _moved(made: SmallPool, held: BufferView, source: torch.Tensor, target: torc
 
 
 def _ids(made: SmallPool, held: BufferView, tokens: torch.Tensor) -> list[int]:
-    """Rows of a buffer that has one for each of these tokens."""
     return [row for owned in made.owned(tokens) if owned.unit == held.unit for row in owned.ids]
 
 
 def _compare(rig: Rig, held: BufferView, wanted: torch.Tensor, what: str, condition: str | None) -> None:
-    """Compare every row of a buffer but the first, which is padding."""
+    """The first row is padding."""
     judge, seen = rig.judge, held.rows
     judge.reads += 1
     judge.words[held.name] = judge.words.get(held.name, 0) + seen[1:].numel() // 8

@@ -1,9 +1,6 @@
-"""vLLM as a target: its names, and the probes that try its bookkeeping of blocks.
+"""vLLM as a target: its names, and the probes of its block bookkeeping.
 
 Its block pool, managers and scheduler hold no tensors. The bytes of their blocks are an array of kvcheck's.
-
-Invariants:
-- A new probe is a module and a row here. Nothing else changes.
 """
 
 from __future__ import annotations

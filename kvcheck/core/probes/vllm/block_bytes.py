@@ -1,9 +1,7 @@
 """BlockBytes: the bytes of the blocks that vLLM numbers, and the accounts of those blocks.
 
-Invariants:
-- Bytes are judged by the content rule, and counts by the block tables of live requests. The engine's own opinion is not
-  used.
-- Block 0 is the engine's placeholder and is in no account.
+Bytes are judged by the content rule, and counts by the block tables of live requests, not by the engine's own counters.
+Block 0 is the engine's placeholder and is in no account.
 """
 
 from __future__ import annotations
@@ -29,12 +27,10 @@ DEVICE_NEEDS = ("manager", "manager.config", "manager.group", "attention.full", 
 
 
 def request_generator(rig: Rig) -> RequestGenerator:
-    """Requests for vLLM."""
     return RequestGenerator(rig, BLOCK, lambda tracked: _request(rig, tracked))
 
 
 def _request(rig: Rig, tracked: TrackedRequest) -> Any:
-    """Make the engine's own request object."""
     names = rig.names
     hasher = names["hash.blocks"](BLOCK, names["hash.function"])
     sampling = names["request.sampling"](max_tokens=tracked.outputs, ignore_eos=True)
@@ -55,7 +51,7 @@ def _request(rig: Rig, tracked: TrackedRequest) -> Any:
 
 
 def cache_config(rig: Rig, blocks: int, *, has_tensor: bool = False) -> Any:
-    """One group of full attention over that many blocks. has_tensor: with the tensor that connectors look at."""
+    """One group of full attention over that many blocks. has_tensor: with the tensor that connectors require."""
     offered = {
         "block_size": BLOCK,
         "num_kv_heads": 1,
@@ -72,7 +68,6 @@ def cache_config(rig: Rig, blocks: int, *, has_tensor: bool = False) -> Any:
 
 
 def _tensor(rig: Rig, blocks: int, block_bytes: int) -> Any:
-    """The one layer's tensor, as the engine describes it. No memory is behind it."""
     offered = {
         "size": blocks * block_bytes,
         "layers": ["layer"],
@@ -84,8 +79,6 @@ def _tensor(rig: Rig, blocks: int, block_bytes: int) -> Any:
 
 
 class BlockBytes:
-    """The bytes of all blocks, and the blocks of each live request."""
-
     def __init__(self, rig: Rig, manager: Any, blocks: int) -> None:
         self._rig = rig
         self._manager = manager
@@ -97,12 +90,11 @@ class BlockBytes:
             raise CannotDrive(f"the pool has {len(self._pool.blocks)} blocks; {blocks} were asked for")
 
     def table(self, tracked: TrackedRequest) -> tuple[int, ...]:
-        """The request's blocks, as the manager reports them."""
         (group,) = self._rig.measured(lambda: self._manager.get_block_ids(tracked.name), "get_block_ids")
         return tuple(group)
 
     def write(self, tracked: TrackedRequest, first: int, end: int, others: Sequence[TrackedRequest]) -> None:
-        """Write the positions that the request computes. others: live requests, whose content must not change."""
+        """others: live requests, whose content must not change."""
         ids = self._ids(tracked, first, end)
         for block in dict.fromkeys(each // BLOCK for each in ids):
             for other in others:
@@ -116,7 +108,6 @@ class BlockBytes:
             self.held.rows[at] = content(self._site, author, range(start, stop), ROW_BYTES)
 
     def read(self, tracked: TrackedRequest, end: int, when: str) -> None:
-        """Read all positions before `end`, to which the request attends."""
         ids = self._ids(tracked, 0, end)
         for start, stop, author in tracked.author_runs(0, end):
             part = ids[start:stop]
@@ -130,8 +121,7 @@ class BlockBytes:
             )
 
     def account(self, running: Sequence[TrackedRequest], when: str) -> None:
-        """Check that every block is free or held, never both, and that its reference count is the number of tables with
-        it."""
+        """Every block is either free or held, and its reference count is the number of tables with it."""
         find = self._rig.judge.find
         pool, held = self._pool, Counter(block for tracked in running for block in tracked.table if block)
         free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
@@ -156,7 +146,6 @@ class BlockBytes:
         return [tracked.table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, end)]
 
     def _is_same(self, tracked: TrackedRequest, other: TrackedRequest, block: int) -> bool:
-        """True if the block has the same tokens for both requests. Then it is right that both compute it."""
         place = tracked.table.index(block)
         span = range(place * BLOCK, (place + 1) * BLOCK)
         same = all(tracked.author_at(at) == other.author_at(at) for at in span)

@@ -5,7 +5,6 @@ resume, are aborted and finish, over a pool that is too small for them.
 
 Invariants:
 - A request that got blocks in a step is not preempted in that step. The manager's cache relies on it.
-- Hits are compared with a dictionary of prefixes before they are used. Contents are compared after the step.
 """
 
 from __future__ import annotations
@@ -31,20 +30,16 @@ STEPS = 600
 
 
 class Blocks:
-    """The manager under requests that do not all fit."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         return (*DEVICE_NEEDS, "request.status")
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that is large enough is computed and read. Nothing is freed."""
         run = _ManagerRun(rig, LENGTH // BLOCK + 2)
         run.waiting.append(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
             run.step()
 
     def measure(self, rig: Rig) -> None:
-        """Requests with shared prefixes outgrow the pool. Halfway and at the end the cache is emptied."""
         run = _ManagerRun(rig, POOL)
         for number in range(REQUESTS):
             run.waiting.append(run.generator.draw(LONGEST, OUTPUTS))
@@ -60,8 +55,6 @@ class Blocks:
 
 
 class _ManagerRun:
-    """A manager with its requests and the expected prefixes."""
-
     def __init__(self, rig: Rig, blocks: int) -> None:
         self.rig = rig
         offered = {
@@ -79,7 +72,6 @@ class _ManagerRun:
         self.running: list[TrackedRequest] = []
 
     def work(self) -> None:
-        """Step until all requests have finished."""
         for _ in range(STEPS):
             if not (self.waiting or self.running):
                 return
@@ -87,12 +79,10 @@ class _ManagerRun:
         self.rig.judge.find("KV901", "liveness", f"{len(self.waiting)} requests wait after {STEPS} steps")
 
     def judged_step(self) -> None:
-        """A step, and the accounts after it."""
         self.step()
         self.blocks.account(self.running, "after a step")
 
     def step(self) -> None:
-        """Allocate for all requests, compute, and read."""
         pieces: dict[int, tuple[int, int]] = {}
         is_full = False
         for tracked in list(self.running):
@@ -104,20 +94,17 @@ class _ManagerRun:
         self._compute(pieces)
 
     def reset(self) -> None:
-        """Empty the cache. All requests have finished."""
         self.blocks.account([], "with all requests finished")
         if not self.rig.measured(self.manager.reset_prefix_cache, "reset_prefix_cache"):
             self.rig.judge.find("KV401", "accounting", "the prefix cache cannot be reset with all requests finished")
         self.prefixes.clear()
 
     def abort(self) -> None:
-        """Abort one running request."""
         if self.running:
             self._free(self.running.pop(self.rig.mix.below(len(self.running))))
             self.rig.judge.count("aborts")
 
     def _admit(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
-        """Look up its prefix and allocate. Returns whether it fits."""
         rig, request = self.rig, tracked.request
         found = rig.measured(lambda: self.manager.get_computed_blocks(request), "get_computed_blocks")
         blocks, hit = found[0], int(found[1])
@@ -134,7 +121,6 @@ class _ManagerRun:
         return True
 
     def _grow(self, tracked: TrackedRequest, pieces: dict[int, tuple[int, int]]) -> bool:
-        """Allocate for its next piece. Returns whether there was room."""
         done = int(tracked.request.num_computed_tokens)
         more = min(PIECE, tracked.request.num_tokens - done)
         if not self._allocate(tracked, done, more):
@@ -143,7 +129,7 @@ class _ManagerRun:
         return True
 
     def _allocate(self, tracked: TrackedRequest, done: int, more: int, **hits: Any) -> bool:
-        """Allocate blocks for `more` tokens. A block that is handed out loses its old prefix."""
+        """A block that is handed out loses its old prefix."""
         rig, request = self.rig, tracked.request
         before = (
             set(tracked.table) | {block.block_id for block in hits["new_computed_blocks"].blocks[0]}

@@ -1,13 +1,13 @@
-"""Probe connector: vLLM's SimpleCPUOffloadConnector, made and asked by vLLM's own scheduler.
+"""Probe connector: vLLM's SimpleCPUOffloadConnector, created and called by vLLM's own scheduler.
 
-Subjects are its ways to store: eager stores what a step has computed, lazy what will soon be evicted. Connector and
-scheduler hold block numbers; the worker that copies is kvcheck's, over bytes of kvcheck's.
+Subjects are its store modes: eager stores computed blocks at once, lazy those that will soon be evicted. The worker
+that copies is kvcheck's, over bytes of kvcheck's.
 
 Invariants:
-- The worker keeps the promises of vLLM's own: loads and stores each end in the order of their events, a store begins
-  after the pass that computed its blocks, and a flush ends all copies before the next pass computes.
-- Within these a copy may read and write at any moment between its start and the report of its end. The seed decides.
-- Accounts are taken when no copy is under way: until then the connector holds blocks that no request has.
+- The worker keeps the guarantees of vLLM's own: loads and stores each end in the order of their events, a store begins
+  after the pass that computed its blocks, and a flush ends all copies before the next pass computes. Within these, the
+  seed decides when a copy reads and writes.
+- Accounts are taken when no copy is in progress: until then the connector holds blocks of no request.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ REQUESTS = 30
 IDLE_STEPS = 80
 NEEDS = ("manager.tensor", "connector", "connector.config", "connector.report", "connector.stored")
 BLOCK_BYTES = BLOCK * 2 * 4
-"""Of a block by the engine's own account: keys and values of one head of one float32."""
+"""Bytes of a block by the engine's account: keys and values of one head of one float32."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Copy:
-    """Blocks that are copied. event: the engine's number for it. is_done: whether its bytes have moved."""
+    """A copy of blocks. event: the engine's number for it. is_done: its bytes have moved."""
 
     event: int
     is_load: bool
@@ -43,20 +43,16 @@ class Copy:
 
 
 class Connected:
-    """The scheduler with a connector, under requests that do not all fit on the device, nor on the host."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """What the scheduler needs, and the connector's."""
         return (*Scheduling().needs("fcfs"), *NEEDS)
 
     def control(self, rig: Rig) -> None:
-        """One request, computed and read, in a pool with room for all."""
         run = _ConnectedRun(rig, 2 * POOL)
         run.add(run.generator.unshared(LONGEST, OUTPUTS, 0))
         run.work()
 
     def measure(self, rig: Rig) -> None:
-        """Requests that share prefixes and outgrow the pool. At the end nothing is held on either tier."""
+        """At the end nothing is held on either tier."""
         run = _ConnectedRun(rig, POOL)
         for _ in range(REQUESTS):
             run.add(run.generator.draw(LONGEST, OUTPUTS))
@@ -68,8 +64,6 @@ class Connected:
 
 
 class _ConnectedRun(SchedulerRun):
-    """The scheduler, its connector, and the copies that are under way."""
-
     def __init__(self, rig: Rig, blocks: int) -> None:
         super().__init__(rig, blocks, _transfer(rig))
         self.connector = self.scheduler.connector
@@ -80,11 +74,10 @@ class _ConnectedRun(SchedulerRun):
         self.load_steps, self.store_steps = 1 + rig.mix.below(SLOWEST), 1 + rig.mix.below(SLOWEST)
 
     def judged_step(self) -> None:
-        """A step. The connector holds blocks of its own, so accounts are taken at the end."""
+        """The connector holds blocks of its own, so accounts are taken at the end."""
         self.step()
 
     def drain(self) -> None:
-        """Let the copies end that are under way, and take the accounts of both tiers."""
         for _ in range(IDLE_STEPS):
             if not (self.loads or self.stores or self.rig.measured(self.connector.has_pending_push_work, "pending")):
                 break
@@ -101,7 +94,6 @@ class _ConnectedRun(SchedulerRun):
             self.rig.judge.find("KV401" if free < there else "KV402", "accounting", text, tier="host")
 
     def begin_pass(self, plan: Any) -> None:
-        """A flush, and the loads of this step. A load may move its bytes at once."""
         told = self._told(plan)
         if told.need_flush:
             for copy in (*self.loads, *self.stores):
@@ -119,7 +111,6 @@ class _ConnectedRun(SchedulerRun):
             self.rig.judge.count("host_hit_pages", len(told.load_cpu_blocks))
 
     def end_pass(self, plan: Any) -> Any:
-        """The stores of this step, and what has ended by now."""
         told = self._told(plan)
         if told.store_event >= 0:
             self._start(
@@ -144,7 +135,6 @@ class _ConnectedRun(SchedulerRun):
         )
 
     def _told(self, plan: Any) -> Any:
-        """What the connector tells its worker in this step."""
         told = plan.kv_connector_metadata
         if not hasattr(told, "load_event_to_reqs"):
             raise CannotDrive(f"{type(told).__name__} has no load_event_to_reqs; copies cannot be told")
@@ -156,7 +146,6 @@ class _ConnectedRun(SchedulerRun):
             self._move(copy)
 
     def _ended(self, queue: list[Copy], steps: int) -> list[int]:
-        """The events that end now, in their order."""
         ended = []
         while queue and self.rig.mix.chance(1, steps):
             copy = queue.pop(0)
@@ -165,7 +154,6 @@ class _ConnectedRun(SchedulerRun):
         return ended
 
     def _move(self, copy: Copy) -> None:
-        """Move the bytes of a copy, once."""
         if copy.is_done:
             return
         copy.is_done = True
@@ -179,7 +167,6 @@ def _rows(blocks: list[int]) -> torch.Tensor:
 
 
 def _transfer(rig: Rig) -> Any:
-    """The configuration of the connector, with room for HOST blocks."""
     return rig.names["connector.config"](
         kv_connector="SimpleCPUOffloadConnector",
         kv_role="kv_both",

@@ -1,10 +1,7 @@
 """Probe cpu-offload: vLLM's CPUOffloadingManager, whose chunks are stored, pinned by loads, evicted and stored again.
 
-Subjects are its replacement policies. A policy may choose any chunk that no load has pinned; this is judged.
-
-Invariants:
-- A load reads its chunks when it is prepared and again before it is completed. Pinned chunks must not change.
-- The manager may refuse a store only if too few chunks are free or idle by the probe's own dictionary.
+Subjects are its replacement policies. A policy may choose any chunk that no load has pinned. The manager may refuse a
+store only if too few chunks are free or idle by the probe's own dictionary.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ PENDING = 4
 
 @dataclass(slots=True)
 class Chunk:
-    """The chunk of a key. place: chunk id. loads: how many loads read it now."""
+    """The chunk of a key. place: chunk id. loads: number of loads that read it."""
 
     place: int
     is_ready: bool = False
@@ -41,22 +38,16 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A store or load of these keys that is not completed."""
-
     is_load: bool
     keys: list[int]
     context: Any
 
 
 class CpuOffload:
-    """The manager under requests that share prefixes of chunks."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
-        """The manager, and the classes of its arguments."""
         return ("offload.manager", "offload.request", "offload.key")
 
     def control(self, rig: Rig) -> None:
-        """Store and load three chunks, with room for all."""
         desk = _Desk(rig)
         desk.store([1, 2, 3], desk.context())
         desk.complete(0)
@@ -64,7 +55,7 @@ class CpuOffload:
         desk.complete(0)
 
     def measure(self, rig: Rig) -> None:
-        """Run lookups, loads and stores that overlap. At the end every chunk is idle and can be allocated."""
+        """Lookups, loads and stores overlap. At the end every chunk is idle and can be allocated."""
         desk, mix = _Desk(rig), rig.mix
         for _ in range(REQUESTS):
             family, depth = mix.below(FAMILIES), 1 + mix.below(DEPTH)
@@ -84,8 +75,6 @@ class CpuOffload:
 
 @dataclass(slots=True)
 class _Desk:
-    """A manager, its chunks' bytes, and the dictionary that it is compared with."""
-
     rig: Rig
     manager: Any = None
     chunks: dict[int, Chunk] = field(default_factory=dict)
@@ -101,14 +90,12 @@ class _Desk:
         self.held = BufferView(name="chunks", layer=0, unit="chunk", rows=rows, tier="host")
 
     def context(self) -> Any:
-        """The context of a new request."""
         self.asked += 1
         made = fitted(self.rig.names["offload.request"], {"req_id": str(self.asked)})
         self.rig.measured(lambda: self.manager.on_new_request(made), "on_new_request")
         return made
 
     def run_request(self, keys: list[int]) -> None:
-        """A request: load what is there, store the rest."""
         context = self.context()
         hits = 0
         while hits < len(keys) and self.lookup(keys[hits], context) == "HIT":
@@ -124,7 +111,6 @@ class _Desk:
         self.rig.measured(lambda: self.manager.on_request_finished(context), "on_request_finished")
 
     def lookup(self, key: int, context: Any) -> str:
-        """Look up a key, and compare the manager's answer with the dictionary."""
         told = self.rig.measured(lambda: self.manager.lookup(self._key(key), context), "lookup")
         name = getattr(told, "name", None)
         if name not in ("MISS", "HIT", "HIT_PENDING"):
@@ -138,7 +124,6 @@ class _Desk:
         return str(name)
 
     def load(self, keys: list[int], context: Any) -> None:
-        """Pin the chunks of a load and read them."""
         names = [self._key(key) for key in keys]
         places = _places(self.rig.measured(lambda: self.manager.prepare_load(names, context), "prepare_load"))
         for key, place in zip(keys, places, strict=True):
@@ -153,7 +138,6 @@ class _Desk:
         self.jobs.append(Job(is_load=True, keys=keys, context=context))
 
     def store(self, keys: list[int], context: Any) -> None:
-        """Ask for room for the chunks that are missing, and note which chunks were evicted for it."""
         names = [self._key(key) for key in keys]
         new = [key for key in keys if key not in self.chunks]
         idle = sum(each.is_ready and not each.loads for key, each in self.chunks.items() if key not in keys)
@@ -181,7 +165,6 @@ class _Desk:
             self.jobs.append(Job(is_load=False, keys=new, context=context))
 
     def complete(self, number: int, fails: bool = False) -> None:
-        """Complete the job."""
         job = self.jobs.pop(number)
         names, context = [self._key(key) for key in job.keys], job.context
         there = {key: self.chunks[key] for key in job.keys if key in self.chunks}  # all, unless one was evicted wrongly
@@ -232,7 +215,6 @@ def _site(held: BufferView) -> Site:
 
 
 def _places(spec: Any) -> list[int]:
-    """Chunk ids of a load or store."""
     ids = getattr(spec, "block_ids", None)
     if ids is None:
         raise CannotDrive(f"{type(spec).__name__} has no block_ids; chunks cannot be told")

@@ -1,8 +1,4 @@
-"""Prepare: sets what vLLM needs before it can hash a block.
-
-Invariants:
-- The same hash function begins the chain of blocks and continues it, as in the engine.
-"""
+"""Prepare: settings that vLLM needs before it can hash a block."""
 
 from __future__ import annotations
 
@@ -12,6 +8,6 @@ HASHES = ("hash.function", "hash.begin", "hash.blocks")
 
 
 def prepare(names: Names) -> None:
-    """Set the first hash of every chain, in releases that have one."""
+    """Set the first hash of every chain, in releases that have one, with the hash function that continues the chain."""
     if names.has("hash.begin") and names.has("hash.function"):
         names["hash.begin"](names["hash.function"])

@@ -1,10 +1,7 @@
-"""Probe scheduler: vLLM's own scheduler decides what runs. What it counts as computed must have been computed.
+"""Probe scheduler: vLLM's own scheduler plans the steps. Tokens that it counts as computed must have been computed.
 
 Subjects are its policies. A threshold cuts prompts into pieces, so that one step may admit a request, give it blocks,
 and preempt it for another. One subject has no threshold, and a draft model with lookahead slots.
-
-Invariants:
-- A step computes exactly what its plan names. Each request then reads all that the scheduler counts as computed.
 """
 
 from __future__ import annotations
@@ -48,25 +45,19 @@ CONFIGS = ("config", "config.model", "config.scheduler", "config.cache", "config
 
 
 class Scheduling:
-    """The scheduler under requests that do not all fit."""
-
     def needs(self, subject: str) -> tuple[str, ...]:
         own = ("config.speculation",) if subject == LOOKAHEAD else ()
         return (*DEVICE_NEEDS, *CONFIGS, *own, "scheduler", "scheduler.output", "scheduler.grammars")
 
     def control(self, rig: Rig) -> None:
-        """One request in a pool that is large enough is computed and read. Nothing is freed."""
         run = SchedulerRun(rig, LENGTH // BLOCK + 2)
         run.add(run.generator.unshared(LONGEST, OUTPUTS, 0))
         for _ in range(OUTPUTS):
             run.step()
 
     def measure(self, rig: Rig) -> None:
-        """Requests of several priorities that share prefixes and outgrow the pool; then pairs.
-
-        A pair is a long prompt and a short one that outranks it and may ask for one block too many in the step that
-        has just given the long one its last piece.
-        """
+        """At the end, pairs: a long prompt and a short one of higher priority that may request one block too many in
+        the step that gives the long one its last piece."""
         run = SchedulerRun(rig, POOL)
         for _ in range(REQUESTS):
             run.add(run.generator.draw(LONGEST, OUTPUTS))
@@ -84,7 +75,7 @@ class Scheduling:
 
 
 class SchedulerRun:
-    """A scheduler with its requests. transfer: the configuration of a connector; None: it has none."""
+    """A scheduler with its requests. transfer: the configuration of a connector, or None."""
 
     def __init__(self, rig: Rig, blocks: int, transfer: Any = None) -> None:
         self.rig = rig
@@ -101,14 +92,11 @@ class SchedulerRun:
         self.rig.measured(lambda: self.scheduler.add_request(tracked.request), "add_request")
 
     def work(self) -> None:
-        """Step until all requests have finished."""
         finish_requests(self.rig, self.unfinished, self.judged_step, STEPS)
 
     def conversations(self) -> None:
-        """A long prompt, a short one that outranks it, and the long one's next turn, which reads all of this one.
-
-        The short one needs a block more in the step that gives the long one the last token of a block.
-        """
+        """The short prompt needs a block more in the step that gives the long one the last token of a block. The long
+        one's next turn reads all of it."""
         for _ in range(TURNS):
             more = self.rig.mix.below(BLOCK)
             first = self.generator.unshared(SAID + more, 6 - more + self.rig.mix.below(2), 2)
@@ -121,13 +109,11 @@ class SchedulerRun:
             self.work()
 
     def judged_step(self) -> None:
-        """A step, and the accounts after it."""
         self.step()
         left = [tracked for tracked in self.unfinished.values() if tracked.request in self.scheduler.running]
         self.blocks.account(left, "after a step")
 
     def step(self) -> None:
-        """Plan, compute, read, and hand the tokens back."""
         plan = self.rig.measured(self.scheduler.schedule, "schedule")
         counts: dict[str, int] = dict(plan.num_scheduled_tokens)
         running = [tracked for tracked in self.unfinished.values() if tracked.request in self.scheduler.running]
@@ -147,13 +133,12 @@ class SchedulerRun:
             del self.unfinished[name]
 
     def begin_pass(self, plan: Any) -> None:
-        """What a connector's worker does before a pass computes."""
+        """Work of a connector's worker before a pass computes."""
 
     def end_pass(self, plan: Any) -> Any:
-        """What a connector's worker reports after it; None: there is no connector."""
+        """The report of a connector's worker after a pass; None without a connector."""
 
     def _count(self, tracked: TrackedRequest, scheduled: int) -> None:
-        """Count preemptions and resumes by the scheduler's own counters."""
         preempted = int(tracked.request.num_preemptions)
         if preempted > tracked.preemptions:
             self.rig.judge.count("retractions", preempted - tracked.preemptions)
@@ -186,12 +171,10 @@ class SchedulerRun:
 
 
 def _is_whole(tracked: TrackedRequest) -> bool:
-    """True if all its tokens are computed, so that it produces the next one."""
     return bool(tracked.request.num_computed_tokens >= tracked.request.num_tokens)
 
 
 def _scheduler(rig: Rig, blocks: int, folder: str, transfer: Any) -> Any:
-    """The engine's scheduler for a model of one small layer, on a pool of that many blocks."""
     names = rig.names
     (Path(folder) / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     offered = {
@@ -242,6 +225,6 @@ def _scheduler(rig: Rig, blocks: int, folder: str, transfer: Any) -> Any:
 
 
 def _policy(subject: str) -> str:
-    """The policy that a subject names; the subjects of other probes name none."""
+    """Subjects of other probes name none."""
     name = subject.partition("-")[0]
     return name if name in POLICIES else POLICIES[0]

@@ -1,1 +1,1 @@
-"""Reports for CI systems: JUnit XML, GitHub, GitLab and SARIF, of a run and of the gate."""
+"""Reports of a run or the gate for CI systems: JUnit XML, GitHub, GitLab and SARIF."""

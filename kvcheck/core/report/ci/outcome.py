@@ -1,9 +1,8 @@
-"""Outcome: a run or a gate as CI systems see it: cases that passed, failed or could not be judged, and why.
+"""Outcome: a run or a gate as cases that passed, failed or could not be judged, with reasons, for CI systems.
 
 Invariants:
 - UNKNOWN is an error and never a pass. So is an interrupted run, and a run without a case.
 - If the exit code is not 0, some case is no pass.
-- It is made from the record or the gate's result alone, in their order.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from kvcheck.core.report.prices import is_check
 from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
 
 RUN = "run"
-"""The case of what belongs to no cell."""
+"""The case of troubles that belong to no cell."""
 BUDGETS = "budgets"
-"""The case of what is wrong with the budgets of the gate."""
+"""The case of problems of the gate's budgets."""
 FAILS = (Kind.FINDING, Kind.SLOWER)
 LET_PASS = (Status.KNOWN.value, Status.UNDECIDED.value)
 NO_REASON = "no reason was recorded"
@@ -35,9 +34,9 @@ NO_REASON = "no reason was recorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What CI shows as one test. group: what it belongs to. details: lines of evidence.
+    """One test in CI. group: its class name. details: lines of evidence.
 
-    let_pass: why a case that shows something wrong, or that was not judged, fails nothing: the row of a baseline.
+    let_pass: the row of a baseline that accepts a failing or unjudged case.
     """
 
     id: str
@@ -58,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run or a gate. name: the command. verdict: in words. facts: what is the same for all cases."""
+    """name: the command. facts: values common to all cases."""
 
     name: str
     verdict: str
@@ -74,14 +73,13 @@ class Outcome:
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
-        """All, each once; those that fail first, then gaps, then conditional findings."""
+        """All troubles, each once: failures, then gaps, then conditional findings."""
         found = dict.fromkeys(each for case in self.cases for each in case.troubles)
         order = (*FAILS, Kind.GAP, Kind.CONDITIONAL)
         return tuple(sorted(found, key=lambda each: order.index(each.kind)))
 
 
 def of_record(record: RunRecord) -> Outcome:
-    """A stored run."""
     causes = _causes(record)
     cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
     cases += [_mutant_case(record, row) for row in record.mutants]
@@ -116,8 +114,7 @@ def of_record(record: RunRecord) -> Outcome:
 
 
 def of_gate(result: GateResult) -> Outcome:
-    """What the gate says of stored runs: a case for each run, each gated row and each row of the baseline that is about
-    these runs, and one for budgets without a row."""
+    """Make a case for each run, gated row and baseline row about these runs, and one for budgets without a row."""
     repro = " ".join(("kvcheck", *result.argv))
     conditional = () if result.fail_on_conditional else result.conditional
     told = [
@@ -164,7 +161,7 @@ def of_gate(result: GateResult) -> Outcome:
 
 
 def _causes(record: RunRecord) -> list[Trouble]:
-    """The causes of a run. A cell that failed by conditional findings alone was asked to fail by them."""
+    """Causes of a run. A cell fails by conditional findings alone only under --fail-on-conditional."""
     found = bugs(record.findings)
     proven = {cell for bug in found if bug.cause.condition is None for cell in bug.cells}
     failed = {row.id for row in record.scenarios if row.verdict is Verdict.FAIL} - proven
@@ -220,10 +217,7 @@ def _row_case(row: GatedRow, result: GateResult, repro: str) -> Case:
 
 
 def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
-    """The rows of a baseline, but for those about engines that these runs did not judge.
-
-    What a row lets pass is no failure and no pass. A row that has to be mended fails.
-    """
+    """Cases of baseline rows about these runs' engines. A row that fails the gate is a failure."""
     cases = []
     for row in found.rows:
         if row.status == Status.ELSEWHERE.value:
@@ -243,7 +237,6 @@ def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
 
 
 def _of_problem(problem: Problem, kind: Kind, repro: str) -> Trouble:
-    """A problem of the gate. One that is a cause of a run says so itself."""
     if problem.trouble is not None:
         return replace(problem.trouble, kind=kind)
     title = "gap in the evidence" if kind is Kind.GAP else "failed"
@@ -251,7 +244,7 @@ def _of_problem(problem: Problem, kind: Kind, repro: str) -> Trouble:
 
 
 def _closed(cases: Sequence[Case], missing: Sequence[Trouble], exit_code: int, repro: str) -> tuple[Case, ...]:
-    """The cases, and one for the run if it is no pass for a reason that no case has."""
+    """Add a case for the run if it did not pass for a reason that no case has."""
     troubles = list(missing)
     verdicts = {case.verdict for case in cases}
     if exit_code == 1 and Verdict.FAIL not in verdicts:
@@ -269,7 +262,6 @@ def _exit_trouble(kind: Kind, exit_code: int, repro: str) -> Trouble:
 
 
 def _own(record: RunRecord, kind: Kind, code: str | None, title: str, cell: str, message: str) -> Trouble:
-    """A trouble of a cell that no finding tells of."""
     return Trouble(kind=kind, code=code, title=title, cells=(cell,), place="", message=message, replay=record.repro)
 
 

@@ -1,12 +1,10 @@
-"""GitHub Actions: workflow commands, which become annotations, and a step summary in markdown.
-
-An error for each cause of a red step, a warning for each that changes no verdict, a notice with what was judged.
+"""GitHub Actions: workflow commands, shown as annotations, and a step summary in markdown.
 
 Invariants:
-- A text of the record is data of its command: it cannot end the command or start another one.
-- GitHub drops the eleventh error or warning of a step without a word. So at most MOST of each are written, and the last
-  says how many more there are.
-- A summary has at most MOST_BYTES, of the 1 MiB after which GitHub refuses it.
+- A text of the record cannot end its command or start another one.
+- GitHub silently drops the eleventh error or warning of a step. So at most MOST of each are written, and the last has
+  the number of the others.
+- A summary has at most MOST_BYTES: GitHub refuses more than 1 MiB.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from kvcheck.core.report.ci.trouble_lines import trouble_lines
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import MARKS, clip
+from kvcheck.core.run.store import write_text
 
 FILE = "github.txt"
 MOST = 10
@@ -32,22 +30,19 @@ TEXT_CHARS = 1000
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """The workflow commands of a run at `path`, or as github.txt in an existing folder."""
     write_text(path / FILE if path.is_dir() else path, _lines(of_record(record)))
 
 
 def write_gate(result: GateResult, path: Path) -> None:
-    """The workflow commands of the gate's result at `path`."""
     write_text(path, _lines(of_gate(result)))
 
 
 def outcome_of(subject: RunRecord | GateResult) -> Outcome:
-    """A run or a gate as CI sees it."""
     return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
 
 
 def workflow_commands(outcome: Outcome) -> list[str]:
-    """The commands, one a line. A line that starts with :: is one for GitHub wherever it is printed."""
+    """Return the commands, one per line. GitHub reads every printed line that starts with :: as a command."""
     errors = [each for each in outcome.troubles if each.kind is not Kind.CONDITIONAL]
     others = [each for each in outcome.troubles if each.kind is Kind.CONDITIONAL]
     warnings = [_annotation(each) for each in others]
@@ -61,7 +56,6 @@ def workflow_commands(outcome: Outcome) -> list[str]:
 
 
 def summary(outcome: Outcome) -> str:
-    """The step summary."""
     head = [
         f"### {escaped(outcome.name)}: {outcome.verdict}, exit {outcome.exit_code}",
         "",
@@ -92,7 +86,6 @@ def _lines(outcome: Outcome) -> str:
 
 
 def _annotation(trouble: Trouble) -> tuple[str, str]:
-    """Title and text of one trouble."""
     lines = [f"{trouble.where}: {trouble.lines[0]}", *trouble.lines[1:]]
     return trouble.head, "\n".join(clip(printable(line), TEXT_CHARS) for line in lines)
 

@@ -1,8 +1,8 @@
 """GitLab code quality: a JSON list with an entry for each cause in each cell that shows it.
 
 Invariants:
-- Fingerprints depend on cell, code and place alone, so that a merge request shows what is new and what is gone.
-- No two entries have one fingerprint. A finding lies in no file: the path is the cell.
+- Fingerprints are unique and depend only on cell, code and place, so that a merge request shows new and fixed entries.
+- A finding has no file: the path is the cell.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import clip
+from kvcheck.core.run.store import write_text
 
 FILE = "gl-code-quality-report.json"
 SEVERITY = {Kind.FINDING: "critical", Kind.SLOWER: "major", Kind.GAP: "major", Kind.CONDITIONAL: "minor"}
@@ -25,17 +25,14 @@ DESCRIPTION_CHARS = 2000
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """A run at `path`, or as gl-code-quality-report.json in an existing folder."""
     write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
 
 
 def write_gate(result: GateResult, path: Path) -> None:
-    """The gate's result at `path`."""
     write_text(path, render(of_gate(result)))
 
 
 def render(outcome: Outcome) -> str:
-    """The text of the file."""
     entries: dict[str, dict[str, object]] = {}
     for trouble in outcome.troubles:
         told = " | ".join((f"{trouble.head}: {trouble.lines[0]}", *trouble.lines[1:]))
@@ -53,6 +50,6 @@ def render(outcome: Outcome) -> str:
 
 
 def path_of(cell: str) -> str:
-    """A cell as a relative path without odd characters, which leads out of nothing."""
+    """Turn a cell into a relative path of plain characters, without ".." parts."""
     parts = [re.sub(r"[^A-Za-z0-9._-]", "_", part) for part in cell.split("/")]
     return "/".join(part for part in parts if part.strip(".")) or RUN

@@ -1,11 +1,9 @@
-"""JUnit XML: a test case for each cell, with the evidence in its output; what Jenkins and GitLab read.
-
-A finding is a <failure>. UNKNOWN is an <error>, since CI shows a skipped test as harmless. What a baseline lets pass is
-<skipped>, with the row that names owner, reason and date.
+r"""JUnit XML, read by Jenkins and GitLab: a test case for each cell, with the evidence in its output.
 
 Invariants:
-- The elements and attributes are those of the common schema (junit-10.xsd): a case has at most one failure or error.
-- Every text is escaped for XML; a character that XML 1.0 does not allow is \\x.. or \\u.... of it.
+- UNKNOWN is an <error>, since CI shows a skipped test as harmless. A case accepted by a baseline is <skipped>.
+- Elements and attributes are those of the common schema (junit-10.xsd): a case has at most one failure or error.
+- A character that XML 1.0 forbids becomes its \x.. or \u.... escape.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.wording import clip
+from kvcheck.core.run.store import write_text
 
 FILE = "junit.xml"
 MESSAGE_CHARS = 500
@@ -29,17 +27,14 @@ MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """A run at `path`, or as junit.xml in an existing folder."""
     write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
 
 
 def write_gate(result: GateResult, path: Path) -> None:
-    """The gate's result at `path`."""
     write_text(path, render(of_gate(result)))
 
 
 def render(outcome: Outcome) -> str:
-    """The text of the file."""
     verdicts = [case.verdict for case in outcome.cases]
     counts = {
         "tests": str(len(verdicts)),
@@ -68,7 +63,7 @@ def render(outcome: Outcome) -> str:
 
 
 def _properties(outcome: Outcome) -> list[tuple[str, str]]:
-    """Facts of the run, and the evidence of each case: the schema has properties for a suite alone."""
+    """Facts of the run and evidence of each case: the schema has properties only for a suite."""
     each = [(f"{case.id}: evidence", "; ".join(case.details)) for case in outcome.cases if case.details]
     return [*outcome.facts.items(), *each]
 

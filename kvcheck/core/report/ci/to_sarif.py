@@ -1,9 +1,8 @@
 """SARIF 2.1.0: a result for each cause in each cell that shows it, and rules from the table of codes.
 
 Invariants:
-- A finding lies in no file, so a location is logical: the cell. GitHub's code scanning shows results with files only;
-  there the format github is the one to use.
-- UNKNOWN is a result of kind "open", which is SARIF's word for it, and a notification of the invocation.
+- A finding has no file, so its location is logical: the cell. GitHub's code scanning shows only results with files.
+- UNKNOWN is a result of kind "open", the term of SARIF, and a notification of the invocation.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 FILE = "kvcheck.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -31,17 +30,14 @@ KINDS = {
 
 
 def write(record: RunRecord, path: Path) -> None:
-    """A run at `path`, or as kvcheck.sarif in an existing folder."""
     write_text(path / FILE if path.is_dir() else path, render(of_record(record)))
 
 
 def write_gate(result: GateResult, path: Path) -> None:
-    """The gate's result at `path`."""
     write_text(path, render(of_gate(result)))
 
 
 def render(outcome: Outcome) -> str:
-    """The text of the file."""
     troubles = outcome.troubles
     rules = list(dict.fromkeys(map(_rule_id, troubles)))
     titles = {_rule_id(each): each.title for each in troubles}

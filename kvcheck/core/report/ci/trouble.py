@@ -2,8 +2,7 @@
 
 Invariants:
 - One trouble for each cause. Its symptoms are counted in `seen`.
-- `fingerprint` depends on cell, code and place alone, so that the next run's is the same. Pages, rows, layers,
-  requests and messages differ from run to run and are not in it.
+- `fingerprint` is equal in the next run: pages, rows, layers, requests and messages are not in it.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from kvcheck.core.report.wording import seen_text
 
 
 class Kind(Enum):
-    """What a trouble does to the verdict."""
-
     FINDING = "finding"
     """It fails the run."""
     SLOWER = "slower"
@@ -35,11 +32,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One cause, for people and for CI systems.
+    """One cause. cells: those that show it, the cause's own first; empty for the whole run.
 
-    code: None where no code applies. cells: that show it, the cause's own first; none: the run as a whole. place: what
-    it is about in the cell, as far as it is the same in each run. named: what a row of a baseline would name; "" where
-    the gate has no baseline. replay: the command that shows it again.
+    place: the part of its location that is equal in each run. named: the fields of a baseline row for it.
     """
 
     kind: Kind
@@ -55,18 +50,15 @@ class Trouble:
 
     @property
     def head(self) -> str:
-        """Code and title, and whether it is conditional."""
         words = ("conditional" if self.kind is Kind.CONDITIONAL else None, self.code, self.title)
         return " ".join(word for word in words if word)
 
     @property
     def where(self) -> str:
-        """The cell of the cause, or the whole run."""
         return self.cells[0] if self.cells else "the run"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What is wrong, how often it was seen, and what to do next."""
         return (
             self.message,
             *((f"only if {self.condition}",) if self.condition else ()),
@@ -77,19 +69,16 @@ class Trouble:
         )
 
     def fingerprint(self, cell: str) -> str:
-        """The name of this trouble in a cell, the same in each run."""
         named = json.dumps([cell, self.code or self.title, self.place])
         return hashlib.sha256(named.encode("ascii")).hexdigest()
 
 
 def title_of(code: str | None, otherwise: str) -> str:
-    """What a code means in two or three words."""
     known = CODES.get(code or "")
     return known.title if known else otherwise
 
 
 def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -> Trouble:
-    """One cause of a run with its symptoms."""
     cause = bug.cause
     is_conditional = cause.condition is not None and not fails_on_conditional
     return Trouble(

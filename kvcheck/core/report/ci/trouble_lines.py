@@ -1,8 +1,4 @@
-"""Troubles as markdown: a heading with code, title and cell, the message, how often it was seen, the replay line.
-
-Invariants:
-- At most MOST_SHOWN are written out, those that fail first; then a line says how many more there are.
-"""
+"""Troubles as markdown: a heading with code, title and cell, the message, its counts, the replay line."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ WORDS = {Kind.GAP: " (unknown: no pass)", Kind.CONDITIONAL: " (changes no verdic
 
 
 def trouble_lines(troubles: Sequence[Trouble], runs: Sequence[str | None] = ()) -> list[str]:
-    """A part for each trouble. runs: the run of each, where there are several."""
+    """Return a section for each trouble. runs: the run of each, if there are several."""
     lines: list[str] = []
     for number, trouble in enumerate(troubles[:MOST_SHOWN], 1):
         run = [f"Run {code_span(name)}."] if runs and (name := runs[number - 1]) else []

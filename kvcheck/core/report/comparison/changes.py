@@ -1,16 +1,9 @@
-"""Changes: what an earlier and a later run of the same cells say differently, by cell and cause.
-
-    same            a cause that both runs show
-    new             a cause that only the later run shows, or a cell that fails in it alone             exit 1
-    conditional     a conditional finding that is new; with --fail-on-conditional it is "new"
-    fixed           a cause that the later run does not show, although its cell passed with enough evidence
-    less evidence   a cell that the later run judged less: not at all, or by less than a share          exit 4
-    slower          a price whose interval lies above the earlier one's; told, and never an exit code
+"""Changes: differences between an earlier and a later run of the same cells, by cell and cause.
 
 Invariants:
-- A cause counts as fixed only where its cell passed in the later run with as many schedules as a pass needs.
-- What only the later run judged is new if it fails, whether or not the earlier run could have shown it.
-- Runs of different engines, or judged by different kvchecks, or cut short, cannot be compared: exit 4.
+- A cause is fixed only if its cell passed in the later run with as many schedules as a pass needs.
+- A failure that only the later run judged is new, whether or not the earlier run could have shown it.
+- Runs of different engines, of different kvcheck builds, or cut short cannot be compared: exit 4.
 """
 
 from __future__ import annotations
@@ -26,33 +19,37 @@ from kvcheck.core.base.causes import NUMBERS, place_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import LEFT_OUT, BenchRow, Finding, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report.gate.baseline import LEFT_OUT, engine_name, is_cut, roots
+from kvcheck.core.report.gate.baseline import engine_name, is_cut, roots
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import Rules
 from kvcheck.core.report.gate.result import has_enough
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 SCHEMA_VERSION = "1"
 NAMED = 6
 
 
 class State(Enum):
-    """How a cause, cell or price of the later run stands to the earlier one."""
-
     NEW = "new"
+    """A cause that only the later run shows, or a cell that fails in it alone: exit 1."""
     CONDITIONAL = "conditional"
+    """A conditional finding that is new; NEW with --fail-on-conditional."""
     LESS = "less evidence"
+    """A cell that the later run did not judge, or judged with less than a share of the evidence: exit 4."""
     SLOWER = "slower"
+    """A price whose interval lies above the earlier one's; never an exit code."""
     FIXED = "fixed"
+    """A cause that the later run does not show, although its cell passed with enough evidence."""
     SAME = "same"
+    """A cause that both runs show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference. code and place: of a cause; None for a cell or a price. conditional: it fails nothing."""
+    """One difference. code and place: None for a cell or a price. conditional: it fails nothing."""
 
     state: State
     cell: str
@@ -65,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """All differences of two runs. problems: why they cannot be compared. notes: what else a reader should know."""
+    """All differences of two runs. problems: reasons why they cannot be compared."""
 
     schema_version: str = SCHEMA_VERSION
     before: str
@@ -75,12 +72,10 @@ class Changes:
     notes: tuple[str, ...]
 
     def of(self, state: State) -> tuple[Change, ...]:
-        """The differences of a kind, in the order of the later run."""
         return tuple(row for row in self.rows if row.state is state)
 
     def grouped(self, state: State) -> tuple[tuple[Change, ...], ...]:
-        """The same as entries: what one schedule shows together, and then entries that begin with one code and text but
-        for the numbers in it."""
+        """Group differences by schedule, then by the first one's code and text, numbers ignored."""
         by_schedule: dict[object, list[Change]] = {}
         for at, row in enumerate(self.of(state)):
             by_schedule.setdefault(row.replay.partition(",expect=")[0] if row.replay else at, []).append(row)
@@ -91,25 +86,22 @@ class Changes:
 
     @property
     def exit_code(self) -> int:
-        """1 for something new, 4 where the runs cannot be compared, 0 else."""
+        """1 for a new failure, 4 if the runs cannot be compared or the later one judged less, else 0."""
         if self.of(State.NEW):
             return 1
         return 4 if self.problems or any(not row.conditional for row in self.of(State.LESS)) else 0
 
     @property
     def verdict(self) -> str:
-        """One word for the exit code."""
         return {0: "PASS", 1: "FAIL"}.get(self.exit_code, "UNKNOWN")
 
     @property
     def summary(self) -> str:
-        """Counts of the differences."""
         told = [f"{len(rows)} {state.value}" for state in State if (rows := self.of(state))]
         told += [f"not comparable for {counted(len(self.problems), 'reason')}"] if self.problems else []
         return ", ".join(told) or "no difference"
 
     def to_json(self) -> str:
-        """As JSON, with verdict and exit code written out."""
         plain = to_plain(self)
         assert isinstance(plain, dict), "a dataclass becomes a dict"
         plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
@@ -117,7 +109,7 @@ class Changes:
 
 
 def line_of(rows: Sequence[Change]) -> str:
-    """An entry in words, on one line: the cells and the first cause, and the codes of what stands beside it."""
+    """Format a group as one line: cells, first cause, and codes that its schedules also show."""
     first = rows[0]
     cells = [*dict.fromkeys(row.cell for row in rows)]
     more = f" and {len(cells) - NAMED} more" if len(cells) > NAMED else ""
@@ -129,19 +121,18 @@ def line_of(rows: Sequence[Change]) -> str:
 
 
 def _kind(row: Change) -> tuple[str | None, str]:
-    """What rows of one entry share. Each price is an entry of its own: its numbers are all that it consists of."""
+    """Key of a group. Each price is a group of its own, since it consists of numbers."""
     return row.code, f"{row.cell} {row.text}" if row.state is State.SLOWER else NUMBERS.sub("#", row.text)
 
 
 def write_json(changes: Changes, path: Path) -> None:
-    """The JSON at `path`."""
     write_text(path, changes.to_json())
 
 
 def changes(before: RunRecord, after: RunRecord, *, share: float, conditional: bool = False) -> Changes:
-    """What differs. share: of the earlier run's evidence that a passing cell needs. conditional: such findings count.
+    """Compare two runs. share: part of the earlier evidence that a passing cell needs. conditional: such findings fail.
 
-    Raises UsageError for one run that is given twice.
+    Raises UsageError if both are the same run.
     """
     if before.run_id == after.run_id:
         raise UsageError(f"run {after.run_id} was given twice; expected an earlier and a later run")
@@ -163,7 +154,6 @@ Cause = tuple[str, str, str]
 
 
 def _by_cause(record: RunRecord) -> dict[Cause, Finding]:
-    """The first finding of each cause."""
     found: dict[Cause, Finding] = {}
     for at, each in roots(record.findings):
         if each is record.findings[at]:
@@ -176,7 +166,7 @@ def _cause(finding: Finding) -> Cause:
 
 
 def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Change]:
-    """Causes of both runs. One that the other run shows as a symptom is there too."""
+    """Changes by cause. A cause that the other run shows as a symptom counts as shown."""
     then, now = _by_cause(before), _by_cause(after)
     shown_then, shown_now = ({_cause(each) for each in record.findings} for record in (before, after))
     rows_then, rows_now = _rows(before), _rows(after)
@@ -219,7 +209,7 @@ def _change(state: State, finding: Finding, text: str, *, counts: bool) -> Chang
 
 
 def _unseen(row: ScenarioResult | None) -> str:
-    """Why a cell shows no finding that it may have; empty if it could show it."""
+    """Why a cell could not show a finding; empty if it could."""
     if row is None:
         return "the cell was not run"
     if row.verdict is Verdict.UNKNOWN:
@@ -230,7 +220,6 @@ def _unseen(row: ScenarioResult | None) -> str:
 
 
 def _bare_failures(before: RunRecord, after: RunRecord) -> Iterator[Change]:
-    """Cells that fail without a finding in the later run, and rows of mutants."""
     then = {**_verdicts(before)}
     with_findings = {each.cell for each in after.findings}
     for name, verdict in _verdicts(after).items():
@@ -240,7 +229,6 @@ def _bare_failures(before: RunRecord, after: RunRecord) -> Iterator[Change]:
 
 
 def _cells(before: RunRecord, after: RunRecord, share: float) -> Iterator[Change]:
-    """Cells that the later run judged less."""
     now = _rows(after)
     for row in before.scenarios:
         if row.verdict is Verdict.UNKNOWN:
@@ -262,7 +250,6 @@ def _cells(before: RunRecord, after: RunRecord, share: float) -> Iterator[Change
 
 
 def _evidence(row: ScenarioResult, other: ScenarioResult) -> Iterator[tuple[str, int, int]]:
-    """What both judged, by kind: how much before, and how much now."""
     then, now = row.evidence, other.evidence
     yield "schedules", row.schedules, other.schedules
     yield "words", sum(then.words_verified.values()), sum(now.words_verified.values())
@@ -270,7 +257,7 @@ def _evidence(row: ScenarioResult, other: ScenarioResult) -> Iterator[tuple[str,
 
 
 def _prices(before: RunRecord, after: RunRecord) -> tuple[list[Change], list[str]]:
-    """Prices that are certainly slower, if both runs measured on one kind of machine with one torch."""
+    """Prices that are certainly slower, and notes."""
     then = {_price(row): row for row in before.bench}
     pairs = [(then[_price(row)], row) for row in after.bench if _price(row) in then]
     if not pairs:
@@ -295,7 +282,7 @@ def _price(row: BenchRow) -> tuple[str, str, str]:
 
 
 def _is_slower(old: BenchRow, new: BenchRow) -> bool:
-    """By the gate's shares, with the earlier ratio as the budget and both noise floors on top of it."""
+    """Judge by the gate's shares, with the earlier ratio as the budget and both noise floors added."""
     if old.ratio.hi is None or new.ratio.lo is None or "unknown" in (old.status, new.status):
         return False
     rules = Rules()
@@ -304,7 +291,6 @@ def _is_slower(old: BenchRow, new: BenchRow) -> bool:
 
 
 def _problems(before: RunRecord, after: RunRecord) -> Iterator[str]:
-    """Why the two cannot be compared."""
     first, second = engine_name(before), engine_name(after)
     if first != second:
         yield f"{before.run_id} judged {first}, and {after.run_id} judged {second}"
@@ -346,13 +332,11 @@ def _verdicts(record: RunRecord) -> Mapping[str, Verdict]:
 
 
 def _rows(record: RunRecord) -> dict[str, ScenarioResult]:
-    """The run's cells by name; with servers of one engine the name ends with it in both."""
     return {row.id: row for row in record.scenarios}
 
 
 def version_of(record: RunRecord) -> str:
-    """What a run judged: its version, and the commit and digest of its files, which tell two states of one version
-    apart."""
+    """Return the version judged, with commit and digest of its files, which separate two states of one version."""
     if server_of(record) is not None:
         return engine_name(record)
     engine = record.environment.get("engine")

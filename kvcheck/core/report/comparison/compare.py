@@ -1,11 +1,10 @@
 """Comparison: compares several runs of `kvcheck stress`, releases by bugs.
 
 Invariants:
-- A row that a run of the same engine lacks is "not run" there, and its bug is unjudged. It is never a pass. One that
-  the release has dropped is "not in this release", and its bug is judged by the other rows.
-- Every entry has the counts that its verdict rests on, and a command that repeats it.
-- Runs of different installed engines share no table, because their rows mean different things. Runs against servers
-  share one: the same is asked of every server.
+- A row that a run of the same engine lacks is "not run" there, and its bug is unjudged, never a pass. A row dropped by
+  the release is "not in this release", and the other rows judge its bug.
+- Runs of different installed engines share no table, since their rows differ in meaning. Runs against servers share
+  one.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ SERVERS = "servers"
 """The table of runs against running servers."""
 
 CONDITIONAL = "conditional "
-"""What is before the code of a finding under an assumption."""
+"""Prefix of the code of a finding under an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One run. label: the release that it judged; of two runs of one version with the digest of its files, and of
-    two runs of the same files with the run's id.
+    """One run. label: the release; for equal versions with the digest of its files, for equal files with the run id.
 
-    table: the name of the table that it is a column of.
+    table: the name of its table.
     """
 
     label: str
@@ -53,10 +51,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row in one run. verdict None: not run; is_absent: because the release has dropped it. words: verified;
-    orderings: checked; observed: what a server did. replay: a command.
+    """One row in one run. verdict None: not run. is_absent: the release has dropped the row.
 
-    notes: remarks of the run about this row, such as what was not exercised.
+    notes: the run's warnings about this row, such as parts not exercised.
     """
 
     label: str
@@ -74,18 +71,16 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The verdict as it is written."""
         return ABSENT if self.is_absent else NOT_RUN if self.verdict is None else self.verdict.value
 
     @property
     def is_conditional(self) -> bool:
-        """True if there are conditional findings. They alone fail nothing."""
         return any(code.startswith(CONDITIONAL) for code in self.codes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One scenario and shape. shows: what it is about, if the runs say so; given once for rows that share it."""
+    """One scenario and shape. shows: its subject; given once for rows that share it."""
 
     id: str
     shows: str
@@ -94,9 +89,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All rows about one bug. verdicts: one for each run: the worst of its rows, and unknown if a row was not run.
+    """All rows about one bug. verdicts: the worst of its rows in each run; unknown if a row was not run.
 
-    title: None for a scenario with servers: it is about no bug, and has one row.
+    title: None for a scenario against servers, which is about no bug.
     """
 
     title: str | None
@@ -104,7 +99,6 @@ class Group:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Worst wins, column by column."""
         columns = zip(*(row.cells for row in self.rows), strict=True)
         return tuple(
             Verdict.worst(cell.verdict or Verdict.UNKNOWN for cell in column if not cell.is_absent)
@@ -113,40 +107,32 @@ class Group:
 
     @property
     def conditional(self) -> tuple[bool, ...]:
-        """For each run: True if any of its rows has a conditional finding."""
         columns = zip(*(row.cells for row in self.rows), strict=True)
         return tuple(any(cell.is_conditional for cell in column) for column in columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Runs of one installed engine, or of servers."""
-
     engine: str
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
 
     @property
     def trend(self) -> Trend | None:
-        """Its runs over time; None for too few."""
         return trend_of([column.record for column in self.columns])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All tables; the verdict is the worst of all runs. changes: of the second run, where kvcheck compare asked."""
-
     tables: tuple[Table, ...]
     changes: Changes | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Every run, in the order of the tables."""
         return tuple(column for table in self.tables for column in table.columns)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict that any run has, or any bug in it."""
         judged = [verdict for table in self.tables for group in table.groups for verdict in group.verdicts]
         return Verdict.worst((*judged, *(column.record.verdict for column in self.columns)))
 
@@ -155,8 +141,7 @@ ComparisonWriter = Callable[[Comparison, Path], None]
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
-    """Compare runs. Raises UsageError for a run that judged no scenario, and for a run, row or column that occurs
-    twice."""
+    """Compare runs. Raises UsageError for a run without scenarios, and for a run or row given twice."""
     given = _twice(record.run_id for record in records)
     if given is not None:
         raise UsageError(
@@ -176,7 +161,6 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
 
 
 def _twice(names: Iterable[str]) -> str | None:
-    """The first value that occurs more than once."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
@@ -201,14 +185,11 @@ def _columns(records: Sequence[RunRecord]) -> list[Column]:
 
 
 def _files(record: RunRecord) -> str | None:
-    """The digest of the files of an installed engine, where the run names it."""
     engine = record.environment.get("engine")
     return str(engine["files"]) if isinstance(engine, dict) and engine.get("files") else None
 
 
 def _engine(record: RunRecord) -> tuple[str, str]:
-    """What was under test: an installed engine, kvcheck's own fixed build, or a server; and its version, with the
-    commit of a checkout."""
     if (server := server_of(record)) is not None:
         name, known = engine_and_version(server)
         return name, known or "of unknown version"
@@ -241,7 +222,7 @@ def _table(engine: str, columns: list[Column]) -> Table:
 
 
 def _order(group: tuple[str, list[Row]]) -> tuple[bool, str]:
-    """Bugs by their letters, then scenarios that are about none of them."""
+    """Bugs by their letters, then scenarios without a bug."""
     title = group[0]
     return title[1:2] != ":", title
 
@@ -252,7 +233,7 @@ def _shown(record: RunRecord) -> dict[str, str]:
 
 
 def _results(column: Column) -> dict[str, ScenarioResult]:
-    """The run's results by the names of their rows: with servers a row is named without the engine."""
+    """Results by row name: rows of servers are named without the engine."""
     rows = column.record.scenarios
     if column.table != SERVERS:
         return {row.id: row for row in rows}
@@ -261,7 +242,6 @@ def _results(column: Column) -> dict[str, ScenarioResult]:
 
 
 def _cells(column: Column, ids: Iterable[str]) -> list[Entry]:
-    """The run's cells of these rows."""
     record = column.record
     results, absent = _results(column), absent_of(record)
     found: dict[str, list[Finding]] = {}
@@ -298,12 +278,10 @@ def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]
 
 
 def _text(finding: Finding) -> str:
-    """What was found, and under which assumption."""
     return finding.message if finding.condition is None else f"{finding.message}; only if {finding.condition}"
 
 
 def _notes(record: RunRecord, name: str) -> tuple[str, ...]:
-    """Warnings of the run that begin with the row's name."""
     start = f"{name}: "
     return tuple(
         part.removeprefix(start)
@@ -314,7 +292,7 @@ def _notes(record: RunRecord, name: str) -> tuple[str, ...]:
 
 
 def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Finding]) -> str:
-    """The first finding's line; of a cell without one, that of its first schedule; else the whole run."""
+    """The first finding's line; without one, the cell's first schedule; else the whole run."""
     for finding in findings:
         if finding.replay:
             return finding.replay
@@ -326,7 +304,7 @@ def _replay(record: RunRecord, result: ScenarioResult, findings: Iterable[Findin
 
 
 def summary(comparison: Comparison) -> str:
-    """One line: how many bugs, or scenarios with a server, each run fails, passes, or leaves unjudged."""
+    """Return one line with the failed and unknown bugs of each run, or scenarios of servers."""
     texts = []
     for table in comparison.tables:
         for at, column in enumerate(table.columns):
@@ -338,7 +316,6 @@ def summary(comparison: Comparison) -> str:
 
 
 def counts(cell: Entry) -> str:
-    """What the verdict rests on, in short."""
     if cell.verdict is None:
         return ""
     if cell.observed:

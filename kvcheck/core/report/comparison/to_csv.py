@@ -1,8 +1,4 @@
-"""The comparison as one CSV table: a line a cell, and one for each bug and run.
-
-Invariants:
-- A text that a spreadsheet would run as a formula gets a leading apostrophe; what does not apply is an empty cell.
-"""
+"""The comparison as one CSV table: a line per cell, and one for each bug and run."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from pathlib import Path
 
 from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Row
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.to_csv import csv_text
+from kvcheck.core.run.store import write_text
 
 COLUMNS = (
     *("kind", "bug", "cell", "shows", "engine", "version", "run_id", "verdict", "codes"),
@@ -20,12 +16,10 @@ COLUMNS = (
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """The table at `path`."""
     write_text(path, render(comparison))
 
 
 def render(comparison: Comparison) -> str:
-    """The text of the table."""
     rows: list[dict[str, object]] = []
     for table in comparison.tables:
         for group in table.groups:

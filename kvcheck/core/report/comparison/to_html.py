@@ -1,8 +1,7 @@
 """The comparison as one HTML page that needs no network, no script and no other file.
 
 Invariants:
-- Text of a record reaches the page only through autoescape, with its control characters escaped.
-- The page's own policy forbids it to load or run anything; every replay line is there without a script.
+- Text of a record reaches the page only through autoescape. The page's own policy forbids loading and scripts.
 """
 
 from __future__ import annotations
@@ -18,22 +17,20 @@ from kvcheck.core.report.comparison.changes import Changes, State, line_of
 from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
 from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.price_drawing import axis_svg, dot_svg, ratio_axis
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
+from kvcheck.core.run.store import write_text
 
 MESSAGE_CHARS = 600
 UNTRIED = ("not exercised", "not tried")
-"""How warnings begin that say what a run did not try."""
+"""Prefixes of warnings about parts that a run did not try."""
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """The page at `path`."""
     write_text(path, render(comparison))
 
 
 def render(comparison: Comparison) -> str:
-    """The text of the page."""
     style = asset("page.css")
     return template("comparison.html.j2", visible).render(
         verdict=comparison.verdict.value,
@@ -59,13 +56,11 @@ def render(comparison: Comparison) -> str:
 
 
 def _state(found: Changes, state: State) -> dict[str, object]:
-    """The differences of a kind, one entry a cause."""
     groups = [{"line": line_of(rows), "replay": rows[0].replay} for rows in found.grouped(state)]
     return {"name": state.value, "count": len(found.of(state)), "groups": groups}
 
 
 def _trend(found: Trend) -> dict[str, object]:
-    """Runs as columns, the oldest first."""
     axis = ratio_axis([ratio for price in found.prices for ratio in price.ratios if ratio is not None])
     return {
         "starts": found.starts,
@@ -137,7 +132,7 @@ def _run(column: Column) -> dict[str, object]:
 
 
 def _place(facts: Mapping[str, object]) -> str:
-    """Where a run was: a server's address, or the versions of what it ran on."""
+    """A server's address, or the versions of python and torch."""
     if "address" in facts:
         return str(facts["address"])
     return ", ".join(f"{name} {facts[name]}" for name in ("python", "torch") if name in facts)

@@ -1,8 +1,7 @@
 """The comparison as markdown, for the summary page of a CI job or a page of documentation.
 
 Invariants:
-- Text of a record cannot become markup, a link or a new line.
-- A summary page has a limited size: reasons are printed for the first MOST_LINES cells of an engine that are no pass.
+- A summary page has a limited size: reasons are printed for the first MOST_LINES cells of a table that did not pass.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, T
 from kvcheck.core.report.comparison.trend import Trend, price_text
 from kvcheck.core.report.gate.to_md import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 SHOUT = {Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "UNKNOWN", Verdict.PASS: "pass"}
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """The tables at `path`."""
     write_text(path, render(comparison))
 
 
 def render(comparison: Comparison) -> str:
-    """The text: a table an engine, then every failing or unjudged cell with its replay line."""
     lines = [f"### kvcheck: {comparison.verdict.value.upper()}", "", escaped(summary(comparison))]
     if comparison.changes is not None:
         lines = _changes(comparison.changes)
@@ -37,7 +34,6 @@ def render(comparison: Comparison) -> str:
 
 
 def _changes(found: Changes) -> list[str]:
-    """What the later run changed, new causes with their replay lines."""
     lines = [f"### kvcheck compare: {found.verdict}, exit {found.exit_code}", "", escaped(found.summary), ""]
     lines += [f"- **not comparable**: {escaped(text)}" for text in found.problems]
     for state in State:
@@ -72,7 +68,6 @@ def _table(table: Table) -> list[str]:
 
 
 def _trend(engine: str, found: Trend) -> list[str]:
-    """Verdicts, words and prices over time."""
     head = [table_line((f"{engine} over time", *found.starts)), "|" + " --- |" * (1 + len(found.starts))]
     lines = ["", *head, table_line(("run", *(SHOUT[verdict] for verdict in found.verdicts)))]
     if any(found.words):

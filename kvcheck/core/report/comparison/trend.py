@@ -1,8 +1,8 @@
-"""Trend: what runs of one kind said over time, the oldest first.
+"""Trend: verdicts, counts and prices of runs of one kind over time, the oldest first.
 
 Invariants:
-- A run that did not judge a cell, or measured no such row, has no entry there. It is never a pass.
-- A price is compared by its ratio to what stands in its place in the same run, never by microseconds of two days.
+- A run that did not judge a cell, or lacks a price, has no entry there. It is never a pass.
+- A price is compared by its ratio to the baseline of the same run, never by microseconds of two days.
 """
 
 from __future__ import annotations
@@ -14,21 +14,17 @@ from kvcheck.core.base.record import Interval, RunRecord, Verdict
 from kvcheck.core.report.prices import is_check, ratio_text
 
 LEAST_RUNS = 3
-"""Two runs have a comparison; over time there are at least so many."""
+"""Fewest runs of a trend; two runs have a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTrend:
-    """A cell's verdict in each run; None where it was not judged."""
-
     id: str
     verdicts: tuple[Verdict | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTrend:
-    """A row's ratio in each run, and the noise floor there; None where it was not measured."""
-
     id: str
     ratios: tuple[Interval | None, ...]
     floors: tuple[float | None, ...]
@@ -36,7 +32,7 @@ class PriceTrend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """Runs by the time at which they started. words: how many words each of them judged."""
+    """Runs by start time. words: words judged by each."""
 
     starts: tuple[str, ...]
     run_ids: tuple[str, ...]
@@ -47,7 +43,6 @@ class Trend:
 
 
 def trend_of(records: Sequence[RunRecord]) -> Trend | None:
-    """The trend of runs of one kind; None for fewer than LEAST_RUNS."""
     if len(records) < LEAST_RUNS:
         return None
     runs = sorted(records, key=lambda record: (record.started_at, record.run_id))
@@ -76,5 +71,4 @@ def trend_of(records: Sequence[RunRecord]) -> Trend | None:
 
 
 def price_text(ratio: Interval | None) -> str:
-    """A ratio with its interval, or why there is none."""
     return "not measured" if ratio is None else ratio_text(ratio)

@@ -1,18 +1,9 @@
-"""Baseline: findings that are known and UNKNOWNs that are expected, and what a gate makes of them.
-
-    status       when                                                               fails the gate
-    known        a finding, or an UNKNOWN with its reason, matches the row          no
-    gone         its cells ran, passed with enough evidence and match nothing, or   with strict
-                 the release has dropped them
-    undecided    its cells ran, but cannot show whether it is gone                  no
-    unused       no run has a cell of this name                                     yes
-    expired      its date has passed; it covers nothing any more                    yes
-    elsewhere    it is about an engine that none of these runs judged               no
+"""Baseline: known findings and expected UNKNOWNs, and the status that the gate gives to each.
 
 Invariants:
-- A finding is covered by its cell, code and place alone. What follows from a covered cause is covered with it.
-- A cell that fails is known only if findings of it are covered and none is left that would fail it.
-- A row never covers a finding whose condition differs: its place says whether it is conditional.
+- A finding is covered by its cell, code and place alone. Symptoms of a covered cause are covered with it.
+- A failing cell is known only if findings of it are covered and no uncovered one would fail it.
+- A row never covers a finding of another condition: a place includes whether it is conditional.
 """
 
 from __future__ import annotations
@@ -26,38 +17,36 @@ from functools import cache
 
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import LEFT_OUT, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, server_of
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of, engine_of, own_target_of
 
-LEFT_OUT = "more findings were made and are not in this record"
-"""Stands in the warning of a run that kept only its first findings, beside their number."""
-
 
 class Kind(Enum):
-    """The tables of a baseline file."""
-
     FINDING = "finding"
     UNKNOWN = "unknown"
 
 
 class Status(Enum):
-    """What a gate makes of a row."""
-
     KNOWN = "known"
+    """A finding, or an UNKNOWN with its reason, matches the row."""
     GONE = "gone"
+    """The release has dropped its cells, or they passed with enough evidence and match nothing. Fails if strict."""
     UNDECIDED = "undecided"
+    """Its cells ran, but cannot show whether it is gone."""
     UNUSED = "unused"
+    """No run has a cell of this name. Fails the gate."""
     EXPIRED = "expired"
+    """Its date has passed; it covers nothing any more. Fails the gate."""
     ELSEWHERE = "elsewhere"
+    """It is about an engine that none of these runs judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A row of a baseline. number: its place in the file, from 1, over both tables. engine: None means any.
+    """A row of a baseline. number: its index in the file, from 1, over both tables. engine: None means any.
 
-    cell, place and says may have "*" for any text. code and place: of a finding. says: part of the reason of an
-    UNKNOWN. expires: the last day on which it counts.
+    "*" in a pattern (cell, place, reason of an UNKNOWN) matches any text. expires: the last valid day.
     """
 
     number: int
@@ -67,32 +56,28 @@ class Entry:
     code: str | None = None
     place: str | None = None
     says: str | None = None
+    """Part of the reason of an UNKNOWN."""
     owner: str
     reason: str
     expires: datetime.date
 
     @property
     def what(self) -> str:
-        """What it is about, in words."""
         engine = "" if self.engine is None else f"{self.engine} "
         about = f"{self.code}, {self.place}" if self.kind is Kind.FINDING else f"UNKNOWN, {self.says}"
         return f"{engine}{self.cell}: {about}"
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for two rows about the same."""
         return self.kind, self.engine, self.cell, self.code, self.place, self.says
 
     def has_engine(self, record: RunRecord) -> bool:
-        """Whether it is about the engine of this run."""
         return self.engine in (None, engine_name(record))
 
     def has_cell(self, name: str) -> bool:
-        """Whether it is about this cell."""
         return _pattern(self.cell).fullmatch(name) is not None
 
     def covers(self, record: RunRecord, finding: Finding) -> bool:
-        """Whether it is about this finding."""
         return (
             self.kind is Kind.FINDING
             and self.code == finding.code
@@ -102,7 +87,6 @@ class Entry:
         )
 
     def expects(self, record: RunRecord, row: ScenarioResult) -> bool:
-        """Whether it is about this UNKNOWN."""
         return (
             self.kind is Kind.UNKNOWN
             and row.verdict is Verdict.UNKNOWN
@@ -114,7 +98,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row and what became of it. text: why, in words. matches: findings or UNKNOWNs that it covers."""
+    """A row with its status. matches: number of findings or UNKNOWNs covered."""
 
     row: int
     kind: str
@@ -129,7 +113,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineResult:
-    """What a gate made of its baseline. strict: rows that are gone fail as well."""
+    """strict: rows that are gone fail as well."""
 
     file: str
     strict: bool
@@ -137,29 +121,25 @@ class BaselineResult:
 
     @property
     def failing(self) -> tuple[Judged, ...]:
-        """Rows that fail the gate."""
         bad = {Status.UNUSED.value, Status.EXPIRED.value, *([Status.GONE.value] if self.strict else [])}
         return tuple(row for row in self.rows if row.status in bad)
 
     def count(self, status: Status) -> int:
-        """Rows with this status."""
         return sum(row.status == status.value for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a baseline covers in some runs: places of findings by run, and cells that are expected to be UNKNOWN."""
+    """Findings and UNKNOWNs covered by a baseline: indices of findings by run, cells by run."""
 
     findings: dict[str, frozenset[int]] = field(default_factory=dict)
     unknowns: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def new(self, record: RunRecord) -> tuple[Finding, ...]:
-        """The findings of the run that are not covered."""
         covered = self.findings.get(record.run_id, frozenset())
         return tuple(finding for at, finding in enumerate(record.findings) if at not in covered)
 
     def explains(self, record: RunRecord, row: ScenarioResult) -> bool:
-        """Whether a cell fails by covered findings alone."""
         covered = self.findings.get(record.run_id, frozenset())
         own = [(at in covered, each) for at, each in enumerate(record.findings) if each.cell == row.id]
         return any(is_known for is_known, _ in own) and not any(
@@ -167,40 +147,38 @@ class Known:
         )
 
     def expects(self, record: RunRecord, row: ScenarioResult) -> bool:
-        """Whether an UNKNOWN is expected."""
         return row.id in self.unknowns.get(record.run_id, frozenset())
 
     def is_silent(self, record: RunRecord) -> bool:
-        """Whether the run's findings were cut, so that new ones may be among those that it lacks."""
+        """Whether the run dropped findings, so that uncovered ones may be missing from its record."""
         return bool(self.findings.get(record.run_id)) and is_cut(record)
 
 
 NOTHING = Known()
-"""Without a baseline nothing is known."""
+"""Without a baseline nothing is covered."""
 
 IsEnough = Callable[[RunRecord, ScenarioResult], bool]
 
 
 def engine_name(record: RunRecord) -> str:
-    """What a row calls the subject of a run: builtin, an installed engine, MODULE:NAME, or a server's engine."""
+    """Return the engine's name in a baseline: builtin, an installed engine, MODULE:NAME, or "vllm server"."""
     if (server := server_of(record)) is not None:
         return f"{engine_and_version(server)[0]} server"
     return engine_of(record) or own_target_of(record) or BUILTIN
 
 
 def is_cut(record: RunRecord) -> bool:
-    """Whether the run made more findings than are in its record."""
     return any(LEFT_OUT in text for text in record.warnings)
 
 
 def roots(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
-    """The place and the cause of each finding, in order; a cause that was not kept leaves its symptom a cause."""
+    """Return index and cause of each finding. A symptom of a cause that was not kept is its own cause."""
     by_id = {finding.id: finding for finding in findings if finding.id}
     return [(at, by_id.get(finding.cause or "", finding)) for at, finding in enumerate(findings)]
 
 
 def known_by(entries: Sequence[Entry], records: Sequence[RunRecord], today: datetime.date) -> Known:
-    """What the rows cover that have not expired."""
+    """Return the findings and UNKNOWNs covered by unexpired rows."""
     valid = [entry for entry in entries if entry.expires >= today]
     return Known(
         findings={
@@ -221,7 +199,6 @@ def known_by(entries: Sequence[Entry], records: Sequence[RunRecord], today: date
 def judge_rows(
     entries: Sequence[Entry], records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
 ) -> tuple[Judged, ...]:
-    """The status of each row."""
     return tuple(_judged(entry, records, today, is_enough) for entry in entries)
 
 
@@ -270,7 +247,7 @@ def _status(
 
 
 def _thin(entry: Entry, cells: Sequence[tuple[RunRecord, ScenarioResult]]) -> str:
-    """A note where a cell ended at the known finding, so that it may hide others."""
+    """A note if a cell ended at the known finding, since it may hide others."""
     cut = [
         f"{row.id} ended after {row.schedules} of {counted(row.coverage.wanted, 'schedule')}"
         for _, row in cells

@@ -2,24 +2,24 @@
 
     [[finding]]
     engine = "vllm"                                # builtin, sglang, vllm, lmcache, "vllm server"; any if left out
-    cell = "preemption/scheduler.priority"         # * stands for any text, in place and says too
+    cell = "preemption/scheduler.priority"         # * matches any text, also in place
     code = "KV102"
     place = "content: device kv"                   # as kvcheck gate prints it
     owner = "kv team"
     reason = "vllm-project/vllm#43569"
-    expires = 2027-03-01                           # the last day on which the row counts
+    expires = 2027-03-01                           # the last valid day
 
     [[unknown]]
     engine = "sglang"
     cell = "hicache-hybrid/index-moves.mamba-tree-kernel"
-    says = "only supports layout"                  # a part of the reason
+    says = "only supports layout"                  # a part of the reason; * matches any text
     owner = "kv team"
     reason = "0.5.14 and 0.5.15 keep states on the host by direct copies alone"
     expires = 2027-03-01
 
 Invariants:
-- A row that is added or removed leaves every other line of the file as it was, comments and order too. What was
-  written is read again and compared before the file is replaced.
+- Adding or removing a row keeps every other line of the file, comments and order too. The new text is parsed and
+  compared before the file is replaced.
 - A wrong file is a UsageError with the row's number.
 """
 
@@ -40,7 +40,7 @@ from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.misspelt import did_you_mean, unknown_name
 from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.report.gate.baseline import Entry, Kind, engine_name, roots
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 ABOUT = {Kind.FINDING: ("cell", "code", "place"), Kind.UNKNOWN: ("cell", "says")}
 WHOSE = ("owner", "reason", "expires")
@@ -49,12 +49,11 @@ COMMENTS = re.compile(r"(?:^[ \t]*#[^\n]*\n)+\Z", re.MULTILINE)
 
 
 def read_baseline(path: Path) -> tuple[Entry, ...]:
-    """The rows of a file, in their order. Raises UsageError for a missing or wrong file."""
     return parse_baseline(_text_of(path), path)
 
 
 def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
-    """The rows of a text. path: how messages name it. Raises UsageError."""
+    """Return the rows of a text. path: for messages. Raises UsageError."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -81,7 +80,6 @@ def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
 
 
 def add_rows(path: Path, entries: Sequence[Entry]) -> None:
-    """Put rows at the end of a file, which is made if it is not there. Raises UsageError."""
     text = _text_of(path) if path.exists() else ""
     before = parse_baseline(text, path)
     gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
@@ -91,7 +89,7 @@ def add_rows(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def remove_rows(path: Path, numbers: Collection[int]) -> None:
-    """Take rows out of a file, each with the comment lines right above it. Raises UsageError."""
+    """Remove rows, each with the comment lines right above it."""
     text = _text_of(path)
     before = parse_baseline(text, path)
     starts = [found.start() - len(_comments_above(text[: found.start()])) for found in HEADER.finditer(text)]
@@ -102,7 +100,6 @@ def remove_rows(path: Path, numbers: Collection[int]) -> None:
 
 
 def block(entry: Entry) -> str:
-    """A row as TOML."""
     pairs = {"engine": entry.engine, **{key: getattr(entry, key) for key in (*ABOUT[entry.kind], *WHOSE)}}
     lines = [f"{key} = {_toml(value)}" for key, value in pairs.items() if value is not None]
     return "\n".join((f"[[{entry.kind.value}]]", *lines)) + "\n"
@@ -111,7 +108,7 @@ def block(entry: Entry) -> str:
 def rows_of(
     record: RunRecord, *, owner: str, reason: str, expires: datetime.date, conditional: bool = False
 ) -> tuple[Entry, ...]:
-    """A row for each cause and each UNKNOWN of a run. conditional: conditional findings too. Each row is there once."""
+    """Make a row for each cause and each UNKNOWN of a run. conditional: include conditional findings."""
     engine = engine_name(record)
     found = [
         Entry(
@@ -146,13 +143,13 @@ def rows_of(
 
 
 def _known_by(reason: str) -> str:
-    """The part of a reason that stays the same: without numbers, and without what stands in brackets at its end."""
+    """The stable part of a reason: without numbers and without a final part in brackets."""
     return re.sub(r"\d+(?:[.,]\d+)*", "*", reason.splitlines()[0].partition(" (")[0])
 
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")  # editors of Windows begin a file with a mark
+        return path.read_bytes().decode("utf-8-sig")  # editors on Windows write a byte order mark
     except OSError as error:
         raise UsageError(
             f"baseline {path}: {why_unread(error)}; expected a TOML file, which kvcheck baseline save makes"
@@ -162,12 +159,12 @@ def _text_of(path: Path) -> str:
 
 
 def _numbers(text: str, raw: Mapping[str, object]) -> dict[Kind, list[int]]:
-    """The number of each row over both tables, in the order of the file; table by table where it cannot be seen."""
+    """Row numbers over both tables in file order; by table if headers cannot be located."""
     found: dict[Kind, list[int]] = {kind: [] for kind in Kind}
     for at, match in enumerate(HEADER.finditer(text), 1):
         found[Kind(match[1])].append(at)
     sizes = {kind: len(tables) if isinstance(tables := raw.get(kind.value, []), list) else 0 for kind in Kind}
-    if any(len(found[kind]) != sizes[kind] for kind in Kind):  # written in another way, such as one inline array
+    if any(len(found[kind]) != sizes[kind] for kind in Kind):  # written in another form, such as one inline array
         first = sizes[Kind.FINDING]
         return {
             Kind.FINDING: [*range(1, first + 1)],
@@ -208,11 +205,10 @@ def _comments_above(text: str) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")  # which JSON allows, and TOML does not
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")  # allowed in JSON, not in TOML
 
 
 def _replace(path: Path, text: str, expected: Sequence[Entry]) -> None:
-    """Write the text if it reads as these rows."""
     try:
         is_right = list(parse_baseline(text, path)) == list(expected)
     except UsageError as error:

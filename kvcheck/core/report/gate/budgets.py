@@ -1,16 +1,15 @@
-"""Budgets of the gate: rows of a TOML file that say how much an arm may cost compared with its baseline.
+"""Budgets of the gate: rows of a TOML file that bound the cost of an arm against its baseline.
 
     [[budget]]
     case = "metadata-read"
     arm = "packed"
     baseline = "ten-views"
-    size = "1024 rows"        # and shape, device: only rows with this one; all of them where it is left out
+    size = "1024 rows"        # and shape, device: all rows if left out
     max_ratio = 0.5           # time of the arm over time of the baseline
-    min_limit_ratio = 0.8     # share of the physical limit measured beside it; one of the two bounds, or both
+    min_limit_ratio = 0.8     # share of the physical limit; at least one of the two bounds
 
 Invariants:
-- An unknown key is an error that names the known ones, since a misspelt bound would limit nothing.
-- No budget, no bound, two budgets for the same rows, or a bound that is no positive number is an error too.
+- An unknown key is an error, since a misspelt bound would limit nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """A budget: its rows and how much they may cost. size, shape and device: None means all of them."""
+    """size, shape and device: None means all of them."""
 
     case: str
     arm: str
@@ -46,12 +45,10 @@ class Budget:
     min_limit_ratio: float | None = None
 
     def covers(self, row: BenchRow) -> bool:
-        """True if this row has to keep the budget."""
         return all(getattr(self, name) in (None, getattr(row, name)) for name in (*NAMED, *NARROWED))
 
     @property
     def rows(self) -> tuple[str | None, ...]:
-        """The rows of the budget, in words, without its bounds."""
         return tuple(getattr(self, name) for name in (*NAMED, *NARROWED))
 
     def __str__(self) -> str:
@@ -60,7 +57,7 @@ class Budget:
 
 
 def read_budgets(path: Path) -> tuple[Budget, ...]:
-    """The budgets in the file, in order. Raises UsageError for a missing or wrong file."""
+    """Raises UsageError for a missing or wrong file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # not there, not text, or not TOML

@@ -1,12 +1,10 @@
 """Builds: checks that runs are of one build of kvcheck and of one state of each trace and engine.
 
-A run of kvcheck's own code is evidence for the build that judges it, and for no other. A run of an installed engine is
-evidence for that engine: several of one engine have to be of the same files of it, judged by the same kvcheck. A run
-against a server is evidence for the engine that served: several of one engine have to be of one version of it.
-
 Invariants:
-- A run that does not say what it judged is no evidence. Unknown digests never count as equal.
-- A run of a mutant is never evidence: the code that it judged is broken on purpose.
+- A run of kvcheck's own code is evidence only for the build that judges it.
+- Runs of one installed engine need the same files of it and the same kvcheck; runs against servers one version.
+- A run without the digest of its subject is no evidence. Unknown digests never count as equal.
+- A run of a mutant is never evidence: its code is broken on purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ BUILTIN = "builtin"
 
 
 def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[RunRecord, str]]:
-    """Runs that are no evidence for this build, whose digest is `code`, or that do not fit the other runs; and why."""
+    """Yield runs that are no evidence for the build of digest `code`, or contradict other runs; with reasons."""
     firsts: dict[tuple[str, ...], tuple[str, RunRecord]] = {}
     for record in records:
         for message in _own(record, code):
@@ -34,7 +32,7 @@ def build_problems(records: Sequence[RunRecord], code: str) -> Iterator[tuple[Ru
 
 
 def changes(then: Identity | None, now: Identity) -> list[str]:
-    """What differs between an earlier run and one of now, in words; empty if nothing does."""
+    """Return the differences of two identities in words."""
     if then is None:
         return ["it does not say which build of kvcheck made it"]
     named = (("kvcheck's code", "code"), ("the content of the trace", "trace"), ("the engine", "target"))
@@ -43,28 +41,27 @@ def changes(then: Identity | None, now: Identity) -> list[str]:
 
 
 def engine_of(record: RunRecord) -> str | None:
-    """The installed engine that the run is about; None for kvcheck's own code."""
+    """Return the installed engine of the run; None for kvcheck's own code."""
     planned = _planned(record, but_servers=True)
     targets = {cell["target"].partition(":")[0] for cell in planned if is_engine(cell.get("target", ""))}
     return min(targets) if targets else None
 
 
 def absent_of(record: RunRecord) -> dict[str, str]:
-    """The cells that the run's release has dropped, as its tables know, with the reason."""
+    """Return the cells that the run's release has dropped, with the reason."""
     engine = record.environment.get("engine")
     absent = engine.get("absent") if isinstance(engine, dict) else None
     return {str(cell): str(why) for cell, why in absent.items()} if isinstance(absent, dict) else {}
 
 
 def own_target_of(record: RunRecord) -> str | None:
-    """The target of the user's own that the run is about, as MODULE:NAME."""
+    """Return the user's own target of the run, as MODULE:NAME."""
     planned = _planned(record, but_servers=True)
     targets = {cell.get("target", BUILTIN) for cell in planned if not is_engine(cell.get("target", ""))} - {BUILTIN}
     return min(targets) if targets else None
 
 
 def _planned(record: RunRecord, *, but_servers: bool = False) -> list[dict[str, str]]:
-    """The keys of each line that the run's plan lists. but_servers: of those alone that are of no running server."""
     return [keys_of(line) for line in lines_of(record.plan) if not (but_servers and is_of_server(line))]
 
 
@@ -89,13 +86,13 @@ def _own(record: RunRecord, code: str) -> Iterator[str]:
 
 
 def _claims(record: RunRecord) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """The facts that must be equal in all runs that name them: (name, value, in words)."""
+    """Facts that must be equal in all runs that have them: (name, value, in words)."""
     identity = record.identity
     if identity is None:
         return
     if (server := server_of(record)) is not None:
         name, version = engine_and_version(server)
-        # A version that nobody knows is that of no other run.
+        # An unknown version never equals that of another run.
         yield ("server", name), version or f"unknown in run {record.run_id}", f"the version of the {name} that served"
         if identity.code is not None:
             yield ("checker", f"{name} server"), identity.code, f"the code of kvcheck that judged the {name} server"

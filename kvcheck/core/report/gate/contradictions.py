@@ -1,8 +1,7 @@
-"""Contradictions: finds statements of a record that cannot be true of one run.
+"""Contradictions: finds facts of a record that cannot be true of one run.
 
 Invariants:
-- The record of a complete run has none. A record that was edited, cut or put together is no evidence.
-- This module looks at one record. `builds` compares several runs.
+- The record of a complete run has none. A record that was edited, cut or assembled is no evidence.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ OUTCOMES = {
     "lost": Verdict.UNKNOWN,
     "not-begun": Verdict.UNKNOWN,
 }
-"""What a mutant's outcome is worth."""
+"""Verdict of each outcome of a mutant."""
 
 COUNTED = ("evidence", "scenarios", "mutants", "bench", "duration_s")
-"""Keys of a record that hold numbers below which there is nothing; a seed or a finding's place may be any number."""
+"""Keys of a record with numbers of at least 0; a seed or a finding's place may be any number."""
 
 
 def contradictions(record: RunRecord) -> list[str]:
-    """Contradictions of the record, one sentence for each."""
     return [
         *_negative(record),
         *(message for row in record.scenarios for message in _scenario(record, row)),
@@ -91,7 +89,6 @@ def _mutant(row: MutantResult) -> Iterator[str]:
 
 
 def _causes(record: RunRecord) -> Iterator[str]:
-    """Symptoms of findings that are none, or that are symptoms themselves."""
     causes = {finding.id for finding in record.findings if finding.cause is None}
     for finding in record.findings:
         if finding.cause is not None and finding.cause not in causes:
@@ -118,7 +115,7 @@ def _whole(record: RunRecord) -> Iterator[str]:
 
 
 def _unplanned(record: RunRecord) -> Iterator[str]:
-    """Cells that the plan names and the record lacks, and the other way round; each once."""
+    """Cells, mutants and cases in the plan or the record, but not in both."""
     judged = [row.id for row in record.scenarios]
     cells = [cell_of(line, judged) for line in lines_of(record.plan)]
     for row in record.scenarios if record.identity is not None else ():  # without one it may be of version 1
@@ -132,7 +129,6 @@ def _unplanned(record: RunRecord) -> Iterator[str]:
 
 
 def _unmet(record: RunRecord) -> Iterator[str]:
-    """Requirements whose rows say another thing than the counts of the run."""
     least = required(record)
     for row in record.scenarios:
         kind = row.id.removeprefix(REQUIRED)

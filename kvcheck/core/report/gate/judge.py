@@ -1,23 +1,20 @@
 """The gate's verdict on overhead: whether an arm is slower than its budget allows.
 
-Each row is judged by the part of its budget that it uses: 1.0 is all of it. Each round gives one such number.
+Each row is judged by the used part of its budget; 1.0 is all of it. Each round gives one such number.
 
-- OK: the upper end of the interval, with the noise floor added, is less than `fail_over` above the budget.
+- OK: the upper end of the interval, plus the noise floor, is less than `fail_over` above the budget.
 - SLOWER: the estimate is `fail_over` or more above the budget, and the lower end is above it by more than `tol` and by
-  more than the floor. Two separate measurements must agree on this, the gate must have made the last of them, and no
-  measurement may be OK.
-- INCONCLUSIVE: everything else, such as measurements that contradict each other, and fewer than six rounds.
+  more than the floor. Two measurements must agree, the last of them made by the gate, and none may be OK.
+- INCONCLUSIVE: everything else, such as fewer than six rounds.
 
 A row that is not OK in its record is measured again, at most MEASURED_AGAIN times. In the gate's own rounds, SLOWER
-also needs a sign test, with Holm's correction over all gated rows, at the level of one end of the interval. Therefore a
-set of rows that are within their budgets is called SLOWER at most that often, and in fact much less often, since the
-recorded rounds must agree. A share of a physical limit has no rounds: both its intervals must agree, and each of them
-is wrong at most once in forty times.
+also needs a sign test, with Holm's correction over all gated rows, at the level of one end of the interval. So a set of
+rows within their budgets has a SLOWER at most that often. A share of a physical limit has no rounds: both its intervals
+must agree, each wrong at most once in forty times.
 
 Invariants:
-- A row over its budget has a note that says so, whatever `tol` and `fail_over` allow.
-- Every row that has an interval says from which value on it would have been called SLOWER.
-- This module reads records, budgets and what `measure` returns; it runs nothing and reads no clock.
+- A row over its budget has a note of it, whatever `tol` and `fail_over` allow.
+- This module runs nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class Overhead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Shares of a budget. tol: so far above it a row is never called slower. fail_over: from there on it fails."""
+    """Shares of a budget. tol: up to this excess a row is never SLOWER. fail_over: from this excess on it fails."""
 
     tol: float = 0.03
     fail_over: float = 0.10
@@ -65,16 +62,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A row of a stored run."""
-
     run_id: str
     row: BenchRow
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetedRow:
-    """A row and one bound that it has to keep."""
-
     stored: StoredRow
     bound: str
     budget: float
@@ -84,8 +77,8 @@ class BudgetedRow:
 class Measurement:
     """One measurement of a gated row, judged by itself.
 
-    measured: the ratio, or share of the limit. budget_used: the part of the budget that it takes; 1.0 is all of it. p:
-    of the sign test, after Holm's correction; None for a share of a limit and for the recorded measurement.
+    measured: the ratio, or share of the limit. budget_used: 1.0 is the whole budget. p: of the sign test, after Holm's
+    correction; None for a share of a limit and for the recorded measurement.
     """
 
     measured: Interval
@@ -100,9 +93,8 @@ class Measurement:
 class GatedRow:
     """The verdict on one row and one bound.
 
-    measurements: the recorded one, then the gate's own. slower_from: the ratio, or share of the limit, from which on a
-    measurement like the last one calls the row SLOWER; None where it has no interval. slower_from_change: the same as
-    a change of the measured time, 0.2 for a fifth more.
+    measurements: the recorded one, then the gate's own. slower_from: the value from which a measurement like the last
+    one is SLOWER; None without an interval. slower_from_change: the same as a relative change of the measured time.
     """
 
     run_id: str
@@ -123,18 +115,15 @@ class GatedRow:
 
     @property
     def last(self) -> Measurement:
-        """The newest measurement."""
         return self.measurements[-1]
 
 
 Measure = Callable[[Sequence[StoredRow]], Sequence[BenchRow | str]]
-"""Fresh rounds of these rows, in their order; or why there are none."""
+"""Measures new rounds of these rows, in their order; a str is the reason for a missing measurement."""
 
 
 @dataclass(slots=True)
 class _Case:
-    """A gated row while it is decided."""
-
     gated: BudgetedRow
     measurements: list[Measurement]
     notes: list[str] = field(default_factory=list)
@@ -149,7 +138,6 @@ class _Case:
         return len(verdicts) == 1 or (len(verdicts) <= MEASURED_AGAIN and Overhead.SLOWER in verdicts)
 
     def verdict(self) -> Overhead:
-        """SLOWER needs two measurements that are SLOWER and none that is OK; OK needs none that is SLOWER."""
         verdicts = [each.verdict for each in self.measurements]
         slower = verdicts.count(Overhead.SLOWER)
         if Overhead.OK in verdicts:
@@ -158,7 +146,7 @@ class _Case:
 
 
 def decide(gated: Sequence[BudgetedRow], rules: Rules, measure: Measure) -> tuple[tuple[GatedRow, ...], bool]:
-    """The verdict on each gated row, and whether measuring came to its end or was interrupted."""
+    """Return the verdict on each gated row, and False if measuring was interrupted."""
     cases = [_Case(each, [measurement_of(each, each.stored.row, rules)]) for each in gated]
     is_complete = True
     try:
@@ -171,7 +159,6 @@ def decide(gated: Sequence[BudgetedRow], rules: Rules, measure: Measure) -> tupl
 
 
 def measurement_of(gated: BudgetedRow, row: BenchRow, rules: Rules) -> Measurement:
-    """One measurement, judged by its interval alone."""
     if gated.bound == "max_ratio":
         measured = ratio_interval([math.log(ratio) for ratio in row.ratios])
         budget_used = _scaled(measured, lambda ratio: ratio / gated.budget)
@@ -187,7 +174,7 @@ def measurement_of(gated: BudgetedRow, row: BenchRow, rules: Rules) -> Measureme
 
 
 def fault(row: BenchRow, bound: str) -> str | None:
-    """Why this row cannot be judged by this bound; None if it can."""
+    """Return the reason why the bound cannot judge this row; None if it can."""
     if row.status == "unknown":
         return f"it was not measured: {row.note or 'no reason was recorded'}"
     if row.floor < 0:
@@ -220,7 +207,7 @@ def _verdict(budget_used: Interval, floor: float, rules: Rules) -> Overhead:
 
 
 def _add_measurements(cases: Sequence[_Case], answers: Mapping[int, BenchRow | str], rules: Rules) -> None:
-    """Add a measurement to each case that has one; SLOWER only where the sign tests of all together allow it."""
+    """Add the new measurements; SLOWER only if the corrected sign test allows it."""
     fresh: dict[int, BenchRow] = {}
     for at, answer in answers.items():
         case = cases[at]
@@ -242,7 +229,7 @@ def _add_measurements(cases: Sequence[_Case], answers: Mapping[int, BenchRow | s
 
 
 def _p(case: _Case, row: BenchRow | None, rules: Rules) -> float:
-    """p of the sign test that a row is above what is allowed; 1.0 where it has no fresh rounds."""
+    """p of the sign test that a row exceeds its allowance; 1.0 without new rounds."""
     if row is None:
         return 1.0
     return sign_p(row.ratios, case.gated.budget * (1 + max(rules.tol, row.floor)))
@@ -272,7 +259,7 @@ def _row(case: _Case, rules: Rules) -> GatedRow:
 
 
 def _slower_from(last: Measurement, rules: Rules) -> float | None:
-    """The part of the budget from which on such a measurement is called SLOWER, even when it turns out low."""
+    """The part of the budget from which such a measurement is SLOWER even if it turns out low."""
     if last.budget_used.lo is None:
         return None
     spread = last.budget_used.est / last.budget_used.lo

@@ -2,8 +2,7 @@
 
 Invariants:
 - Worst wins: 1 integrity, 3 slower, 4 no evidence or inconclusive, 0; 130 if it was interrupted.
-- Every problem of every run is kept; no measurement removes one. INCONCLUSIVE rows pass only with --on-inconclusive
-  pass or warn, and the result still says so.
+- Every problem of every run is kept; no measurement removes one.
 - A key that does not apply is None, never 0.
 """
 
@@ -17,16 +16,25 @@ from pathlib import Path
 
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.evidence_kinds import TOKEN
-from kvcheck.core.base.record import BenchRow, Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import (
+    LEFT_OUT,
+    BenchRow,
+    Evidence,
+    Identity,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+    to_plain,
+)
 from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
 from kvcheck.core.report.ci.trouble import Trouble, of_bug
-from kvcheck.core.report.gate.baseline import LEFT_OUT, NOTHING, BaselineResult, Known
+from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Known
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.judge import ADVISED_ROWS, BudgetedRow, GatedRow, Overhead, StoredRow, fault
 from kvcheck.core.report.prices import bench_command, is_check
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 SCHEMA_VERSION = "5"
 ON_INCONCLUSIVE = ("pass", "warn", "fail")
@@ -36,10 +44,7 @@ NAMED_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a run, in a sentence.
-
-    run_id: None where it is about the budgets. trouble: the cause and its replay line; None where it is no finding.
-    """
+    """run_id: None for a problem of the budgets. trouble: None without a finding."""
 
     run_id: str | None
     message: str
@@ -48,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Counts of what was judged. verdicts: without those of measured cases. tokens: of answers of running servers."""
+    """Counts judged. verdicts: without those of measured cases. tokens_judged: of answers of running servers."""
 
     runs: int
     verdicts: int
@@ -59,12 +64,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run: what it judged, and how much of its plan it ran.
+    """One run: its counts and the executed part of its plan.
 
-    server: engine and version of the running server that was judged; None: no server. Its schedules are rounds.
-    cells: judged, without mutants, prices and requirements. schedules: in all of them. fewest: of one cell; None
-    without cells. wanted: planned; None where no cell says it. not_tried: strategies and settings, each with the cells
-    that lack it.
+    server: engine and version; with a server, schedules are rounds. cells: without mutants, prices and requirements.
+    fewest: schedules of one cell. wanted: planned schedules; None if no cell has a plan. not_tried: strategies and
+    settings, with the number of cells that lack each.
     """
 
     run_id: str
@@ -79,11 +83,10 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateResult:
-    """The gate's whole result; its reports are made from this and nothing else.
+    """The gate's whole result, the only source of its reports.
 
-    code: digest of the kvcheck that ran the gate. conditional: findings under an assumption, which fail nothing unless
-    they are asked to. min_schedules: of each cell; None: each has a floor of its own. baseline: what became of its
-    rows; None without one. integrity, conditional and evidence hold what it does not cover.
+    code: digest of the kvcheck that ran the gate. min_schedules: per cell; None: each has its own floor. integrity,
+    conditional and evidence leave out whatever the baseline covers.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -109,7 +112,6 @@ class GateResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command."""
         if not self.complete:
             return INTERRUPTED
         if self.integrity or (self.baseline is not None and self.baseline.failing):
@@ -123,11 +125,9 @@ class GateResult:
 
     @property
     def verdict(self) -> str:
-        """One word for the exit code."""
         return {0: "PASS", 1: "FAIL", 3: "SLOWER"}.get(self.exit_code, "UNKNOWN")
 
     def to_json(self) -> str:
-        """The gate's JSON, with verdict and exit code written out."""
         plain = to_plain(self)
         assert isinstance(plain, dict), "a dataclass becomes a dict"
         plain |= {"verdict": self.verdict.lower(), "exit_code": self.exit_code}
@@ -135,20 +135,18 @@ class GateResult:
 
 
 def write_json(result: GateResult, path: Path) -> None:
-    """The gate's JSON at `path`, or as gate.json in an existing folder."""
     write_text(path / "gate.json" if path.is_dir() else path, result.to_json())
 
 
 def integrity_problems(
     records: Sequence[RunRecord], *, fail_on_conditional: bool = False, known: Known = NOTHING
 ) -> tuple[Problem, ...]:
-    """Findings and failures of the runs that are not known."""
     told = [each for record in records for each in _failures(record, known)]
     return (*told, *(conditional_findings(records, known) if fail_on_conditional else ()))
 
 
 def conditional_findings(records: Sequence[RunRecord], known: Known = NOTHING) -> tuple[Problem, ...]:
-    """Findings that hold only under an assumption that the engine does not promise, and that are not known."""
+    """Return findings that hold only under an assumption that the engine does not promise."""
     return tuple(
         _problem(record, bug, known)
         for record in records
@@ -160,7 +158,7 @@ def conditional_findings(records: Sequence[RunRecord], known: Known = NOTHING) -
 def evidence_problems(
     records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None, known: Known = NOTHING
 ) -> tuple[Problem, ...]:
-    """Why the runs would be no pass even without a failure. code: the digest of the kvcheck that runs the gate."""
+    """Return gaps that prevent a pass even without a failure. code: digest of the kvcheck that runs the gate."""
     builds = (Problem(record.run_id, message) for record, message in build_problems(records, code))
     gaps = (
         Problem(record.run_id, message)
@@ -171,17 +169,14 @@ def evidence_problems(
 
 
 def has_enough(record: RunRecord, row: ScenarioResult, min_schedules: int | None = None) -> bool:
-    """Whether a cell of the run has judged enough for a pass."""
     return record.complete and row.schedules >= _least(record, row, min_schedules) and _has_judged(row.evidence)
 
 
 def summaries(records: Sequence[RunRecord]) -> tuple[RunSummary, ...]:
-    """A summary of each run, in order."""
     return tuple(_summary(record, _cells(record)) for record in records)
 
 
 def tally(records: Sequence[RunRecord]) -> Tally:
-    """Counts over the runs."""
     return Tally(
         runs=len(records),
         verdicts=sum(len(record.mutants) + len(_cells(record)) for record in records),
@@ -194,7 +189,7 @@ def tally(records: Sequence[RunRecord]) -> Tally:
 def gated_rows(
     records: Sequence[RunRecord], budgets: Sequence[Budget]
 ) -> tuple[tuple[BudgetedRow, ...], tuple[Problem, ...], tuple[str, ...]]:
-    """Rows that have to keep a bound; budgets and rows that cannot be judged, and why; and warnings.
+    """Return rows with bounds, problems of budgets and rows that cannot be judged, and warnings.
 
     Rows of threads are no prices, so no budget covers them.
     """
@@ -226,8 +221,7 @@ def gated_rows(
 
 
 def _failures(record: RunRecord, known: Known) -> list[Problem]:
-    """Failures that are not known, each once: causes first, then rows with a verdict of their own, then the run's
-    verdict."""
+    """Uncovered failures, each once: causes, then failed rows without one, then the run's verdict."""
     found = [_problem(record, bug, known) for bug in bugs(known.new(record)) if bug.cause.condition is None]
     told = [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
     failed = [row for row in record.scenarios if row.verdict is Verdict.FAIL]
@@ -243,7 +237,6 @@ def _failures(record: RunRecord, known: Known) -> list[Problem]:
 
 
 def _problem(record: RunRecord, bug: Bug, known: Known) -> Problem:
-    """A cause; where there is a baseline, with what would name it there."""
     cause, trouble = bug.cause, of_bug(record, bug)
     if known is not NOTHING:
         trouble = replace(trouble, named=f"finding {cause.id}, place {trouble.place!r}")
@@ -280,11 +273,9 @@ def _gaps(record: RunRecord, known: Known) -> list[str]:
 
 
 def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
-    """Cells that passed after too few schedules."""
     is_live = server_of(record) is not None
-    units = (
-        "rounds" if is_live else "schedules"
-    )  # nobody picks a schedule inside a server: --min-schedules is not about it
+    # Schedules inside a server are not chosen, so --min-schedules does not apply to it.
+    units = "rounds" if is_live else "schedules"
     for row in _cells(record):
         floor, least = _least(record, row, None), _least(record, row, min_schedules)
         if row.verdict is Verdict.PASS and row.schedules < least:
@@ -298,7 +289,6 @@ def _short(record: RunRecord, min_schedules: int | None) -> Iterator[str]:
 
 
 def _least(record: RunRecord, row: ScenarioResult, min_schedules: int | None) -> int:
-    """How many schedules a pass of the cell needs."""
     floor = 0 if row.coverage is None else row.coverage.floor
     return floor if min_schedules is None or server_of(record) is not None else max(floor, min_schedules)
 
@@ -318,7 +308,7 @@ def _summary(record: RunRecord, cells: Sequence[ScenarioResult]) -> RunSummary:
 
 
 def _cells(record: RunRecord) -> tuple[ScenarioResult, ...]:
-    """All scenarios without cases of a benchmark and requirements, whose verdicts are not about the cache."""
+    """Scenarios except benchmark cases and requirements, whose verdicts are not about the cache."""
     measured = {row.case for row in record.bench if row.ratios}
     return tuple(row for row in record.scenarios if row.id not in measured and not is_requirement(row))
 
@@ -329,7 +319,6 @@ def _has_judged(evidence: Evidence) -> bool:
 
 
 def _nearest(budget: Budget, rows: Sequence[StoredRow]) -> str:
-    """The row of the runs that is most like the budget's, and the command that measures the budget's row."""
     measured = [each.row for each in rows]
     like = [row for row in measured if row.case == budget.case] or measured
     named = [_named(row) for row in like[:NAMED_ROWS]]

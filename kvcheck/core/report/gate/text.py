@@ -1,4 +1,4 @@
-"""Text for the gate's result: words and table cells that terminal, markdown and page share.
+"""Text of the gate's result: words and table cells shared by terminal, markdown and page.
 
 Invariants:
 - Table cells hold the record's text unchanged. Each report escapes them for its own format.
@@ -15,13 +15,12 @@ from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
 
 NAMED = 8
-"""Strategies and settings that a run has not tried, named in a line."""
+"""Most untried strategies and settings named in a line."""
 
 HEADINGS = ("verdict", "row", "budget", "measured (95 %)", "noise floor", "slower from", "rounds")
 
 
 def cells(row: GatedRow) -> tuple[str, ...]:
-    """One row of the table, under HEADINGS."""
     sign = "at most" if row.bound == "max_ratio" else "at least"
     unit = "" if row.bound == "max_ratio" else " of the limit"
     return (
@@ -36,14 +35,12 @@ def cells(row: GatedRow) -> tuple[str, ...]:
 
 
 def interval_text(interval: Interval) -> str:
-    """The estimate and its interval."""
     if interval.lo is None or interval.hi is None:
         return f"{interval.est:.3g} (n/a: rounds<6)"
     return f"{interval.est:.3g} ({interval.lo:.3g} to {interval.hi:.3g})"
 
 
 def slower_from_text(row: GatedRow) -> str:
-    """The value from which the row would have been SLOWER, and how much more time that is than was measured."""
     if row.slower_from is None or row.slower_from_change is None:
         return "n/a (rounds<6)"
     change = f", {row.slower_from_change:+.0%} time" if row.slower_from_change > 0 else ""
@@ -51,7 +48,7 @@ def slower_from_text(row: GatedRow) -> str:
 
 
 def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """Name, words and details of each part, in the order in which they are judged."""
+    """Return name, text and details of each part, in the order of judgement."""
     notes = tuple(f"{row.id}: {note}" for row in result.rows for note in row.notes)
     conditional = ("conditional", _conditional(result), tuple(problem_text(each) for each in result.conditional))
     return (
@@ -65,7 +62,6 @@ def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 def _integrity(result: GateResult) -> str:
-    """Counts of what was judged, and how many problems there are."""
     tally = result.tally
     if not tally.verdicts:
         return f"{counted(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
@@ -80,7 +76,7 @@ def _integrity(result: GateResult) -> str:
 
 
 def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
-    """Counts of the rows, and each row that a reader has to know of; those that fail come first."""
+    """Counts of the rows, and the rows themselves, failing ones first."""
     counts = [f"{found.count(status)} {status.value}" for status in Status if found.count(status)]
     failing = found.failing
     others = [row for row in found.rows if row not in failing and row.status != Status.ELSEWHERE.value]
@@ -94,7 +90,6 @@ def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[
 
 
 def row_text(row: Judged) -> str:
-    """A row of the baseline: its status, what it is about, and whose it is."""
     seen = f" {counted(row.matches, 'time')}" if row.matches > 1 else ""
     text = f"; {row.text}" if row.text else ""
     whose = f"{row.owner}, until {row.expires}: {row.reason}"
@@ -102,7 +97,6 @@ def row_text(row: Judged) -> str:
 
 
 def _conditional(result: GateResult) -> str:
-    """Conditional findings, and whether they count."""
     count = counted(len(result.conditional), "finding")
     if result.fail_on_conditional:
         return f"{count} under an assumption, each a problem by --fail-on-conditional"
@@ -110,7 +104,6 @@ def _conditional(result: GateResult) -> str:
 
 
 def _schedules(result: GateResult) -> str:
-    """How many of the planned schedules ran, and the build that ran them."""
     cells = sum(run.cells for run in result.runs)
     asked = "" if result.min_schedules is None else f", --min-schedules {result.min_schedules}"
     ran = f"{_some_schedules(result.runs)} in {counted(cells, 'cell')}"
@@ -118,7 +111,6 @@ def _schedules(result: GateResult) -> str:
 
 
 def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
-    """Schedules that ran; of how many, if every run with cells says it."""
     ran = sum(run.schedules for run in runs)
     wanted = [run.wanted for run in runs if run.cells]
     known = [each for each in wanted if each is not None]
@@ -130,7 +122,6 @@ def _some_schedules(runs: tuple[RunSummary, ...]) -> str:
 
 
 def run_text(run: RunSummary) -> str:
-    """One run: its schedules, what it did not try, and what it judged."""
     cells = counted(run.cells, "cell") + ("" if run.server is None else f" at {run.server}")
     parts = [f"{run.run_id}: {_some_schedules((run,))} in {cells}, {run.fewest or 0} or more each"]
     if not run.cells:
@@ -150,12 +141,10 @@ def _identity(identity: Identity | None) -> list[str]:
 
 
 def _evidence(result: GateResult) -> str:
-    """How many gaps the evidence has."""
     return counted(len(result.evidence), "gap") if result.evidence else "complete"
 
 
 def _overhead(result: GateResult) -> str:
-    """The gated rows and the rules."""
     if result.budget_file is None:
         return f"not judged: no --budget; {counted(result.tally.bench_rows, 'row')} of benchmarks in these runs"
     rules = f"tol {result.tol:.1%}, fail-over {result.fail_over:.1%}"
@@ -163,13 +152,12 @@ def _overhead(result: GateResult) -> str:
 
 
 def problem_text(problem: Problem) -> str:
-    """A problem with the run it is in, and the command that shows it again."""
     again = f"; next: {problem.trouble.replay}" if problem.trouble is not None and problem.trouble.replay else ""
     return (problem.message if problem.run_id is None else f"{problem.run_id}: {problem.message}") + again
 
 
 def summary_text(result: GateResult) -> str:
-    """The reason for the verdict."""
+    """Return the reason for the verdict."""
     counts = dict.fromkeys(("SLOWER", "INCONCLUSIVE", "OK"), 0)
     for row in result.rows:
         counts[row.verdict.name] += 1

@@ -1,8 +1,7 @@
 """The gate's result as one HTML page that needs no network, no script and no other file.
 
 Invariants:
-- Text of a record reaches the page only through autoescape, with its control characters escaped.
-- The page's own policy forbids it to load or run anything.
+- Text of a record reaches the page only through autoescape. The page's own policy forbids loading and scripts.
 """
 
 from __future__ import annotations
@@ -15,21 +14,19 @@ from markupsafe import Markup
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.report.printable import printable
-from kvcheck.core.report.store import write_text
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import asset
+from kvcheck.core.run.store import write_text
 
 COLOURS = {"PASS": ("pass", "✔"), "UNKNOWN": ("unknown", "?")}
 BADGES = {"OK": "pass", "INCONCLUSIVE": "unknown", "SLOWER": "fail"}
 
 
 def write(result: GateResult, path: Path) -> None:
-    """The page at `path`."""
     write_text(path, render(result))
 
 
 def render(result: GateResult) -> str:
-    """The text of the page."""
     style = asset("page.css")
     colour, mark = COLOURS.get(result.verdict, ("fail", "✘"))
     return template("gate.html.j2", _visible).render(

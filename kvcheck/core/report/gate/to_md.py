@@ -1,8 +1,7 @@
 """The gate's result as markdown, for the summary page of a CI job: an entry for each cause, with its replay line.
 
 Invariants:
-- Text of a record cannot become markup, a link or a new line (`report/markdown.py`).
-- A summary page has a limited size: each list shows its first MOST_LINES, then how many more there are.
+- A summary page has a limited size: each list shows its first MOST_LINES, then the number of others.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ from kvcheck.core.report.ci.trouble_lines import trouble_lines
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, problem_text, sections, summary_text
 from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.report.store import write_text
+from kvcheck.core.run.store import write_text
 
 MOST_LINES = 100
 
 
 def write(result: GateResult, path: Path) -> None:
-    """The summary at `path`."""
     write_text(path, render(result))
 
 
 def render(result: GateResult) -> str:
-    """The text of the summary."""
     written_out = {"integrity": result.integrity, "conditional": result.conditional}
     lines = [f"### kvcheck gate: {result.verdict}, exit {result.exit_code}", "", escaped(summary_text(result)), ""]
     for name, text, details in sections(result):
@@ -46,7 +43,6 @@ def render(result: GateResult) -> str:
 
 
 def _causes(result: GateResult) -> list[tuple[Trouble, str | None]]:
-    """The causes in all runs, each with its run."""
     parts = [(Kind.FINDING, result.integrity)]
     parts += [] if result.fail_on_conditional else [(Kind.CONDITIONAL, result.conditional)]
     return [

@@ -1,8 +1,8 @@
-"""The accounting oracle: when the engine is idle every unit is free or cached, and after close none is held.
+"""The accounting oracle: no page, slot, row or byte is lost.
 
 Invariants:
 - free + cached = total for each space when idle; after close free = total, and no memory is allocated.
-- A map from page to page is empty when idle: an entry left in it names a page that was freed.
+- A map from page to page is empty when idle.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.workload.events import Closed, Counted, Mapped, Returned
 
 LOCKS = "locks"
-"""Its name is no space: none may be left when idle."""
+"""No space: no lock may be left when idle."""
 
 
 class AccountingOracle:
-    """No page, slot, row or byte is lost: free + cached = total when idle, and nothing is allocated after close."""
-
     name = "accounting"
 
     def __init__(self) -> None:
@@ -68,7 +66,7 @@ class AccountingOracle:
             )
 
     def _add(self, what: str, message: str) -> None:
-        """what: the space or table, with the rank's name in front if it has one."""
+        """what: the space or table, after the rank's name."""
         name = what.rpartition(":")[2]
         tier = "host" if what.startswith("host.") else "device"
         self.findings.append(Finding(code="KV401", oracle=self.name, tier=tier, buffer=name, message=message))

@@ -1,8 +1,4 @@
-"""The aliasing oracle: owned values share no storage with a pool, and page lists are not changed in place.
-
-Invariants:
-- It finds shared storage in any schedule.
-"""
+"""The aliasing oracle: owned values share no storage with a pool, and index values are not changed in place."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ from kvcheck.core.stress.workload.events import Aliased, Descriptor, Owned
 
 
 class AliasingOracle:
-    """Offloaded values and metadata rows own their memory; index values handed to the product stay as they were."""
-
     name = "aliasing"
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""CacheModel: what a cache holds and may give up, by hashes of pages: uses, priorities, locks and room on two tiers.
+"""CacheModel: uses, priorities, locks and room of a cache on two tiers, by hashes of pages.
 
 Invariants:
-- It is made from events alone. It knows hashes and what lies before each; it knows no tree and no nodes.
-- What one reading of the declared order counts and another does not gives a range: `least` and `most` are its ends.
-- A lock on a prefix holds all pages of it.
+- It is made from events alone, without the product's tree.
+- If readings of the declared order count a use differently, `least` and `most` are the ends of the range.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ ROOT = b""
 
 @dataclass(slots=True, eq=False)
 class Page:
-    """A cached page. least, most: a number for each of RANKS, in the readings that count the fewest and the most uses.
-
-    backed_at: the use at which the host got it last. refused_at: the use at which its backup was refused last.
-    """
+    """least, most: a number for each of RANKS, by the readings that count the fewest and the most uses. backed_at,
+    refused_at: the use at which its last backup was made, or refused."""
 
     least: list[int]
     most: list[int] = field(default_factory=list)
@@ -43,11 +40,8 @@ class Page:
 
 
 class CacheModel:
-    """Both tiers of one cache.
-
-    clock: counts uses of the cache: lookups, and prefixes that were computed. locks_host: the cache has locked a page
-    on the host, so locks are how it keeps pages there.
-    """
+    """clock: counts uses of the cache: lookups and computed prefixes. locks_host: some page was locked on the host, so
+    locks keep pages there."""
 
     def __init__(self) -> None:
         self.model = Modelled(page_size=1, window=0, has_state=False)
@@ -67,27 +61,23 @@ class CacheModel:
 
     @property
     def has_host(self) -> bool:
-        """There is a host tier."""
         return "host.full" in self._units
 
     # What happens
 
     def declare(self, event: Declared) -> None:
-        """How many units each allocator has."""
         self._units = dict(event.units)
 
     def learn(self, chain: tuple[bytes, ...]) -> None:
-        """These hashes follow each other from the first page of a prompt on."""
         if chain and chain[-1] not in self._parents:
             for before, each in zip((ROOT, *chain), chain, strict=False):
                 self._parents[each] = before
 
     def knows(self, each: bytes) -> bool:
-        """The hash is that of a page of a prompt that was looked up, asked for or computed."""
         return each in self._parents
 
     def look_up(self, event: LookedUp) -> None:
-        """The pages that a lookup serves are used. One that could not load all that it found is another's first try."""
+        """Count a use of the served pages. A retry without host pages replaces the request's first lookup."""
         self.clock += 1
         self.learn(event.chain)
         request, before = self._lookup
@@ -103,7 +93,7 @@ class CacheModel:
                 ends[PRIORITY] = max(ends[PRIORITY], event.priority)
 
     def compute(self, event: Computed) -> None:
-        """A prefix is offered. Whether that uses the pages of it that are cached already is left open."""
+        """Whether that uses the prefix's cached pages is left open."""
         self.clock += 1
         self.learn(event.chain)
         self._priority = event.priority
@@ -115,7 +105,6 @@ class CacheModel:
                 page.most[PRIORITY] = max(page.most[PRIORITY], event.priority)
 
     def lock(self, event: Locked) -> None:
-        """One lock more or less on every page of a prefix."""
         self.locks_host = self.locks_host or event.tier == "host"
         locks, at = self._locks[event.tier], event.end
         while at != ROOT:
@@ -123,7 +112,7 @@ class CacheModel:
             at = self._parents.get(at, ROOT)
 
     def change(self, event: TierChanged) -> list[bytes]:
-        """A tier gains or loses pages. Returns those that were computed and are now cached on the device."""
+        """Add or remove pages of a tier. Return those just computed and now cached on the device."""
         held, grown = self.held[event.tier, event.space], []
         before = ROOT
         for each, unit in zip(event.chain, event.ids, strict=True):
@@ -141,7 +130,6 @@ class CacheModel:
         return grown
 
     def arrived(self, event: Transferred) -> None:
-        """Host pages are whole from now on."""
         if event.kind != "load":
             self._arriving.difference_update(event.chain)
 
@@ -179,13 +167,12 @@ class CacheModel:
     # What may go
 
     def candidates(self, tier: str, space: str, *, passed: Container[bytes] = ()) -> Iterator[bytes]:
-        """Pages that could lead a tier's choice of what to give up next: unlocked, and without more behind them."""
+        """Pages that an eviction could choose first: unlocked, and leaves."""
         for each in self.held[tier, space]:
             if each not in passed and self.stays(tier, space, each) is None:
                 yield each
 
     def stays(self, tier: str, space: str, each: bytes) -> str | None:
-        """Why a page cannot be what a tier gives up next; None where it can."""
         on_device = self.held["device", "full"]
         if each not in self.held[tier, space]:
             return "is not held there"
@@ -200,7 +187,7 @@ class CacheModel:
         return None
 
     def room(self, tier: str, space: str, *, besides: Container[bytes] = ()) -> int:
-        """Units of a space that are free or can surely be made so. besides: pages that have to stay."""
+        """Units of a space that are free or certainly evictable. besides: pages that have to stay."""
         return self._free(tier, space) + sum(
             each not in besides and self._can_go(tier, space, each) for each in self.held[tier, space]
         )
@@ -220,28 +207,23 @@ class CacheModel:
     # What is there
 
     def parent(self, each: bytes) -> bytes:
-        """The page before it; ROOT before the first."""
         return self._parents.get(each, ROOT)
 
     def is_backed(self, each: bytes) -> bool:
-        """The host holds the page, whole or on its way; it always holds the root."""
+        """The host holds the page, perhaps still arriving; it always holds the root."""
         return each == ROOT or each in self.held["host", "full"]
 
     def is_whole_on_host(self, each: bytes) -> bool:
-        """The host holds the page, and it has arrived."""
         return each == ROOT or (each in self.held["host", "full"] and each not in self._arriving)
 
     def is_locked(self, tier: str, each: bytes) -> bool:
-        """Something locks the page on a tier; the root is never given up."""
         return each == ROOT or self._locks[tier][each] > 0
 
     def spaces(self, each: bytes) -> set[str]:
-        """The spaces in which some tier holds something of a page."""
         return {space for space in SPACES for tier in ("device", "host") if each in self.held[tier, space]}
 
     def given_up(self, event: LookedUp) -> tuple[int, dict[str, int]]:
-        """For a lookup that keeps to the device: pages that both tiers serve, and what of it the device lacks, by
-        space."""
+        """For a lookup without host pages: the pages that both tiers serve, and how many the device lacks by space."""
         pages = longest_prefix(self.model, map(self.spaces, event.chain))
         chain, seen = event.chain[:pages], first_seen(self.model, pages)
         lacking = {"full": sum(each not in self.held["device", "full"] for each in chain)}
@@ -253,8 +235,8 @@ class CacheModel:
         return pages, lacking
 
     def fetchable(self, chain: tuple[bytes, ...], whole: dict[str, set[bytes]]) -> tuple[int, int]:
-        """Pages [start, stop) of a prompt that both tiers lack and that the store holds whole, with all they need; an
-        empty range where the host does not hold what lies before them. whole: by space, what the store holds."""
+        """Return [start, stop): pages of a prompt that both tiers lack and the store holds whole, with companions;
+        empty if the host lacks the page before them. whole: by space, the store's content."""
         on_device = self.held["device", "full"]
         start = next(
             (at for at, each in enumerate(chain) if each not in on_device and not self.is_whole_on_host(each)),
@@ -268,5 +250,4 @@ class CacheModel:
 
 
 def allocator_of(tier: str, space: str) -> str:
-    """The name under which a tier's units of a space are allocated and freed."""
     return space if tier == "device" else f"host.{space}"

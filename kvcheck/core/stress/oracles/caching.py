@@ -1,18 +1,18 @@
-"""The caching oracle: what a prefix cache should have achieved, by a model of pages beside the product's tree.
+"""The caching oracle: the work of a prefix cache, judged by a model of pages beside the product's tree.
 
-    KV701 victims    first in the declared order among what could go
-    KV702 room       a backup, a load, a prefetch or a state is given up only where no room can be made
-    KV703 hits       what was computed is cached, leaves a tier by eviction alone, and is served when found
-    KV704 copies     backups that the write policy asks for, and prefetches, are started, with their companions
-    KV705 need       nothing is given up once there is as much room as was asked for
-    KV706 turns      a copy that has run is acknowledged within two looks, and loads use every engine
-    KV203 copies     a copy is acknowledged when all of it has run, not before
-    KV605 answers    what is asked to go is gone where the cache says so, and could not go where it says not
+    KV701 victims    an eviction takes the first evictable page of the declared order
+    KV702 room       a backup, a load, a prefetch or a snapshot is given up only if no room can be made
+    KV703 hits       computed pages are cached, leave a tier by eviction alone, and are served when found
+    KV704 copies     backups that the write policy demands, and prefetches, are started, with their companions
+    KV705 need       no eviction goes beyond the requested room
+    KV706 turns      a finished copy is acknowledged within two looks, and loads use every engine
+    KV203 copies     a copy is acknowledged only after all of it has run
+    KV605 answers    answers to requests to evict or remove a prefix are true
 
 Invariants:
-- A cache is judged by the rules that it declares. Without a declaration nothing is judged.
+- A cache is judged by the rules that it declares; without a declaration, not at all.
 - A finding is reported only if it holds for every tie-break and every way to count uses.
-- After the counts at the end the cache may give everything back.
+- After the counts at the end the cache may free everything.
 """
 
 from __future__ import annotations
@@ -44,23 +44,19 @@ from kvcheck.core.stress.workload.tier_events import (
 )
 
 FEW = 0.75
-"""A run that serves less than this share of what a plain cache serves is warned of."""
+"""A run with less than this share of a plain cache's hits is warned of."""
 SOON = 24
 """Uses of the cache within which a backup that is due has to be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """Pages whose backups were due at a use of the cache, in a round."""
-
     use: int
     round: int
     pages: dict[bytes, Page]
 
 
 class CachingOracle(StoreRules, RoundRules, AnswerRules):
-    """Evictions in the declared order, no copy left out, and nothing lost that was cached."""
-
     def __init__(self) -> None:
         super().__init__()
         self._chosen: dict[tuple[str, str], tuple[bytes, ...]] = {}
@@ -102,7 +98,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         )
 
     def finish(self) -> None:
-        """A run in which backups were due long ago and none was ever started or refused. Pages may have left before."""
+        """Report long due backups if none was started or refused."""
         self._judge_lanes()
         if self._is_over and not self.findings:  # pages that were lost were never stored either
             self.judge_unstored()
@@ -115,10 +111,8 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
 
     @property
     def note(self) -> str | None:
-        """A warning where the run has served far less than a plain cache; no rule is broken by that alone.
-
-        Prefixes with companions, and those that are backed up at a later use, are kept less often by design.
-        """
+        """A warning if the run has served far less than a plain cache. Prefixes with companions, or backed up at a
+        later use, are kept less often by design."""
         served, plain = (sum(each) for each in zip(*self._hits.values(), strict=True)) if self._hits else (0, 0)
         model, uses = self._cache.model, self._declared.uses if self._declared is not None else None
         if model.has_state or model.window or uses not in (1, None) or served >= plain * FEW:
@@ -187,7 +181,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self._note_due(event.chain[: event.pages])
 
     def _judge_load(self, event: LookedUp) -> None:
-        """A lookup that keeps to the device gives up what the host holds, which takes a space that is full."""
+        """A lookup leaves out pages of the host only if a space of the device is full."""
         pages, lacking = self._cache.given_up(event)
         if pages <= event.pages:
             return
@@ -206,7 +200,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             )
 
     def _forward(self, event: Forward) -> None:
-        """The first pass of a request begins behind the prefix that its lookup found."""
         found = self._served.pop(event.request, None)
         if found is not None:
             self.judged += 1
@@ -231,7 +224,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self._offered[event.request] = len(event.chain)
 
     def _used(self) -> None:
-        """The cache is used once more: judge what the last use left open, and backups that were due long ago."""
         for each in self._cache.growing:
             self._add("KV703", f"a page that was computed and offered is not cached on the device ({each.hex()[:8]})")
             break
@@ -240,13 +232,12 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             self._judge_backups(self._due.popleft())
 
     def _reported(self, event: Reported) -> None:
-        """A round is over: judge backups that are due since the cache has looked at its copies."""
         patience = self._patience
         while patience is not None and self._due and self._due[0].round + patience < self._rounds:
             self._judge_backups(self._due.popleft())
 
     def _finished(self, event: Finished) -> None:
-        """A request that ended has offered every whole page of what it has computed."""
+        """A finished request has offered every whole page that it computed."""
         offered, committed = self._offered.pop(event.request, None), self._committed.pop(event.request, 0)
         model = self._cache.model
         if offered is None or model.has_state:  # a prefix with states ends where a state was kept
@@ -272,7 +263,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self._note_due(self._cache.change(event))
 
     def _judge_hashes(self, event: TierChanged) -> None:
-        """A page is kept under a hash that a prompt has. Under any other one it is lost, or found by a wrong prompt."""
+        """A page under another hash than a prompt's is lost, or found by a wrong prompt."""
         self.judged += 1
         for each, unit in zip(event.chain, event.ids, strict=True):
             if not self._cache.knows(each):
@@ -286,7 +277,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
                 return
 
     def _judge_loss(self, event: TierChanged) -> None:
-        """Pages leave a tier by an eviction, and under write-back only with a backup."""
         self.judged += 1
         lost = next((each for each in event.chain if not self._is_evicted(event, each)), None)
         if lost is not None:
@@ -311,7 +301,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
                 )
 
     def _is_evicted(self, event: TierChanged, each: bytes) -> bool:
-        """The page was chosen, as pages or in this space, or hangs on what left with all that lies behind it."""
+        """The page was chosen, as pages or in this space, or it continues a chosen prefix without a backup."""
         tier = event.tier
         if each in self._chosen.get((tier, event.space), ()) or each in self._chosen.get((tier, "full"), ()):
             return True
@@ -323,7 +313,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
     # Eviction
 
     def _is_flushed(self, event: Flushed) -> None:
-        """No order and no policy is judged where somebody asked for it."""
         for tier in event.tiers:
             self._chosen[tier, "full"] = event.chain
         if len(event.tiers) > 1:
@@ -362,7 +351,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             )
 
     def _judge_need(self, event: Chosen) -> None:
-        """Somebody asked for room, and the victims before this one did not free as much."""
         wanted, freed = self._wanted.get(allocator_of(event.tier, event.space), (0, 0))
         if 0 < wanted <= freed:
             self._add(
@@ -375,7 +363,6 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
     # Backups
 
     def _note_due(self, chain: Iterable[bytes]) -> None:
-        """Remember which of these pages, which were just used, are to be backed up now."""
         uses = self._declared.uses if self._declared is not None else None
         if uses is None or not self._cache.has_host:
             return
@@ -446,5 +433,4 @@ _RANK_NAMES = ("last use", "count of uses", "priority")
 
 
 def _in_words(counts: dict[str, int]) -> str:
-    """Counts by space, as "2 full and 1 state"."""
     return " and ".join(f"{count} {space}" for space, count in counts.items() if count)

@@ -1,11 +1,11 @@
 """Rules of the caching oracle on companions of backups, and on answers to requests to evict or remove a prefix.
 
-    backup     of pages      takes the states, and the window pages that its end sees, which the device holds of them
+    backup     of pages      includes the states, and the window pages visible from its end, that the device holds
     answer     it is gone    no page of it is left on the tiers
-               it stays      something locks it, or hangs on it
+               it stays      it is locked, or has continuations
 
 Invariants:
-- A companion whose backup was refused for lack of room is not expected. KV702 judges that refusal.
+- KV702 judges a companion whose backup was refused for lack of room.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ COMPANIONS = ("window", "state")
 
 
 class AnswerRules(CachingRules):
-    """A backup includes the companions of its pages, and an answer of the cache is true."""
-
     def __init__(self) -> None:
         super().__init__()
         self._lacking: dict[bytes, set[str]] = {}  # by page that came to the host, its companions that did not yet
         self._without_room: set[tuple[str, bytes]] = set()
 
     def answer_handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that these rules read."""
         return ((Answered, self._is_answered), (Refused, self._companion_refused), (Transferred, self._backed_up_whole))
 
     # Companions
@@ -40,7 +37,6 @@ class AnswerRules(CachingRules):
             self._without_room.update((event.space, each) for each in event.chain)
 
     def _note_companions(self, event: TierChanged) -> None:
-        """Pages come to the host, or companions of pages that came before."""
         if event.tier != "host" or not event.added:
             return
         if event.space != "full":
@@ -60,7 +56,7 @@ class AnswerRules(CachingRules):
             self._without_room.difference_update((space, each) for space in COMPANIONS)
 
     def _seen_from_end(self, chain: tuple[bytes, ...]) -> frozenset[bytes]:
-        """Those of the last pages of a prefix that the position behind it sees through the window."""
+        """The last pages of a prefix that the position behind it sees through the window."""
         model = self._cache.model
         if not model.window or not chain:
             return frozenset()
@@ -88,7 +84,6 @@ class AnswerRules(CachingRules):
     # Answers
 
     def _is_answered(self, event: Answered) -> None:
-        """What somebody asked to go is gone where the cache says so, and could not go where it says not."""
         if self._declared is None or self._is_over or not event.chain:
             return
         self.judged += 1
@@ -114,7 +109,6 @@ class AnswerRules(CachingRules):
         return self._cache.held[tier, "full"]
 
     def _could_go(self, event: Answered) -> bool:
-        """Nothing locks any of the pages; one tier alone keeps what has more behind it."""
         cache = self._cache
         if any(cache.is_locked(tier, each) for tier in ("device", "host") for each in event.chain):
             return False

@@ -1,13 +1,11 @@
 """Rules of the caching oracle on rounds: copies are acknowledged soon after they have run, and loads take turns.
 
-    backup    reads the device, writes the host      named by the number of the transfer, through the host units
+    backup    reads the device, writes the host      found by the number of the transfer, through the host units
     load      reads the host, writes the device      the same; one operation may serve several
-    prefetch  writes the host alone                  named by its request
+    prefetch  writes the host alone                  found by its request
 
 Invariants:
-- A copy has run when all operations that touch its host units have. It may wait for older copies of its kind that
-  have not.
-- Operations are told apart by what they read and write. No name of one is known here.
+- A copy has run once all operations on its host units have. It may wait for older copies of its kind.
 """
 
 from __future__ import annotations
@@ -23,19 +21,17 @@ from kvcheck.core.stress.workload.report_events import Reported
 from kvcheck.core.stress.workload.tier_events import Moving, Transferred
 
 LOOKS = 2
-"""A copy that has run is acknowledged, and a backup that is due is started, within so many looks of the cache at its
-copies, and one round more. A cache may leave every other look out."""
+"""A finished copy is acknowledged, and a due backup is started, within so many looks of the cache at its copies, and
+one round more. A cache may skip every other look."""
 TURNS = 2
-"""Loads for each engine, after which each of them has had one."""
+"""Loads for each engine, after which each has had one."""
 HOST = "host."
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """One transfer. name: its number, or the request of a prefetch. running: operations that have not run.
-
-    waited: rounds that ended since it has run, and all older ones of its kind.
-    """
+    """name: its number, or the request of a prefetch. waited: rounds since it and all older ones of its kind have
+    run."""
 
     kind: str
     name: int
@@ -46,8 +42,6 @@ class _Copy:
 
 
 class RoundRules(CachingRules):
-    """Copies are not left unacknowledged, and no engine for loads is left out."""
-
     def __init__(self) -> None:
         super().__init__()
         self._rounds = 0
@@ -58,7 +52,6 @@ class RoundRules(CachingRules):
         self._loads = 0
 
     def round_handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that these rules read."""
         return (
             (Moving, self._is_made),
             (Submitted, self._submitted),
@@ -69,12 +62,11 @@ class RoundRules(CachingRules):
 
     @property
     def _patience(self) -> int | None:
-        """Rounds within which the cache does what it does when it looks at its copies; None where it declares none."""
+        """Rounds within which a finished copy is acknowledged, or a due backup started."""
         rounds = self._declared.ack_rounds if self._declared is not None else None
         return None if rounds is None else LOOKS * rounds + 1
 
     def _judge_lanes(self) -> None:
-        """Engines that never had a load, though there were enough."""
         engines = self._declared.load_lanes if self._declared is not None else ()
         if self._loads < TURNS * len(engines):
             return

@@ -1,8 +1,4 @@
-"""What all rules of the caching oracle share: the model of the cache, what it declares, and the findings.
-
-Invariants:
-- A cache is judged by the rules that it declares. Without a declaration nothing is judged.
-"""
+"""CachingRules: the model of the cache, its declaration and the findings, shared by all rules of the caching oracle."""
 
 from __future__ import annotations
 
@@ -13,8 +9,6 @@ from kvcheck.core.stress.workload.tier_events import Declared
 
 
 class CachingRules:
-    """The part of the caching oracle that every group of rules uses."""
-
     name = "caching"
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""Rules of the caching oracle on a page store: what it holds whole is fetched, served and kept.
+"""Rules of the caching oracle on a page store: its whole objects are fetched, served and kept.
 
 Invariants:
-- What somebody else deleted, or the scenario damaged, is expected of the store no more.
-- A store may lose what it has, unless the scenario says that it keeps it.
-- A prefix with companions is judged only where all that was fetched came, and nothing before it is needed beside pages.
+- A store may lose objects, unless the scenario emits StoreKeeps.
+- A prefix with companions is judged only if the whole fetch came, and its companions lie within it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from kvcheck.core.stress.workload.events import Aborted, Submitted
 from kvcheck.core.stress.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
 
 VAIN = 3
-"""How many fetches in a row may bring a request nothing. The builtin cache fetches once. An engine may try again, but
-has to compute the pages in the end (vLLM #49328 never did)."""
+"""Most fetches in a row without a page. The builtin cache fetches once. An engine may try again, but has to compute the
+pages in the end (vLLM #49328 never did)."""
 
 
 @dataclass(slots=True)
 class Fetch:
-    """Pages [start, stop) of a prompt that the store holds whole, on their way. failed: of them, what did not come."""
+    """failed: pages of [start, stop) that did not come."""
 
     chain: tuple[bytes, ...]
     start: int
@@ -35,8 +34,6 @@ class Fetch:
 
 
 class StoreRules(CachingRules):
-    """What the store holds is fetched where both tiers lack it, and what comes whole is kept."""
-
     def __init__(self) -> None:
         super().__init__()
         self._stored: dict[str, set[bytes]] = {space: set() for space in SPACES}
@@ -51,7 +48,6 @@ class StoreRules(CachingRules):
         self._objects: dict[str, tuple[str, bytes]] = {}  # by key, the space and hash of what was stored whole
 
     def store_handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that these rules read."""
         return (
             (Asked, self._asked),
             (Submitted, self._queued),
@@ -64,7 +60,6 @@ class StoreRules(CachingRules):
         )
 
     def _is_deleted(self, event: Deleted) -> None:
-        """Nothing is expected of these any more."""
         self._doubtful[event.space].update(event.chain)
         self._stored[event.space].difference_update(event.chain)
 
@@ -88,7 +83,6 @@ class StoreRules(CachingRules):
                 fetch.failed.update(event.chain)
 
     def _judge_unserved(self, event: Stored) -> None:
-        """The store could not serve these: it never had them whole, or somebody deleted or damaged them since."""
         if not self._keeps:
             return
         self.judged += 1
@@ -108,8 +102,6 @@ class StoreRules(CachingRules):
             self._fetching[event.request].is_wanted = False
 
     def _asked(self, event: Asked) -> None:
-        """Pages that both tiers lack and the store holds are fetched, unless they are on their way or there is no
-        room."""
         if self._declared is None:
             return
         self._cache.learn(event.chain)
@@ -140,7 +132,7 @@ class StoreRules(CachingRules):
             )
 
     def _queued(self, event: Submitted) -> None:
-        """A write to the store: it reads pages of the host and writes none."""
+        """A write to the store reads pages of the host and writes none."""
         if event.writes:
             return
         units = {unit for each in event.reads if each.space == "host.full" for unit in each.rows.tolist()}
@@ -149,7 +141,7 @@ class StoreRules(CachingRules):
             self._in_store.update(each for each, unit in held.items() if unit in units)
 
     def judge_unstored(self) -> None:
-        """At the end of a run: what was backed up was queued for the store behind the host."""
+        """At the end of a run: every backup to the host was queued for the store behind it."""
         if not self._keeps:
             return
         self.judged += 1
@@ -164,7 +156,6 @@ class StoreRules(CachingRules):
             )
 
     def _judge_repeats(self, event: Asked) -> None:
-        """A request does not wait for the store for ever."""
         if self._vain.get(event.request, 0) == VAIN:
             self._add(
                 "KV706",
@@ -185,7 +176,6 @@ class StoreRules(CachingRules):
             self._judge_fetch(event, fetch)
 
     def _judge_fetch(self, event: Transferred, fetch: Fetch) -> None:
-        """What came whole is kept, unless the tiers have changed around it."""
         cache = self._cache
         before, behind = fetch.chain[: fetch.start], fetch.chain[fetch.start : fetch.stop]
         is_open = bool(event.chain) or not any(each in cache.pages for each in behind)
@@ -204,7 +194,7 @@ class StoreRules(CachingRules):
             )
 
     def _may_end_sooner(self, fetch: Fetch) -> bool:
-        """A companion of the prefix did not come, or lies before what was fetched, where it may have gone."""
+        """A companion did not come, or may have left."""
         model = self._cache.model
         if not (model.has_state or model.window):
             return False

@@ -1,11 +1,10 @@
 """The content oracle: every word that a request reads is its own, at its position; a finding names the real owner.
 
 Invariants:
-- Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106) and bit difference (KV105)
-  are told apart by decoding the words, not by where they were read.
-- Places come from the history (SitesKnown). A history that names none is judged without KV106.
-- A room that failed may be half written. Only bytes of another request in it are a finding: memory was given away
-  while a transfer still read or wrote it.
+- Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106; only with SitesKnown in the
+  history) and bit difference (KV105) are told apart by decoding the words.
+- A failed room may be half written. Only another request's bytes in it are a finding: its memory was freed during a
+  transfer.
 - Page and slot 0 have no owner: words found there were written without owning them (KV403).
 """
 
@@ -24,8 +23,6 @@ from kvcheck.core.stress.workload.mismatch import Mismatch
 
 
 class ContentOracle(KnownWords):
-    """Every KV, state and metadata word a request reads was written for it, at that position, in that buffer."""
-
     name = "content"
 
     def __init__(self) -> None:

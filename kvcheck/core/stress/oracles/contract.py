@@ -2,8 +2,7 @@
 
 Invariants:
 - Every buffer of the pool's table is in every offloaded value and in every restore.
-- A request computes position after position, with no gap and no repeat, across retractions. Each attempt begins where
-  the first one did.
+- A request computes position after position across retractions, and each attempt begins at the same position.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ _PADDED = ("full", "window", "state", "rows")
 
 
 class ContractOracle:
-    """Committed lengths continue across retract and resume, every buffer moves, and padding rows stay out of it."""
-
     name = "contract"
 
     def __init__(self) -> None:
@@ -80,7 +77,6 @@ class ContractOracle:
         self._reached[key] = event.stop
 
     def _starts_again(self, key: tuple[str, int], at: int) -> bool:
-        """True if the request was sent again and starts where its first attempt did on this rank."""
         if at != self._first.get(key) or self._restarts[key] >= self._retries[key[1]]:
             return False
         self._restarts[key] += 1

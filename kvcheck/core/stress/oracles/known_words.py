@@ -1,9 +1,4 @@
-"""KnownWords: what a history says of the words that can be seen, and the verdict on a row by it.
-
-Invariants:
-- Places (SitesKnown), requests, positions and marks of rooms (RoomMarked) come from the history alone.
-- A mark is no content: whoever fills memory with it says that nobody has written there.
-"""
+"""KnownWords: base of the oracles that decode words, by the places, requests and room marks of a history."""
 
 from __future__ import annotations
 
@@ -21,8 +16,6 @@ POSITIONS = 4096
 
 
 class KnownWords:
-    """What oracles that decode words have in common."""
-
     def __init__(self) -> None:
         self._requests = 1
         self._positions = POSITIONS
@@ -31,7 +24,6 @@ class KnownWords:
         self._half_marks: dict[int, None] = {}
 
     def known(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that it learns from."""
         return (
             (SitesKnown, self._sites_known),
             (Forward, self._forward),
@@ -40,7 +32,6 @@ class KnownWords:
         )
 
     def deviation(self, found: Mismatch) -> Deviation:
-        """What a row that differs holds instead."""
         self._requests = max(self._requests, found.request, found.author)
         is_metadata = found.space == "metadata"
         words: tuple[int | None, ...] = found.words
@@ -67,10 +58,8 @@ class KnownWords:
         )
 
     def whose(self, words: tuple[int, ...], site: Site, nobody: str) -> tuple[Tag | None, str]:
-        """The tag of the first word that carries one, and what the words are; `nobody` where none does.
-
-        Words that carry none here are tried at the other places of the run.
-        """
+        """Return the first tag in the words, and a description of them; `nobody` if there is none. Words without a tag
+        here are tried at the other places of the run."""
         tags = (content.decode(word, site, at, requests=self._most()) for at, word in enumerate(words))
         if (tag := next((tag for tag in tags if tag is not None), None)) is not None:
             where = "" if site.space == "metadata" else f" (its position {tag.position})"
@@ -94,19 +83,18 @@ class KnownWords:
             self._half_marks[half - (1 << 32) if half >> 31 else half] = None
 
     def _elsewhere(self, position: int) -> Elsewhere | None:
-        """The other places of the run; None where the history names none."""
         if not self._rows:
             return None
         positions = max(self._positions, position + 1)
         return Elsewhere(rows=(*self._rows.values(),), requests=self._requests, positions=positions)
 
     def _most(self) -> int:
-        """The highest request that a 64-bit word is decoded to; its tag cannot be mistaken."""
+        """The highest request that a 64-bit word is decoded to; its tag is unambiguous."""
         return max(self._requests, 1 << 20)
 
 
 def place_of(found: Mismatch) -> str:
-    """Where a row that differs lies: "k, layer 1, page 7, row 0 (and 3 more rows)"."""
+    """The place of a differing row: "k, layer 1, page 7, row 0 (and 3 more rows)"."""
     if found.space == "metadata":
         return found.buffer
     unit = "slot" if found.space == "state" else "page"

@@ -1,13 +1,12 @@
 """The lifetime oracle: it tracks the owner and the pending operations of every page and slot.
 
 Invariants:
-- An operation names ids that are allocated when it is submitted, whatever it is for.
-- An operation that works for requests (a pass, a backup, a load, a put, a get) writes only ids of the request it writes
-  for, and its ids are freed only when it has completed.
-- An operation for no request (a state copy, a clear) may be pending when its ids are freed: it works in the order of a
-  lane, and whoever gets the ids next comes behind it there. The ordering oracle judges whether that is so.
-- A space has lifetimes from its first allocation on. So the first clear of a pool is exempt, and so are tables and
-  seals, whose rows no allocator hands out.
+- An operation names ids that are allocated when it is submitted.
+- An operation for requests (a pass, a backup, a load, a put, a get) writes only ids of its request, which are freed
+  only after it has completed.
+- An operation for no request (a state copy, a clear) may be pending when its ids are freed: the ordering oracle judges
+  the next owner.
+- The first clear of a pool, tables and seals are exempt: a space has lifetimes from its first allocation on.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _NOBODY = 0
 
 
 class _Space:
-    """Owner (0: free) and pending operations of the ids of one space. is_allocated: some id was handed out once."""
-
     def __init__(self) -> None:
         self.is_allocated = False
         self.owner: IndexArray = np.zeros(64, dtype=np.int64)
@@ -42,8 +39,6 @@ class _Space:
 
 
 class LifetimeOracle:
-    """No page or slot is freed while in use, used while free, or written for a request that does not own it."""
-
     name = "lifetime"
 
     def __init__(self) -> None:
@@ -155,5 +150,4 @@ class LifetimeOracle:
 
 
 def _repeated(ids: list[int]) -> list[int]:
-    """Ids that an event names more than once."""
     return [unit for unit in dict.fromkeys(ids) if ids.count(unit) > 1] if len(set(ids)) < len(ids) else []

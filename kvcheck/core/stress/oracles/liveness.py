@@ -14,8 +14,6 @@ from kvcheck.core.stress.workload.events import Aborted, Broke, Expected, Failed
 
 
 class LivenessOracle:
-    """Every request finishes within the step budget, and the target raises nothing."""
-
     name = "liveness"
 
     def __init__(self) -> None:
@@ -35,7 +33,7 @@ class LivenessOracle:
         )
 
     def finish(self) -> None:
-        """Requests that never finished, unless an error explains them."""
+        """Report requests that never finished, unless an error explains them."""
         if self._open and not self._broke:
             first, count = min(self._open), len(self._open)
             text = f"request {first} never ended"
@@ -57,6 +55,5 @@ class LivenessOracle:
 
 
 def finding_of(event: Broke) -> Finding:
-    """The finding that an error of the target is."""
     text = f"{event.error}: {event.message}"
     return Finding(code=event.code, oracle=LivenessOracle.name, request=event.request, message=text)

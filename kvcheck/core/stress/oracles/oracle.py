@@ -1,8 +1,8 @@
 """Oracle: judges one contract over a history of events.
 
 Invariants:
-- An oracle keeps its own state, reads events only, and never stops a run.
-- `judged` counts what it looked at. An oracle that looked at nothing has passed nothing.
+- An oracle reads events only, and never stops a run.
+- `judged` counts its judgements. An oracle with none has passed nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MAX_FINDINGS = 20
 
 
 UNITS = {"state": "slot", "metadata": "slot", "seals": "slot", "rows": "row", "table": "row", "offload": "value"}
-"""What the ids of a space number; those of other spaces number pages."""
+"""The noun for ids of a space; ids of other spaces are pages."""
 
 
 def unit_word(space: str) -> str:
-    """What one id of a space numbers: "page", "slot", "row" or "value"."""
+    """The noun for one id of a space: "page", "slot", "row" or "value"."""
     kind = space.rpartition(":")[2].removeprefix("host.")
     return next((word for name, word in UNITS.items() if kind.startswith(name)), "page")
 
@@ -34,28 +34,25 @@ def unit_text(space: str, unit: int) -> str:
 
 
 class Oracle(Protocol):
-    """One check."""
-
     name: str
     judged: int
     findings: list[Finding]
 
-    def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """The kinds of event that it reads, each with its handler."""
+    def handlers(self) -> Iterable[tuple[type, Handler]]: ...
 
     def finish(self) -> None:
-        """Judge what only the end of the history can show."""
+        """Judge at the end of the history."""
 
 
 def tier_of(space: str) -> str:
-    """The tier that a space's memory is on, of any rank."""
+    """The tier of a space's memory, of any rank."""
     kind = space.rpartition(":")[2]
     return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
 
 
 @runtime_checkable
 class Noting(Protocol):
-    """An oracle that has something to say of a schedule that breaks no rule."""
+    """An oracle that can warn of a schedule that breaks no rule."""
 
     @property
     def note(self) -> str | None:
@@ -63,7 +60,6 @@ class Noting(Protocol):
 
 
 def judge(oracle: Oracle, history: History) -> tuple[Finding, ...]:
-    """The findings of an oracle over a stored history."""
     table: dict[type, list[Handler]] = {}
     for kind, handler in oracle.handlers():
         table.setdefault(kind, []).append(handler)

@@ -1,11 +1,10 @@
 """The ordering oracle: if two operations touch one place and one of them writes, one must wait for the other.
 
 Invariants:
-- Only edges order operations, not what happened first. So a missing wait is found in any run, also in an eager one.
+- Only edges order operations, not the actual order. So a missing wait is found in any run, also in an eager one.
 - A read behind no edge from an earlier write is KV201; a write behind no edge from an earlier read or write is KV202.
 - Freeing and allocating are neither edges nor writes: stream-ordered reuse is legal, reuse without an edge is not.
-- The chunks of one operation, and the operations of one lane, never race with each other.
-- A read that checks what it read may race: torn bytes do not pass its check.
+- A read that checks its data may race: torn bytes do not pass its check.
 """
 
 from __future__ import annotations
@@ -32,23 +31,17 @@ from kvcheck.core.stress.workload.events import (
 
 @dataclass(slots=True)
 class _Buffer:
-    """The touches of one buffer, by lane."""
-
     reads: dict[int, AccessLog] = field(default_factory=dict)
     writes: dict[int, AccessLog] = field(default_factory=dict)
 
     def only_writes(self) -> tuple[tuple[dict[int, AccessLog], str], ...]:
-        """The accesses that a read must wait for."""
         return ((self.writes, "writes"),)
 
     def both(self) -> tuple[tuple[dict[int, AccessLog], str], ...]:
-        """The accesses that a write must wait for."""
         return ((self.writes, "writes"), (self.reads, "reads"))
 
 
 class OrderingOracle:
-    """Every read waits for the writes it needs, and nothing is overwritten while another operation may use it."""
-
     name = "ordering"
     clocks = Clocks
     log = AccessLog
@@ -95,7 +88,6 @@ class OrderingOracle:
         self._forget()
 
     def _forget(self) -> None:
-        """Operations that every process has joined cannot be part of a race any more."""
         common = self._clocks.common()
         if common == self._over:
             return
@@ -130,7 +122,7 @@ class OrderingOracle:
     def _judge(
         self, event: Submitted, lane: int, clock: Clock, footprint: Footprint, *, is_write: bool
     ) -> list[_Buffer]:
-        """Look for touches of other operations that no edge puts before this one. Returns the footprint's buffers."""
+        """Report touches of other operations without an edge to this one. Return the footprint's buffers."""
         found = []
         for buffer in footprint.buffers:
             touched = self._buffers.get((footprint.space, buffer))
@@ -194,7 +186,6 @@ class OrderingOracle:
 
 
 def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> int | None:
-    """The request that the operation works for at that unit."""
     for footprint in footprints:
         if footprint.owners is not None:
             for owner in footprint.owners[footprint.rows == unit]:
@@ -203,7 +194,6 @@ def _request(event: Submitted, footprints: Iterable[Footprint], unit: int) -> in
 
 
 def _operation(event: Submitted) -> dict[str, object]:
-    """An operation, so that a schedule can name it."""
     return {"ordinal": event.ordinal, "operation": event.name, "lane": event.lane}
 
 

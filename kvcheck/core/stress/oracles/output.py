@@ -1,9 +1,4 @@
-"""The output oracle: tokens equal those of the reference run, or those that are known beforehand.
-
-Invariants:
-- The reference run is the fixed implementation with room for all requests: it retracts nothing and reuses no page.
-- Known answers are worked out from the requests, and nothing is run for them.
-"""
+"""The output oracle: tokens equal the known answers, or those of a reference run that retracts and reuses nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +11,6 @@ from kvcheck.core.stress.workload.events import Expected, Finished
 
 
 class OutputOracle:
-    """Every request's output tokens are those of a run in which nothing was retracted or shared."""
-
     name = "output"
 
     def __init__(self) -> None:

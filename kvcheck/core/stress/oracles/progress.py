@@ -1,9 +1,8 @@
-"""The progress oracle: a scheduler does in each round what there is room for.
+"""The progress oracle: a scheduler uses the room that there is.
 
 Invariants:
-- Where a decode end could admit the request that waits longest, and nobody rests, it admits in the next round or in
-  the one after that.
-- Where running requests find a free page each, some of them are computed.
+- If a decode end has room for the request that waits longest, and nobody rests, it admits within two rounds.
+- If every running request can get a free page, some of them are computed.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from kvcheck.core.stress.workload.report_events import Reported, Sent, Sized
 DECODE = "decode"
 PAGED = ("full", "window")
 LATE = 2
-"""Rounds in which a request may wait beside the room for it."""
+"""Rounds in which a request may wait although there is room."""
 
 
 @dataclass(slots=True)
 class _End:
-    """One end. waiting: in order. coming: admitted, and not joined. running: joined, and not retracted or ended.
-
-    late: rounds in which its first one could have been admitted. head: which one that was.
-    """
+    """waiting: in order. coming: admitted, and not joined. running: joined, and not retracted or ended. head: the first
+    of `waiting`; late: rounds in which it could have been admitted."""
 
     waiting: dict[int, int] = field(default_factory=dict)  # request -> attempt
     coming: dict[int, None] = field(default_factory=dict)
@@ -42,8 +39,6 @@ class _End:
 
 
 class ProgressOracle:
-    """What has room is admitted and computed."""
-
     name = "progress"
 
     def __init__(self) -> None:
@@ -87,7 +82,6 @@ class ProgressOracle:
             end.computed.add(event.request)
 
     def _aborted(self, event: Aborted) -> None:
-        """What it held is given back at once, or later by the end that it has not reached yet."""
         for name, end in self._ends.items():
             end.waiting.pop(event.request, None)
             end.running.pop(event.request, None)
@@ -135,7 +129,6 @@ class ProgressOracle:
                 stage.pop(request, None)
 
     def _judge_running(self, name: str, end: _End, before: dict[int, None]) -> None:
-        """Some of those that ran before the round and after it were computed, where each finds a free page."""
         kept = [request for request in before if request in end.running]
         if not kept or name not in ("", DECODE):
             return
@@ -145,7 +138,6 @@ class ProgressOracle:
         self._add(kept[0], f"{len(kept)} requests run, each finds a free page, and a round computed none of them")
 
     def _judge_head(self, end: _End, event: Reported) -> None:
-        """The one that waits longest goes on where there is room for it and nobody is to be resumed before."""
         head = next(iter(end.waiting), None)
         if event.admitted or head != end.head:
             end.late = 0
@@ -168,7 +160,6 @@ class ProgressOracle:
         return self._has_room(DECODE, dict.fromkeys(PAGED, pages))
 
     def _has_room(self, name: str, wanted: dict[str, int]) -> bool:
-        """So many units of each space are free on every rank, and one of each that is not named."""
         return all(
             total - self._used[sizes.process, space] >= wanted.get(space, 1)
             for sizes in self._sizes.values()
@@ -189,6 +180,5 @@ def _end_of(process: str) -> str:
 
 
 def _split(space: str) -> tuple[str, str]:
-    """Process and own name of a space."""
     process, _, own = space.rpartition(":")
     return process, own

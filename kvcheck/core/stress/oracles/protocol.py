@@ -3,12 +3,10 @@
 Invariants:
 - A room that has failed or succeeded on a rank keeps that status (KV602).
 - A rank that reports Success has every leg of the room in its memory (KV203).
-- What the seals of a room cover is as long as what the prompt needs (KV304), and something (KV203).
+- The seals of a room cover the size of its prompt (KV304), and something (KV203).
 - Ranks of one end decide the same in the same round (KV601).
-- A request with a fault fails, and the reason names the fault (KV603). One without a fault does not fail (KV604).
-- Where a clock went on by itself, a room may fail or not. Then the reason names what was missing. The same holds where
-  the time limit passed while writes of the room were under way, as behind a delayed lane.
-- What any rank of either end says of a room counts as a reason for its failure.
+- A request with a fault fails, and the reason of some rank names the fault (KV603). One without a fault does not fail
+  (KV604), except by a jump of the clock, or a time limit with writes in progress; the reason names the missing leg.
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ LEGS = {"wire.kv": "kv", "wire.state": "state", "wire.aux": "aux", "wire.seal": 
 
 
 class ProtocolOracle(KnownWords):
-    """Success follows the bytes, terminal states stay, and ranks agree."""
-
     name = "protocol"
 
     def __init__(self) -> None:
@@ -125,7 +121,7 @@ class ProtocolOracle(KnownWords):
                     )
 
     def _gave_up(self, event: GaveUp) -> None:
-        """Its peers say only that another rank failed, and what they say may come first."""
+        """Peers know only that another rank failed."""
         self._says(event.request, event.reason)
 
     def _says(self, request: int, reason: str) -> None:
@@ -180,7 +176,6 @@ class ProtocolOracle(KnownWords):
         self._unfinished.discard(event.request)
 
     def _seal_never_fitted(self, event: Unsealed) -> None:
-        """Kept for the failure that follows; no finding by itself."""
         self._unsealed.setdefault(event.request, []).append(event)
 
     def _failed(self, event: Failed) -> None:
@@ -196,7 +191,6 @@ class ProtocolOracle(KnownWords):
             self._add("KV603", event.request, f"{text} {' and '.join(map(repr, unsaid))}: {event.reason}")
 
     def _is_too_late(self, request: int, said: str) -> bool:
-        """A time limit may pass for the request, and the reasons name it."""
         late = self._overdue.get(request)
         names = late.names if late is not None else self._limits if request in self._unfinished else ()
         return any(name in said for name in names)
@@ -257,12 +251,12 @@ class ProtocolOracle(KnownWords):
 
 
 def code_of_unnoticed(fault: Faulted) -> str:
-    """The code of a request that finished in spite of a fault: two lengths that differ, or bytes that never landed."""
+    """The code of a request that finished in spite of a fault."""
     return "KV301" if "length" in fault.why else "KV203"
 
 
 def _told(decision: tuple[int, ...]) -> str:
-    """admitted, joined, retracted, resumed, finished, failed: (count, *requests) each."""
+    """decision: (count, *requests) of admitted, joined, retracted, resumed, finished and failed."""
     names, at, told = ("admitted", "joined", "retracted", "resumed", "finished", "failed"), 0, []
     for name in names:
         count = decision[at]

@@ -1,19 +1,17 @@
-"""The reports oracle: what a scheduler reports of its requests fits what it reported before, and what was done.
+"""The reports oracle: a scheduler's reports of its requests fit earlier reports and the events of the run.
 
     waiting -> admitted -> joined -> resting (retracted, not resumed) -> joined -> ended (finished or failed)
 
-A prefill end reports an attempt that it handed over as joined, and one that failed, perhaps after that, as failed. It
-may refuse a later attempt while an earlier one is under way, so a failure may be of either. All readings are followed,
-and a report is wrong if it fits none of them.
+A prefill end reports an attempt as joined after its handover, and as failed if it fails, perhaps later. It may refuse a
+later attempt while an earlier one is in progress, so a failure may be of either. All readings are followed.
 
 Invariants:
-- An attempt is admitted once, joins once and ends once. Nothing is reported of it before it was sent or after its end.
-- A request is resumed only after it was retracted, and joins again by that. Each retraction saved it, and each resume
-  restored it, on every rank of the end.
-- Only requests that were admitted are computed, and none that is retracted.
-- A request that was aborted does not finish. With two ends it is reported as failed.
-- Counters of evictions, and evictions that were told, are what left the tiers: pages, or what was chosen beside them.
-- Once ranks have decided differently, nothing more is judged: one of them reports for all.
+- An attempt is admitted, joins and ends once, after it was sent.
+- Each retraction saved the request, and each resume restored it, on every rank of the end.
+- Only admitted requests are computed, and no retracted one.
+- An aborted request does not finish. With two ends it is reported as failed.
+- Counters of evictions equal the pages that left the tiers, and the victims chosen beside them.
+- After ranks have decided differently, nothing more is judged: one of them reports for all.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ GROUPS = ("admitted", "joined", "retracted", "resumed", "finished", "failed")
 
 @dataclass(slots=True)
 class _Life:
-    """One reading of what a request is at an end. stage: of its attempt. sent: later attempts that have not begun."""
+    """One reading of a request at an end. sent: later attempts that have not begun."""
 
     stage: str = UNSENT
     sent: int = 0
@@ -45,7 +43,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _End:
-    """One end. lives: by request, all readings. processes: names of its ranks. Other rows are since its last report."""
+    """lives: by request, all readings. processes: its ranks. Other fields: since its last report."""
 
     lives: dict[int, list[_Life]] = field(default_factory=dict)
     processes: dict[str, None] = field(default_factory=dict)
@@ -56,8 +54,6 @@ class _End:
 
 
 class ReportsOracle:
-    """Each attempt is admitted, joins and ends once, and reports fit what was done."""
-
     name = "reports"
 
     def __init__(self) -> None:
@@ -89,7 +85,7 @@ class ReportsOracle:
         )
 
     def finish(self) -> None:
-        """Attempts whose end was never reported, unless an error explains them."""
+        """Report attempts without an end, unless an error explains them."""
         if self._broke:
             return
         for request, lives in self._ends.get(PREFILL, _End()).lives.items():
@@ -118,7 +114,6 @@ class ReportsOracle:
         life.stage, life.is_aborted = WAITING, False
 
     def _end(self, name: str) -> _End:
-        """The end of that name; when it is met first, everything sent so far waits there."""
         if name not in self._ends:
             end = self._ends[name] = _End()
             for request, count in self._sent.items():
@@ -195,8 +190,8 @@ class ReportsOracle:
         self._add(request, f"{_name(name)}computed request {request}, which is {stage}; expected {want} to be reported")
 
     def _judge(self, name: str, end: _End, request: int, counts: Counter[str]) -> str | None:
-        """What is wrong with a round's report of a request, or None. Readings that it fits are kept and moved on; if
-        it fits none, the first one is moved on as far as it is right."""
+        """Return the fault of a report of a request, or None. Fitting readings are kept; if none fits, the first goes
+        on."""
         if request in end.aborted and set(counts) == {"retracted"} and counts["retracted"] == 1:
             return None  # it was retracted before it was aborted, both between two rounds
         lives = end.lives.setdefault(request, [_Life()])
@@ -210,7 +205,6 @@ class ReportsOracle:
         return None if kept else wrong[0]
 
     def _judge_reading(self, name: str, life: _Life, counts: Counter[str]) -> str | None:
-        """What is wrong with the report under one reading, which is moved on as far as it is right."""
         if counts["admitted"] and not self._is_new(name, life):
             return f"it is {life.stage}, so it cannot be admitted"
         if counts["admitted"] > 1:
@@ -220,8 +214,7 @@ class ReportsOracle:
         return self._judge_joins(life, counts) or self._judge_end(name, life, counts)
 
     def _is_new(self, name: str, life: _Life) -> bool:
-        """An attempt of the request waits here. A prefill end reports nothing of one that it handed over and that was
-        taken."""
+        """A prefill end reports nothing of an attempt that it handed over and that was taken."""
         if life.sent and life.stage in (UNSENT, ENDED, *((JOINED,) if name == PREFILL else ())):
             self._next(life)
         return life.stage == WAITING
@@ -282,7 +275,7 @@ class ReportsOracle:
         self._chosen = event.tier, event.space
 
     def _has_changed(self, event: TierChanged) -> None:
-        """What leaves with its pages is one eviction with them; what was chosen beside them is one of its own."""
+        """A companion that leaves with its pages is no eviction of its own."""
         if not event.added and (event.space == "full" or self._chosen == (event.tier, event.space)):
             self._evicted[event.tier] += 1
             self._chosen = None

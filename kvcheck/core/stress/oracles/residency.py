@@ -1,11 +1,10 @@
-"""The residency oracle: a lookup finds on each tier what was added to it, by a count of the oracle's own.
+"""The residency oracle: a lookup finds on each tier the pages that were added, by the oracle's own count.
 
-    host set    {hash: id} by space, from what was added and removed
+    host set    {hash: id} by space, from additions and removals
     lookup      longest prefix of the request's hashes that the sets can serve = the pages that the cache found;
                 it needs each of its pages, and a state at its end or the pages that its next position sees
 
 Invariants:
-- It knows hashes, sets and the window of the model. It knows no tree, no nodes and no order of eviction.
 - A hash leaves a tier with the id that it came with. An id stands for one hash at a time.
 """
 
@@ -22,8 +21,6 @@ SPACES = ("full", "window", "state")
 
 
 class ResidencyOracle:
-    """Index values of cached pages stay what they were, on the tier they were made for."""
-
     name = "residency"
 
     def __init__(self) -> None:
@@ -63,7 +60,6 @@ class ResidencyOracle:
             by_id.pop(held.pop(each, unit), None)
 
     def _looked_up(self, event: LookedUp) -> None:
-        """The longest prefix that the sets serve, companions included, must be what the cache found."""
         self.judged += 1
         found = self._servable(event)
         on_device = _leading(event.chain, self._held.get(("device", "full"), {}), {})
@@ -73,7 +69,6 @@ class ResidencyOracle:
             self._miscount(event, "pages on the device", min(event.pages, on_device), event.device_pages)
 
     def _servable(self, event: LookedUp) -> int:
-        """Pages of the longest prefix that has all it needs, each piece on one tier or the other."""
         tiers = ("device",) if event.device_only else ("device", "host")
         held = (
             {space for tier in tiers for space in SPACES if each in self._held.get((tier, space), ())}
@@ -121,12 +116,12 @@ class ResidencyOracle:
 
 
 def first_seen(model: Modelled, pages: int) -> int:
-    """The first page of which the position after so many pages sees a token through the window, itself included."""
+    """The first page that the position after so many pages sees through the window."""
     return max(0, pages * model.page_size + 1 - model.window) // model.page_size
 
 
 def longest_prefix(model: Modelled, held: Iterable[Container[str]]) -> int:
-    """Pages of the longest prefix that has all it needs. held: for each page of the prompt, the spaces that have it."""
+    """Pages of the longest complete prefix. held: for each page of the prompt, the spaces that have it."""
     longest, missing = 0, -1  # missing: the last page without its window page
     for page, spaces in enumerate(held):
         if "full" not in spaces:
@@ -139,7 +134,6 @@ def longest_prefix(model: Modelled, held: Iterable[Container[str]]) -> int:
 
 
 def _leading(chain: tuple[bytes, ...], first: dict[bytes, int], second: dict[bytes, int]) -> int:
-    """How many leading hashes one of the two holds."""
     count = 0
     for each in chain:
         if each not in first and each not in second:

@@ -1,17 +1,16 @@
-"""The transfers oracle: each end of a pair tells the other what it has to, when it has to.
+"""The transfers oracle: each end of a pair sends its messages when they are due.
 
     decode -> prefill   Want when it admits a request, Done when the request joins, Abort when it fails
-    prefill -> decode   Status when its seal is on the way, Drained when it was asked to stop
+    prefill -> decode   Status when its seal has been sent, Drained after an Abort
 
-Both ends repeat what was not answered, since messages get lost. So a message that was never sent costs a wait, and ends
-like one that was lost. Here each message is judged when it is due.
+Unanswered messages are repeated, so a missing one only costs a wait, like a lost one. Here each is judged when it is
+due.
 
 Invariants:
-- What is due in a round was told by the end of that round. A message counts as told also where it is lost on its way.
-- An answer to a message is due once that message has arrived and ANSWERED_IN rounds of its end are over.
-- A source that has failed a request answers each rank that asks for it, also one that asks late. This is judged of
-  requests that were sent once: of others a failure may be of another attempt.
-- A source that has said it writes nothing more of an attempt does not report it in a later round.
+- A message that is due in a round is sent by the end of that round. A lost one counts as sent.
+- An answer is due ANSWERED_IN rounds of its end after the message has arrived.
+- A source answers each rank that requests a failed request, judged if that was sent only once.
+- After Drained a source does not report that attempt in a later round.
 - A row of seals is cleared between two seals that are written to it.
 """
 
@@ -32,7 +31,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A Want, or an Abort: of whom, to whom, for which attempt."""
+    """A Want, or an Abort: of rank, to source, for an attempt."""
 
     rank: str
     source: str
@@ -41,8 +40,6 @@ class _Asked:
 
 
 class TransfersOracle:
-    """Each message of a hand-over is sent when it is due, and seals are cleared before others are written there."""
-
     name = "transfers"
 
     def __init__(self) -> None:
@@ -75,7 +72,7 @@ class TransfersOracle:
         )
 
     def finish(self) -> None:
-        """Stops that nobody answered, unless an error explains them."""
+        """Report Aborts without an answer, unless an error explains them."""
         if not self._broke:
             for asked in self._arrived:
                 self._unanswered(asked)
@@ -161,7 +158,6 @@ class TransfersOracle:
             self._said = {each for each in self._said if not each[1].startswith(DECODE)}
 
     def _judge_seals(self) -> None:
-        """A seal is reported in the round in which it is written."""
         for source, peer, request in self._sealed:
             self.judged += 1
             if ("Status", source, peer, request) not in self._said:
@@ -170,7 +166,6 @@ class TransfersOracle:
         self._sealed.clear()
 
     def _judge_answers(self) -> None:
-        """Whoever is asked to stop answers."""
         for asked in list(self._arrived):
             self.judged += 1
             self._arrived[asked] += 1
@@ -179,7 +174,6 @@ class TransfersOracle:
                 self._unanswered(asked)
 
     def _judge_refusals(self, event: Reported) -> None:
-        """Whoever asks for a request that has failed at the prefill end is told so."""
         self._failed.update(event.failed)
         for asked in list(self._heard):
             if asked.request not in self._failed or asked.request in self._again:
@@ -192,7 +186,6 @@ class TransfersOracle:
                 self._add(asked.request, f"{text}, and was not told so")
 
     def _judge_reported(self, asked: _Asked) -> None:
-        """Nothing is written any more after Drained, so there is nothing to report."""
         if self._drained.get(asked):
             text = f"{asked.source} has stopped writing request {asked.request} for {asked.rank}, and reports it later"
             self._add(asked.request, text)
@@ -202,7 +195,6 @@ class TransfersOracle:
         self._add(asked.request, text)
 
     def _judge_wanted(self, request: int) -> None:
-        """A request that is admitted is asked for, by every rank."""
         asking = {each.rank for each in self._wants.get(request, ())}
         for rank in self._ranks:
             self.judged += 1
@@ -210,7 +202,6 @@ class TransfersOracle:
                 self._add(request, f"{rank} has admitted request {request}, and has asked nobody for its prompt")
 
     def _judge_over(self, request: int, what: str, kinds: tuple[str, ...]) -> None:
-        """Whoever was asked for a prompt that has arrived, or has failed, is told so, or has stopped by itself."""
         for want in self._wants.get(request, ()):
             self.judged += 1
             here = [(kind, want.rank, want.source, request, want.generation) for kind in kinds]
@@ -227,7 +218,6 @@ class TransfersOracle:
 
 
 def _rows(event: Submitted) -> list[tuple[str, int]]:
-    """The rows of seals that an operation writes, with their space."""
     return [
         (each.space, int(row)) for each in event.writes if each.space.rpartition(":")[2] == "seals" for row in each.rows
     ]

@@ -1,4 +1,4 @@
-"""Child: the supervisor's handle of a rank's process, which it starts.
+"""Child: the supervisor's handle of a rank's process.
 
 Invariants:
 - Processes that a rank had started end with it, also stopped ones.
@@ -28,15 +28,13 @@ Put = Callable[[str, dict[str, object] | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended: its exit code, negative for a signal, and the end of its standard error."""
+    """code: exit code, negative for a signal. text: the end of its standard error."""
 
     code: int
     text: str
 
 
 class Child:
-    """A rank's process. put: takes its lines."""
-
     def __init__(self, spec: RankSpec, program: str, put: Put) -> None:
         self.spec = spec
         self._put = put
@@ -53,20 +51,19 @@ class Child:
         tell(self.process, json.dumps(value))
 
     def wait(self, within_s: float | None = None) -> Ending:
-        """Wait until it has ended, at most within_s seconds; then all processes of its group are killed."""
+        """Wait for its end, at most within_s seconds; then kill its process group."""
         with self._waiting:
             has_ended(self.process, within_s)
             code = kill_group(self.process)
             return Ending(code, "" if self._said.closed else tail(self._said.fileno(), TAIL))
 
     def close(self) -> None:
-        """Release what the supervisor holds of it."""
         self.close_input()
         with self._waiting:
             self._said.close()
 
     def close_input(self) -> None:
-        """Close its input. A rank ends when its input ends."""
+        """Close its input, which ends a rank."""
         close_input(self.process)
 
     def _take(self, line: str | None) -> None:

@@ -1,8 +1,4 @@
-"""Inbox: what the supervisor tells a rank while it runs.
-
-Invariants:
-- Written by the thread that reads the rank's input, read by the one that runs its rounds.
-"""
+"""Inbox: the supervisor's messages to a running rank, written by the thread that reads the rank's input."""
 
 from __future__ import annotations
 
@@ -20,11 +16,9 @@ class Inbox:
 
     @property
     def is_over(self) -> bool:
-        """True once every rank has reported idle."""
         return self._over.is_set()
 
     def take(self, line: Mapping[str, object]) -> None:
-        """Take one line of the supervisor."""
         addresses = line.get("addresses")
         if isinstance(addresses, dict):
             self.addresses.put({str(name): str(address) for name, address in addresses.items()})

@@ -1,9 +1,9 @@
-"""Quarantine: memory that a peer was asked to write is not freed while the peer may still write it.
+"""Quarantine: memory that a peer was requested to write is not freed while the peer may still write it.
 
     Want sent --> may be written --> Done sent (all bytes are verified), Drained received, or peer gone --> may be freed
 
 Invariants:
-- It judges by messages and frees alone, and uses nothing of the receiver that has to keep the rule.
+- It uses no code of the receiver under test.
 - A message of an older generation ends nothing.
 """
 
@@ -20,7 +20,7 @@ MOST = 20
 
 
 class Quarantine:
-    """One decode rank. judged: how many pages and slots were freed after a peer had been asked to write them."""
+    """One decode rank. judged: pages and slots freed after a Want."""
 
     def __init__(self, rank: str) -> None:
         self.findings: list[Finding] = []
@@ -31,23 +31,19 @@ class Quarantine:
         """By request, who may write: peer -> (room, generation)."""
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
-        """Allocations and frees."""
         return ((Allocated, self._allocated), (Freed, self._freed))
 
     def sent(self, peer: str, message: Message) -> None:
-        """This rank sends a message."""
         if isinstance(message, Want):
             self._writers.setdefault(message.request, {})[peer] = (message.room, message.generation)
         elif isinstance(message, Done):
             self._end(peer, message.room, message.generation)
 
     def received(self, peer: str, message: Message) -> None:
-        """A peer has sent a message."""
         if isinstance(message, Drained):
             self._end(peer, message.room, message.generation)
 
     def gone(self, peer: str) -> None:
-        """The peer was cut off, and its engine with it."""
         for writers in self._writers.values():
             writers.pop(peer, None)
 

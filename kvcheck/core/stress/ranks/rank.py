@@ -2,7 +2,7 @@
 
 Invariants:
 - The ranks of an end agree on every round, so their rounds stay in step. Patience is counted in seconds.
-- A rank that is idle still answers its peers until all ranks are done.
+- An idle rank answers its peers until all ranks are done.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
+from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary
@@ -34,7 +36,6 @@ from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.work import pair_scenario, rank_backend, ways_of, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
 from kvcheck.core.stress.targets.target import PairSetup
@@ -52,15 +53,14 @@ from kvcheck.core.stress.workload.events import (
 )
 
 QUIET_S, QUIETEST_S = 0.0005, 0.008
-"""The pause after a round in which nothing happened, and after SETTLED_S of such rounds. Where a room is held, a run
-waits for seconds, and its ranks would use all cores to ask each other."""
+"""The pause after a round without events, and after SETTLED_S of such rounds. A held room lasts seconds, in which polls
+of its ranks would use all cores."""
 SETTLED_S = 0.5
-"""Longer than a write is under way. Until then a rank looks often, so that it sees bytes that land behind their
-status."""
+"""Longer than any write. Until then a rank polls often, to see bytes that land after their status."""
 RETURN_S = 60.0
-"""Seconds that the rank waits for a peer that is started again."""
+"""Seconds that the rank waits for the restart of a peer."""
 INCARNATION_BITS = 32
-"""Bits of an attempt's number; the bits above say which process of the rank made it."""
+"""Bits of an attempt's number; the bits above are the process's incarnation."""
 JUDGES = ("content", "aliasing", "contract", "accounting", "protocol")
 """Oracles that need no more than one rank's history."""
 
@@ -71,8 +71,7 @@ Say = Callable[[str, dict[str, object]], None]
 
 
 class RankRun:
-    """One rank. parts: the classes that it is built from. say: reports to the supervisor. inbox: lines of the
-    supervisor."""
+    """say: reports to the supervisor. inbox: lines of the supervisor."""
 
     def __init__(self, spec: RankSpec, wire: type[ProcessWire], say: Say, inbox: Inbox, *, parts: TargetParts) -> None:
         self._spec = spec
@@ -95,7 +94,7 @@ class RankRun:
             self._history.emit(Expected(job.request, ()))
         self._backend = rank_backend(plan, spec.end)
         scenario = pair_scenario(plan)
-        variant = scenario.table.variant(plan.variant)
+        variant = scenario.table.variant(variant_of(plan))
         paths, sends_rows = ways_of(scenario, variant, takes_paths=wire.takes_paths)
         setup = make_setup(shape, load, self._backend, self._history.emit, share_prefixes=False)
         self._setup = replace(
@@ -147,7 +146,6 @@ class RankRun:
     # The peers
 
     def meet(self) -> None:
-        """Connect to all peers, build the scheduler on their layouts, start the wire."""
         self._hello = {
             "name": self.rank.name,
             "layout": layout_to_json(self.rank.layout),
@@ -184,7 +182,6 @@ class RankRun:
     # Peers that were started again
 
     def _offer(self, link: Link) -> None:
-        """A new link of a known peer replaces the old one. A link of an older process of the peer is refused."""
         if link.peer in self._incarnations and _incarnation(link) > self._incarnations[link.peer]:
             self.wire.offer(link)
         else:
@@ -192,7 +189,7 @@ class RankRun:
             link.free()
 
     def _rejoin(self) -> None:
-        """Connect to decode ranks that listen again, and bootstrap again with every peer that has a new link."""
+        """Connect to restarted decode ranks, and bootstrap again with every peer that has a new link."""
         while not self._inbox.addresses.empty():
             for address in self._inbox.addresses.get().values():
                 with contextlib.suppress(TransferError):  # it has died again and stays gone
@@ -219,7 +216,6 @@ class RankRun:
                 self._scheduler.abort(request_id)  # the new process does not ask for it any more
 
     def _is_awaited(self, peer: str) -> bool:
-        """True if the peer is gone, will be started again and is not overdue."""
         return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S
 
     def _seconds(self) -> int:
@@ -228,7 +224,6 @@ class RankRun:
     # The rounds
 
     def run_rounds(self) -> None:
-        """Run rounds until every job has been submitted and has ended."""
         assert self._scheduler is not None
         if self._is_fed_on_demand:
             self._say("idle", {})
@@ -262,8 +257,7 @@ class RankRun:
         return self._feed.due(is_idle=self._scheduler.is_idle)
 
     def _agree_on(self, known: list[int]) -> list[int]:
-        """All ranks of this end admit more requests, or none does. They have to agree, because a rank may notice late
-        that a peer is gone."""
+        """Admit more requests on all ranks or none: a rank may notice late that a peer is gone."""
         first, *agreed = self._agree([int(not any(map(self._is_awaited, self.wire.gone()))), *known])
         if isinstance(self._scheduler, DecodeScheduler):
             self._scheduler.may_ask = bool(first)
@@ -301,10 +295,9 @@ class RankRun:
             self._sealed_bytes[request_id] = self._sealed_bytes.get(request_id, 0) + event.words * 8
 
     def _abort(self, request_id: int) -> None:
-        """The prefill end aborts even requests, where it gets to that stage; the decode end aborts the others.
+        """Abort even requests at the prefill end, if they get to that stage, others at the decode end.
 
-        Every rank of an end sees the same reports, and so aborts the same requests in the same round. One that has
-        failed here by then fails for that, also where the other ranks have not heard of it.
+        Every rank of an end sees the same reports, and so aborts the same requests in the same round.
         """
         assert self._scheduler is not None
         if self._scheduler.states().get(request_id) == "draining":
@@ -326,7 +319,7 @@ class RankRun:
             self._say("failed", {"request": request_id, "reason": reason})
 
     def _end_what_is_lost(self) -> None:
-        """Fence peers that are gone, and fail requests that cannot go on without them or without the other ranks."""
+        """Fence peers that are gone, and fail requests that need them or the other ranks."""
         gone = self.wire.gone()
         for peer in sorted(set(gone) - self._fenced.keys()):
             self._fenced[peer] = time.monotonic()
@@ -344,7 +337,6 @@ class RankRun:
     # The end
 
     def answer_until_over(self) -> None:
-        """Answer peers until the supervisor has heard from all ranks."""
         assert self._scheduler is not None
         while not self._inbox.is_over:
             self._rejoin()
@@ -352,7 +344,6 @@ class RankRun:
             time.sleep(QUIET_S * 4)
 
     def close(self) -> None:
-        """Count what is held, check the padding, free everything, and send the summary."""
         assert self._scheduler is not None
         counts = rank_counts(self.rank)
         for count in counts:
@@ -381,7 +372,7 @@ class RankRun:
 
 
 def _layout(link: Link) -> EndLayout:
-    """The layout that the peer sends. Raises LayoutMismatch, also for the layout of another rank."""
+    """The peer's layout. Raises LayoutMismatch, also for the layout of another rank."""
     layout = layout_from_json(link.hello.get("layout"))
     if layout.name != link.peer:
         raise LayoutMismatch(f"{link.peer} brings the layout of {layout.name}; expected its own")
@@ -389,6 +380,5 @@ def _layout(link: Link) -> EndLayout:
 
 
 def _incarnation(link: Link) -> int:
-    """How often the peer has been started, as it says; 0 if it does not say."""
     said = link.hello.get("incarnation")
     return said if isinstance(said, int) else 0

@@ -1,8 +1,7 @@
 """RankRunner: runs one plan with every rank in a process of its own and judges the outcome.
 
 Invariants:
-- This process makes the reference run, counts the bytes and judges. It moves no bytes itself.
-- The same plan makes the same work. The machine decides the order of events, and that order is not recorded.
+- The same plan makes the same work. The order of events depends on the machine and is not recorded.
 """
 
 from __future__ import annotations
@@ -12,21 +11,20 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.causes import in_causal_order
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.run.outcome import Outcome, complete
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.oracles.liveness import finding_of
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import judge
 from kvcheck.core.stress.ranks.work import ranks_of, work_of
-from kvcheck.core.stress.runner import Outcome, complete, evidence_gap, reference_run
-from kvcheck.core.stress.schedule import Plan
+from kvcheck.core.stress.runner import evidence_gap, reference_run
 
 
 class RankRunner:
-    """Runs plans over processes of this machine."""
-
     cpu_s = 0.0
 
     def run(self, plan: Plan) -> Outcome:
-        """Run and judge one schedule. Raises UnknownVerdict where a library is missing."""
+        """Run and judge one schedule. Raises UnknownVerdict if a library is missing."""
         shape, load = work_of(plan)
         supervisor = Supervisor(plan)
         reports = supervisor.run()
@@ -60,7 +58,6 @@ class RankRunner:
 
 
 def _done(reports: Iterable[RankReport], evidence: Evidence) -> str:
-    """What was done to requests, for the note."""
     told = list(reports)
     faulted = {request for report in told for request in report.faulted}
     stalled = {request for report in told for request in report.stalled}

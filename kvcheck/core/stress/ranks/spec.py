@@ -1,13 +1,12 @@
-"""RankSpec and RankSummary: what a rank's process is told at its start and what it reports, as lines of JSON.
+"""RankSpec and RankSummary: input and report of a rank's process, as lines of JSON.
 
-    to the rank      RankSpec, then {"addresses": ...} for a prefill rank, and again when a decode rank was started
-                     again, then {"close": true}; end of input: the end
+    to the rank      RankSpec, then {"addresses": ...} for a prefill rank, and again after the restart of a decode rank,
+                     then {"close": true}; end of input: the end
     from the rank    listening, ready, finished, failed, aborted, faulted, stalled, fenced, refused, rejoined, lost,
                      idle, closed, error
 
 Invariants:
-- Lines are plain values; nothing in them is executed or unpickled.
-- The plan's line is all that decides the work: every rank makes the same jobs from it.
+- The plan's line alone decides the work: every rank makes the same jobs from it.
 """
 
 from __future__ import annotations
@@ -21,15 +20,10 @@ from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """One rank. key: of the run; links without it are refused. meeting: where the ranks of an end find one another.
-
-    patience_s: seconds a room may take. lease_s: seconds a peer may be silent.
-    extra: for programs of tests that do more than the worker, such as ending half-way.
-
-    incarnation: 1, or more for a rank that was started again, with over: the requests that ended at the one before it.
-    network: where its engine's process is, None: with all others.
-    returns: peers that are started again when they die.
-    """
+    """key: of the run; links without it are refused. meeting: rendezvous of the ranks of the end. patience_s: seconds a
+    room may take. lease_s: seconds a peer may be silent. incarnation: 1, or more after a restart; over: requests that
+    ended before it. returns: peers that are started again when they die. network: where its engine's process is; None:
+    with all others. extra: for test programs, such as ending half-way."""
 
     line: str
     end: str
@@ -48,12 +42,10 @@ class RankSpec:
 
     @property
     def name(self) -> str:
-        """Its name on the wire."""
         return f"{self.end}-{self.rank}"
 
     @property
     def peers(self) -> list[str]:
-        """Names of the ranks of the other end."""
         other, count = ("decode", self.decode) if self.end == "prefill" else ("prefill", self.prefill)
         return [f"{other}-{rank}" for rank in range(count)]
 
@@ -62,18 +54,16 @@ class RankSpec:
 
 
 def read_spec(line: str) -> RankSpec:
-    """The spec that a line holds. Raises ValueError."""
+    """Parse a spec. Raises ValueError."""
     spec: RankSpec = value_from(RankSpec, json.loads(line), "spec")
     return spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """The last report of a rank. counts: space -> (free, total), when idle. returned: the same after it has closed.
-
-    decisions: a checksum of what its rounds decided; equal on all ranks of an end. sealed: bytes that it read and that
-    fit their seals, by request. quarantined: pages and slots that were freed after a peer had been asked to write them.
-    """
+    """counts: space -> (free, total), when idle. returned: the same after close. decisions: a checksum of its rounds'
+    decisions; equal on all ranks of an end. sealed: verified bytes by request. quarantined: pages and slots freed after
+    a Want."""
 
     counts: dict[str, tuple[int, ...]]
     returned: dict[str, tuple[int, ...]]
@@ -85,6 +75,6 @@ class RankSummary:
 
 
 def read_summary(raw: Mapping[str, object]) -> RankSummary:
-    """The summary that an event holds. Raises ValueError."""
+    """Parse a summary. Raises ValueError."""
     summary: RankSummary = value_from(RankSummary, raw, "summary")
     return summary

@@ -1,10 +1,9 @@
-"""Stalls: which leg of which requests is held back, and for how long.
+"""Stalls: holds of legs of some requests, by the numbers of schedule and request alone.
 
 Invariants:
-- The numbers of the schedule and of the request alone decide what is held.
-- One request, where a run has enough of them, is held for longer than a room may take. It has to fail, and its reason
-  has to say so. All others that are held have to arrive.
-- On an asynchronous path a leg is not held but late: it is handed over and reported, and a part of it lands later.
+- If a run has enough requests, one is held for longer than a room may take and has to fail, with that reason. All other
+  held ones have to arrive.
+- On an asynchronous path a leg is late instead: it is reported, and a part of it lands later.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ FOR_EVER_FROM = 8
 
 
 class Stalls:
-    """Holds of one run. aux: metadata rows travel as writes, not as messages. paths: leg -> path, where there are some.
-    told: requests that were held so far, or late."""
+    """aux: metadata rows travel as writes, not as messages. paths: leg -> path."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class Stalls:
             self._legs[self._endless] = legs[variant % len(legs)]
 
     def held_s(self, leg: str, ticket: Ticket) -> float | None:
-        """Seconds for which this write waits; infinity: for ever; None: it is not held."""
+        """Seconds to hold this write; infinity: for ever; None: it is not held."""
         if self._legs.get(ticket.request) != leg or self._is_late(leg, ticket.request):
             return None
         is_first = ticket.request not in self.told
@@ -68,7 +66,7 @@ class Stalls:
         return math.inf
 
     def late_s(self, leg: str, ticket: Ticket) -> float:
-        """Seconds by which a part of this write lands later than the rest, though it was reported: once a request."""
+        """Seconds by which a part of this reported write lands later than the rest: once a request."""
         request = ticket.request
         if self._legs.get(request) != leg or request in self.told or not self._is_late(leg, request):
             return 0.0

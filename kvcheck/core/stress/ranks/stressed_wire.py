@@ -1,8 +1,7 @@
 """StressedWire: a rank's wire with the faults and stalls of the plan; the quarantine sees its messages.
 
 Invariants:
-- A held leg also holds later writes of the same room and peer. Other rooms go on.
-- Held writes are made later, or never: they are dropped once this rank has told its peer that the room is over.
+- A held leg also holds later writes of the same room and peer. The end of the room drops writes that are still held.
 - A held write that fails ends its room, like one that fails at once.
 """
 
@@ -33,8 +32,6 @@ class _Held:
 
 
 class StressedWire:
-    """A Wire over a ProcessWire. inner: the wire that carries the bytes."""
-
     def __init__(self, inner: ProcessWire, faults: Faults, stalls: Stalls, quarantine: Quarantine) -> None:
         self.name = inner.name
         self.inner = inner
@@ -50,7 +47,6 @@ class StressedWire:
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Refuse, hold back, or pass on."""
         if self._faults.refuses(self.name, peer, leg, ticket):
             raise TransferError(f"{self.name} to {peer}: the engine refused to write {leg} for room {ticket.room}")
         if self._faults.vanishes(self.name, peer, leg, ticket):
@@ -80,7 +76,7 @@ class StressedWire:
             self.inner.send(peer, message, after=after)
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Messages that have arrived, after the failures of held writes."""
+        """Return arrived messages, after the failures of held writes."""
         failures = self._release()
         messages = self.inner.receive()
         for peer, message in messages:

@@ -1,9 +1,8 @@
 """Supervisor: starts a process for every rank, listens to all of them, and ends all of them.
 
 Invariants:
-- No child outlives `run`, however `run` ends. A child whose supervisor was killed ends by itself.
-- Silence has a bound: if no rank reports for silence_s seconds, the run ends and names the ranks it waited for.
-- A rank that dies is reported as dead, never as done.
+- No child outlives `run`. A child whose supervisor was killed ends by itself.
+- If no rank reports for silence_s seconds, the run ends and names the silent ranks.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import value_from
 from kvcheck.core.base.scratch import ScratchFolder
 from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
+from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.ranks import worker
 from kvcheck.core.stress.ranks.child import Child
 from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, read_summary
 from kvcheck.core.stress.ranks.work import ranks_of
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.workload.events import Faulted
 
 SILENCE_S = 120.0
@@ -37,13 +36,10 @@ ENDING_S = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class RankReport:
-    """What a rank reported. death: how its process ended before it was told to; "" where it did not.
-
-    faulted: why a request has to fail, as its reason has to name it. stalled: requests of which a leg was held back.
-    fenced: peers that it has cut off. refused: peers that may not join again, and why. rejoined: peer.incarnation.
-    is_refusal: it ended with an error of what is under test, such as a peer's memory that does not fit its own.
-    lives: how earlier processes of the rank ended; before: requests that had ended by then.
-    """
+    """death: how its process ended too early, or "". faulted: by request, the fault that its reason has to name.
+    stalled: requests with a held leg. fenced: peers cut off. refused: peers refused at a rejoin, and why. rejoined:
+    peer.incarnation. is_refusal: it ended with an error of the code under test. lives: how earlier processes of the
+    rank ended; before: requests that had ended by then."""
 
     name: str
     finished: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -74,11 +70,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Supervisor:
-    """Runs the ranks of one plan. extra: of each rank, RankSpec.extra.
-
-    restarts: ranks that are started again, once, when they die. They must be alone at their end: the other ranks of a
-    larger end have agreed on what the dead rank knew, and cannot agree with a new one that knows nothing.
-    """
+    """restarts: ranks that are started again, once, when they die. They must be alone at their end: the other ranks of
+    a larger end have agreed on state that a new rank lacks."""
 
     program: ClassVar[str] = worker.__name__
 
@@ -110,7 +103,7 @@ class Supervisor:
         self.silence = ""
 
     def run(self) -> Mapping[str, RankReport]:
-        """The report of every rank, when all have ended. Raises UnknownVerdict where a library is missing."""
+        """Return the report of every rank, when all have ended. Raises UnknownVerdict if a library is missing."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(ScratchFolder("ranks")).path
             network = None
@@ -136,7 +129,6 @@ class Supervisor:
         return self.reports
 
     def pid(self, name: str) -> int:
-        """The process of a rank."""
         return self._children[name].process.pid
 
     @staticmethod
@@ -216,7 +208,6 @@ class Supervisor:
                 raise UnknownVerdict(str(event["message"]))
 
     def _tell_addresses(self, name: str) -> None:
-        """Send prefill ranks all addresses once all decode ranks listen; later, the address of one started again."""
         is_again = self._children[name].spec.incarnation > 1
         decode = [child for child in self._children.values() if child.spec.end == "decode"]
         if len(self._addresses) == len(decode):
@@ -250,7 +241,6 @@ class Supervisor:
         self._close_when_idle()
 
     def _start_again(self, report: RankReport, child: Child, death: str) -> None:
-        """Start a new process for the rank, which is told only which requests had ended at the old one."""
         self._restarts.remove(report.name)
         child.close()
         report.lives.append(death)
@@ -269,7 +259,6 @@ class Supervisor:
             self._children[report.name].tell({"addresses": self._addresses})
 
     def _end(self) -> None:
-        """Close every rank's input, which ends it; kill what does not end."""
         for child in self._children.values():
             child.close_input()
         for child in self._children.values():

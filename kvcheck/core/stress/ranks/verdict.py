@@ -1,10 +1,9 @@
 """Judges the reports of the ranks of a run: by bytes verified at the receivers, and counts made by other processes.
 
 Invariants:
-- A run is green only if every request has the reference's tokens on every decode rank, every receiver has read and
-  verified exactly the bytes that this process had computed before the run, and every rank gave everything back.
-- A request fails only because of a fault or an abort of its own, and its reason names that. A request with a fault must
-  fail.
+- A run is green only if every request has the reference's tokens on every decode rank, every receiver has verified
+  exactly the bytes that this process had computed before the run, and every rank freed everything.
+- A request fails only because of a fault or an abort of its own, with that reason. A request with a fault must fail.
 - A rank that was killed or frozen on purpose excuses failed requests and nothing else.
 """
 
@@ -27,8 +26,7 @@ MOST = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """expected: bytes for all receivers, computed before the run. verified: bytes that they read. evidence: of all
-    decode ranks."""
+    """expected: bytes for all receivers, computed before the run. verified: bytes that they read."""
 
     findings: tuple[Finding, ...]
     expected: int
@@ -45,7 +43,7 @@ def judge(
     silence: str = "",
     troubled: Collection[str] = (),
 ) -> Judgement:
-    """Judge a run. silence: why the supervisor gave up. troubled: ranks that were killed or frozen on purpose."""
+    """silence: why the supervisor gave up. troubled: ranks that were killed or frozen on purpose."""
     decode = [report for name, report in reports.items() if name.startswith("decode")]
     found = [_finding("KV901", "liveness", silence)] if silence else []
     found += [
@@ -80,7 +78,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What was done to requests on purpose. reasons: all that decode ranks gave for a request that failed."""
+    """reasons: of all decode ranks for a failed request."""
 
     aborted: frozenset[int]
     faulted: Mapping[int, Faulted]
@@ -100,7 +98,6 @@ class _Done:
 
 
 def _outputs(report: RankReport, load: Load, reference: Mapping[int, tuple[int, ...]]) -> Sequence[Finding]:
-    """Every request has ended, and every finished one has the right tokens."""
     found = []
     for job in load.jobs:
         request = job.request
@@ -115,7 +112,6 @@ def _outputs(report: RankReport, load: Load, reference: Mapping[int, tuple[int, 
 
 
 def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Finding]:
-    """A request with a fault fails and its reason names the fault; others finish unless they are aborted."""
     found = []
     for request, reason in report.failed.items():
         fault = done.faulted.get(request)
@@ -139,7 +135,6 @@ def _reasons(report: RankReport, done: _Done, *, excuses: bool) -> Sequence[Find
 
 
 def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Sequence[Finding]:
-    """The ranks of an end have decided the same, except those that lost the others."""
     found = []
     for end in ("prefill", "decode"):
         told = [each for each in reports.values() if each.name.startswith(end) and each.summary and not each.lost]
@@ -163,13 +158,12 @@ def _agreement(reports: Mapping[str, RankReport], *, has_trouble: bool) -> Seque
 
 
 def _aborts_apart(one: RankReport, other: RankReport) -> set[int]:
-    """Requests that one of them has aborted and the other has not, but for those that failed at both: whether an abort
-    came before a failure or behind it is up to each rank's machine, and what came of it was agreed on."""
+    """Except requests that failed at both: the order of an abort and a failure is up to each rank's machine, and the
+    outcome was agreed on."""
     return (one.aborted ^ other.aborted) - (one.failed.keys() & other.failed.keys())
 
 
 def _accounts(report: RankReport) -> Sequence[Finding]:
-    """Every id is free when the rank is idle and after it has closed."""
     assert report.summary is not None
     return [
         _finding(
@@ -200,7 +194,7 @@ def _expected(report: RankReport, shape: ModelShape, load: Load, *, ranks: int) 
 
 
 def _judged(report: RankReport) -> set[int]:
-    """Requests whose bytes this process of the rank has verified. An earlier process that died has reported none."""
+    """An earlier process of the rank that died has reported no verified bytes."""
     return report.finished.keys() - report.before
 
 
@@ -210,7 +204,6 @@ def _sealed(report: RankReport) -> dict[int, int]:
 
 
 def _evidence(decode: Sequence[RankReport], load: Load, reports: Mapping[str, RankReport]) -> Evidence:
-    """Events of all processes, words and rooms of the decode ranks; what all ranks did together is counted once."""
     total = Evidence(schedules=0)
     summaries = [report.summary.evidence for report in decode if report.summary is not None]
     for each in summaries:
@@ -228,7 +221,6 @@ def _evidence(decode: Sequence[RankReport], load: Load, reports: Mapping[str, Ra
 
 
 def _named(finding: Finding, rank: str) -> Finding:
-    """A finding of a rank, with the rank's name in front unless it is there."""
     is_named = finding.message.startswith(f"{rank}: ")
     return finding if is_named else replace(finding, message=f"{rank}: {finding.message}")
 

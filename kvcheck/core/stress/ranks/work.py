@@ -1,8 +1,4 @@
-"""The work of a plan for real processes: the shape and the jobs.
-
-Invariants:
-- Every process makes the same work from the same plan, under the settings that the coverage counts for it.
-"""
+"""The work of a plan for real processes: the shape and the jobs, equal in every process."""
 
 from __future__ import annotations
 
@@ -11,16 +7,16 @@ import torch
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.plan_scenario import scenario_of
+from kvcheck.core.run.plan import PROCESS_RANKS, Plan, parse_ranks, workload_seed
+from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
 from kvcheck.core.stress.scenarios.pd_transfer import MESSAGES, PDTransfer
 from kvcheck.core.stress.scenarios.scenario import Load
 from kvcheck.core.stress.scenarios.variants import Variant
-from kvcheck.core.stress.schedule import PROCESS_RANKS, Plan, parse_ranks, workload_seed
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def pair_scenario(plan: Plan) -> PDTransfer:
-    """The plan's scenario, with its ranks. Raises UsageError unless it has a prefill and a decode end."""
+    """Raises UsageError unless the plan's scenario has a prefill and a decode end."""
     scenario = scenario_of(plan)
     if not isinstance(scenario, PDTransfer):
         raise UsageError(f"{plan.scenario} runs in one process, over loopback; got transport={plan.transport}")
@@ -28,29 +24,27 @@ def pair_scenario(plan: Plan) -> PDTransfer:
 
 
 def work_of(plan: Plan) -> tuple[ModelShape, Load]:
-    """The shape and the jobs of a plan."""
     shape = shape_named(plan.shape)
     load = pair_scenario(plan).load(
-        shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace, variant=plan.variant
+        shape, seed=workload_seed(plan), requests=plan.requests, trace=plan.trace, variant=variant_of(plan)
     )
     return shape, load
 
 
 def ranks_of(plan: Plan) -> tuple[int, int]:
-    """Numbers of prefill and decode ranks."""
     return parse_ranks(plan.ranks or PROCESS_RANKS)
 
 
 def ways_of(scenario: PDTransfer, variant: Variant, *, takes_paths: bool) -> tuple[dict[str, str], bool]:
-    """The path of each leg, none where the wire has only one; and whether metadata rows are messages."""
+    """Paths by leg, none if the wire has only one; and whether metadata rows are messages."""
     if takes_paths:
         return scenario.paths(variant), variant["metadata path"] == MESSAGES
     return {}, scenario.sends_rows
 
 
 def rank_backend(plan: Plan, end: str) -> RegionBackend:
-    """The memory of a rank of that end. On "cuda", the ends have a device each where there are two; "cuda:N" names one.
-    Raises UnknownVerdict where there is none."""
+    """On "cuda", the ends have a device each if there are two; "cuda:N" names one. Raises UnknownVerdict if there is
+    none."""
     kind, _, number = plan.device.partition(":")
     if kind != "cuda":
         return RegionBackend()

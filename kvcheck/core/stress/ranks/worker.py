@@ -3,9 +3,8 @@
     spec -> memory -> links to all peers -> layouts checked -> engine -> rounds: poll, agree, settle -> idle -> closed
 
 Invariants:
-- The product code is the same as in one process. Only the wire and the group of ranks are others.
+- The product code is that of a run in one process, except the wire and the group of ranks.
 - A lost peer ends its own rooms. A lost rank of this end ends every request, because the ranks cannot agree.
-- The process ends with its supervisor: it ends when its input ends.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from collections.abc import Callable
 
 import torch
 
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import KvcheckError, TransferError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.cache.scheduler.process_group import GroupLost
-from kvcheck.core.cache.transfer import PROCESS_TRANSPORTS, TRANSPORTS
+from kvcheck.core.cache.transfer import TRANSPORTS
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
+from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.ranks.inbox import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
 from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
-from kvcheck.core.stress.schedule import parse_line
 from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 Say = Callable[[str, dict[str, object]], None]
@@ -33,7 +33,6 @@ Choose = Callable[[RankSpec], type[ProcessWire]]
 
 
 def wire_of(spec: RankSpec) -> type[ProcessWire]:
-    """The wire that the plan names."""
     transport = parse_line(spec.line).transport
     kind = TRANSPORTS.load(transport)
     if not issubclass(kind, ProcessWire):
@@ -42,7 +41,6 @@ def wire_of(spec: RankSpec) -> type[ProcessWire]:
 
 
 def main(choose: Choose = wire_of, make: Callable[[RankSpec], TargetParts] = lambda spec: FIXED) -> int:
-    """Run one rank, which reports on standard output. make: what the rank is made of."""
     torch.set_num_threads(1)
     first = sys.stdin.readline()
     inbox = Inbox()

@@ -1,4 +1,4 @@
-"""Scenarios: what is done to a target, and what must have happened for a pass to count."""
+"""Scenarios: workloads for a target, with the evidence that a pass requires."""
 
 from __future__ import annotations
 

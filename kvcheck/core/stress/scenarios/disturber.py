@@ -1,11 +1,8 @@
-"""Disturber: makes things happen to requests, prefixes, rooms and stored objects in the states where they seldom do.
+"""Disturber: makes things happen to requests, prefixes, rooms and stored objects in states in which they are rare.
 
 Invariants:
-- It aims at the situation that this schedule has reached least often; the number of the schedule says with which it
-  begins. So two schedules of one cell aim at different ones, and a schedule depends on its plan alone.
-- All that it does is a row of SITUATIONS, and each is counted when it has happened.
-- One request in ABORTED_SHARE is aborted, or one more than a scenario aims at, so that most of them are judged to
-  their end. For the same reason each situation is made to happen MOST times, and a clock runs ahead once.
+- It aims at the situation that this schedule has reached least often, beginning at one chosen by the schedule's number.
+- Aborts, repeats of a situation and jumps of the clock are bounded, so that most requests are judged to their end.
 """
 
 from __future__ import annotations
@@ -21,41 +18,41 @@ from kvcheck.core.stress.targets.target import Engine, Standing
 from kvcheck.core.stress.workload.events import Aborted, Emit, Event, Happened
 
 PACE = 3
-"""Rounds between two disturbances, so that an engine settles in between now and then."""
+"""Rounds between two disturbances, so that an engine settles in between."""
 PASSING = frozenset(
     {
         *("fetching", "loading", "ready", "restoring", "handing over", "transferring"),
         *("being backed up", "being loaded", "being stored", "being written", "being read"),
     }
 )
-"""States that soon end. What has not happened in one of them yet is done in any round."""
+"""States that soon end. A happening still missing in one of them is made in any round."""
 ABORTED_SHARE = 4
 CALM_EVERY = 5
-"""One schedule of five is left alone: what only a long quiet run shows needs one, too. Scenarios change their settings
-with other periods, so none of their values is always left alone."""
+"""One schedule of five is left alone, for bugs of long quiet runs. Scenarios change their settings with other periods,
+so none of their values is always left alone."""
 ABORTS_EACH = 2
-"""So many aborts at most in one state, so that some are left for states that come late."""
+"""Most aborts in one state, so that some are left for states that come late."""
 CAUSED = ("abort", "preempt", "time out", "copy", "evict", "pressure", "remove", "overwrite")
-"""What it makes happen. Other rows happen by the workload."""
+"""Happenings that it makes. Others come from the workload."""
 RELEASED = ("match", "split")
-"""What it makes likely: a rival is sent, which shares what is in the state now."""
+"""Happenings that it makes likely, by a rival that shares the subject's prefix."""
 MOST = 4
-"""So often at most a schedule aims at one situation, so that the engine does more than to recover."""
+"""Most times that a schedule aims at one situation, so that the engine does more than recover."""
 TRIED = 8
 """Of the subjects in one state, so many are tried in one round: some may not be touched."""
 RARE = frozenset(
     {"prefilling", "handing over", "sealing", "transferring", "ready", "restoring", "draining"}
     | {"partly reported", "arrived"}
 )
-"""States that come seldom. What a schedule does seldom is kept for half of them, and for a few situations that it aims
-at. Other schedules take the other half."""
+"""Rare states. Half of the rare happenings of a schedule are kept for them, and for a few situations that it aims at.
+Other schedules take the other half."""
 BRIEF = RARE | {"asked for", "joined"}
-"""States that are over in a few rounds: they are met in any round."""
+"""States of a few rounds: they are aimed at in any round."""
 OF_REQUESTS = ("request", "room")
 """Subjects that are named by their request."""
 STEP = 7919
-"""By so many rows the first situation of a schedule lies behind that of the schedule before it. It is a prime above the
-number of rows, so that every row is the first one in turn."""
+"""Distance, in rows, between the first situations of consecutive schedules. It is a prime above the number of rows, so
+that every row is the first one in turn."""
 
 
 def disturber(
@@ -68,11 +65,8 @@ def disturber(
     spared: Callable[[int], bool] = lambda request: False,
     focus: Collection[str] = (),
 ) -> Disturber | None:
-    """The disturber of a schedule; None for one that is left alone.
-
-    shape: of the cell, so that cells begin with different situations. spared: requests that nothing is done to. focus:
-    keys of situations that every schedule aims at.
-    """
+    """None for a schedule that is left alone. shape: of the cell, so that cells begin with different situations.
+    spared: requests to leave alone. focus: keys of situations that every schedule aims at."""
     if load.from_trace or variant % CALM_EVERY == 0 or ACTS not in load.faults:
         return None
     start = variant + crc32(f"{scenario} {shape}".encode()) + sum(job.total_tokens for job in load.jobs)
@@ -88,7 +82,7 @@ def disturber(
 
 
 class Disturber:
-    """Looks at an engine between two rounds, and makes one thing happen to one subject, or names a rival to send."""
+    """Inspects an engine between two rounds, and disturbs one subject or returns a rival to send."""
 
     def __init__(
         self,
@@ -124,12 +118,9 @@ class Disturber:
 
     @property
     def held(self) -> frozenset[int]:
-        """The rivals that it has not sent."""
         return frozenset(each.job.request for each in self._held)
 
     def noting(self, emit: Emit) -> Emit:
-        """An Emit that also counts, as reached, what happens by itself."""
-
         def note(event: Event) -> None:
             if isinstance(event, Happened):
                 self._reached[Situation(event.subject, event.state, event.happening)] += 1
@@ -138,7 +129,7 @@ class Disturber:
         return note
 
     def __call__(self, engine: Engine) -> int | None:
-        """Do at most one thing. Returns the rival to send now, if that is it."""
+        """Do at most one thing. Return the rival to send now."""
         self._round += 1
         wanted = self._open()
         by_state = self._met(engine) if wanted else {}
@@ -154,7 +145,6 @@ class Disturber:
         return None
 
     def _open(self) -> list[Situation]:
-        """What it may aim at in this round, the least reached first."""
         is_due = self._round % PACE == 0
         found = [
             each
@@ -165,13 +155,12 @@ class Disturber:
         return sorted(found, key=lambda each: self._reached[each])
 
     def _most(self, situation: Situation) -> int:
-        """So often a schedule aims at a situation. Rivals are few, so most are left for states that pass."""
+        """Rivals are few, so most are kept for passing states."""
         if situation.happening in RELEASED and situation.state not in PASSING:
             return 1
         return self._each.get(situation.happening, MOST)
 
     def _met(self, engine: Engine) -> dict[tuple[str, str], list[Standing]]:
-        """Subjects by their state, but for those that nothing may be done to."""
         by_state: dict[tuple[str, str], list[Standing]] = {}
         for standing in engine.standings():
             is_request = standing.subject in OF_REQUESTS and isinstance(standing.name, int)
@@ -201,7 +190,6 @@ class Disturber:
         found: Sequence[Standing],
         by_state: Mapping[tuple[str, str], Sequence[Standing]],
     ) -> int | None:
-        """A rival whose lookup now meets the situation. It is counted once the engine has looked it up."""
         if situation.subject == "object":
             fetching = {each.name for each in by_state.get(("request", "fetching"), ())}
             fits = [each for each in self._held if each.shared and each.of in fetching]
@@ -220,7 +208,7 @@ class Disturber:
 
 
 def _meets(rival: Rival, name: str, ends: set[int | str], happening: str) -> bool:
-    """A rival's lookup goes through the prefix of that name, or ends inside it. ends: the names of all prefixes."""
+    """Whether a rival's lookup goes through the named prefix, or ends inside it."""
     if name not in rival.chain:
         return False
     stop = rival.chain.index(name) + 1

@@ -1,11 +1,9 @@
 """Faulty stores: page stores that lose, truncate or corrupt an object every so many reads, in memory and in files.
 
 Invariants:
-- A stored object is damaged before it is read, so that the store itself has to notice.
-- Whoever opens it is told the key of each object that it damages.
-- The count of reads alone decides which read, which byte and which kind of damage.
-- A machine that cannot keep the files stops the schedule: UNKNOWN if it is full, a usage error without the folder.
-  Its faults are not the target's, and a store that kept less would make another schedule of the same line.
+- An object is damaged before it is read, so that the store itself has to notice. The count of reads decides the damage.
+- A machine that cannot keep the files stops the schedule: UNKNOWN if the disk is full, a usage error without the
+  folder.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ DAMAGE_EVERY = 11
 
 
 class FaultyMemoryStore(MemoryStore):
-    """Objects in a dict; one of `every` reads finds its object damaged, none for None."""
+    """One of `every` reads finds its object damaged, none for None."""
 
     def __init__(self, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__()
@@ -41,7 +39,6 @@ class FaultyMemoryStore(MemoryStore):
         self._reads = 0
 
     def get(self, key: str, size: int) -> bytes | None:
-        """Damage the object if it is its turn, then read it."""
         self._reads += 1
         if self._every is not None and self._reads % self._every == 0 and self.contains(key):
             self._tell(key)
@@ -56,22 +53,19 @@ class FaultyMemoryStore(MemoryStore):
 
 
 class FaultyFileStore(FileStore):
-    """Objects in a folder; one of `every` reads finds its object damaged, none for None."""
-
     def __init__(self, folder: Path, tell: Callable[[str], None], every: int | None = DAMAGE_EVERY) -> None:
         super().__init__(folder)
         self._tell, self._every = tell, every
         self._reads = 0
 
     def put(self, key: str, payload: bytes) -> None:
-        """Keep it. This store has no limit, so an object that cannot be kept is the machine's fault."""
+        """This store has no limit, so a failure is the machine's fault."""
         try:
             super().put(key, payload)
         except StorageError as error:
             raise _unusable(error) from error
 
     def get(self, key: str, size: int) -> bytes | None:
-        """Damage the file if it is its turn, then read it."""
         self._reads += 1
         if self._every is not None and self._reads % self._every == 0 and self.contains(key):
             self._tell(key)
@@ -99,10 +93,7 @@ class FaultyFileStore(FileStore):
 def faulty_store(
     kind: str | None, tell: Callable[[str], None] = lambda key: None, *, is_faulty: bool = True
 ) -> Iterator[PageStore | None]:
-    """A new, empty store for one schedule, gone afterwards. kind: "memory", "files", or None for no store.
-
-    tell: is told the key of each object that is damaged. is_faulty: some are.
-    """
+    """kind: "memory", "files", or None for no store. tell: receives the key of each damaged object."""
     every = DAMAGE_EVERY if is_faulty else None
     if kind is None:
         yield None

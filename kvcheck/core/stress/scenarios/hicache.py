@@ -1,10 +1,8 @@
 """hicache: prefixes move to the host and come back, layer by layer, while other requests decode.
 
 Invariants:
-- Running requests outgrow the device pool. A cell counts only if some were retracted and resumed beside the tree.
-- Device and host pool are both smaller than the working set: nodes leave the device, and the host, and come back.
-- Rivals meet prefixes on their way between tiers. Neighbours keep pages of the same prompts in the same store.
-- The settings of the host tier, what lies behind it and the prefill chunk are a row of the scenario's table.
+- Both pools are smaller than the working set, and a cell counts only if requests were retracted and resumed.
+- Rivals meet prefixes in transfer between tiers. Neighbours keep pages of the same prompts in the same store.
 """
 
 from __future__ import annotations
@@ -49,40 +47,37 @@ SESSIONS = 9
 MAX_RUNNING = 6
 TRACE_RUNNING = 8
 BATCHES = {"whole": MAX_RUNNING, "2": 2}
-"""Requests that decode together. With a small batch, requests that are computed wait to decode."""
+"""Requests that decode together. With a small batch, computed requests wait to decode."""
 STORE_RANKS = ("0", "1")
-"""The rank that the engine is, of those that share a store."""
+"""The engine's rank among those that share a store."""
 RIVAL_SHARE = 3
 """One rival for so many requests."""
 HOST_RATIOS = {"2": 2.0, "1.25": 1.25}
-"""Host pages for each device page: as engines choose, and too few for the sessions."""
+"""Host pages for each device page: the usual, and too few for the sessions."""
 HOST_WINDOW_SHARES = {"all": 1, "a third": 3}
 """Host pages for each window page of the host: enough, and too few for the nodes, which keep only the window pages of
-their ends, so that the host gives windows up while it keeps the pages."""
+their ends, so that the host evicts windows while it keeps the pages."""
 HOST_STATES = 7
 TRACE_HOST_STATES = 128
 NO_STORE = "none"
 REPLAY_EVERY = 4
 TRACE_HOST_RATIO = 16
 """Host pages for each device page of a trace, whose prefixes come back after hundreds of pages: the host is then far
-below what the trace touches (1 page in 28 to 40 of the conversation trace), and still serves some of it."""
+below the trace's working set (1 page in 28 to 40 of the conversation trace), and still serves some of it."""
 
 
 class HiCacheScenario:
-    """Requests that come back to prefixes which have left the device, or both tiers."""
-
     name = "hicache"
     needs = frozenset({"hicache"})
     families = frozenset({"mha", "mla", "nsa"})
     focus: frozenset[str] = frozenset()
-    """What every disturbed schedule aims at."""
+    """Situations that every disturbed schedule aims at."""
 
     @property
     def table(self) -> Settings:
         return settings_of(self._kinds())
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Those of one engine, and of the store where there is one."""
         return ("compute", "d2h", "h2d", *(("storage",) if variant["store"] != NO_STORE else ()))
 
     def _kinds(self) -> dict[str, Iterable[str]]:
@@ -110,8 +105,7 @@ class HiCacheScenario:
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """Sessions, or a trace scaled to the device pool. Short requests are all of one session, so that few are
-        enough to come back to a prefix."""
+        """Sessions, or a trace. Short requests are all of one session, so that few suffice for a prefix hit."""
         if trace is None:
             capacity = SYNTHETIC_PAGES * grain_of(shape)
             sessions, count = 1 if is_short else SESSIONS, requests or SYNTHETIC_REQUESTS
@@ -138,7 +132,6 @@ class HiCacheScenario:
         emit: Emit,
         variant: int,
     ) -> int:
-        """Feed jobs by their arrival rounds until all have finished, then close."""
         emit(Modelled(shape.page_size, shape.window if shape.window_layers else 0, bool(shape.state_layers)))
         readers = Readers(early_send=True, replay_every=REPLAY_EVERY)
         row = self.table.variant(variant)
@@ -165,7 +158,6 @@ class HiCacheScenario:
             return serve(engine, load, first.note, backend, aborts=aborts, disturber=acts)
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Loads, evictions on both tiers, retractions, and words of every buffer on both tiers."""
         for what, count in (
             ("load", evidence.loads),
             ("backup", evidence.backups),
@@ -182,7 +174,7 @@ class HiCacheScenario:
 
 
 class HybridScenario(HiCacheScenario):
-    """The same for families whose prefixes also hold window pages or recurrent states."""
+    """For families whose prefixes also hold window pages or recurrent states."""
 
     name = "hicache-hybrid"
     families = frozenset({"swa", "mamba"})
@@ -194,8 +186,7 @@ class HybridScenario(HiCacheScenario):
 
 
 class FirstRetracted:
-    """The requests that were retracted before one was resumed. A schedule that aims at retractions leaves them alone:
-    a pass takes a resume, and one that was aborted brings none."""
+    """Requests that the disturber spares, as a pass takes a resume, and an aborted request brings none."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -203,11 +194,9 @@ class FirstRetracted:
         self._is_over = False
 
     def has(self, request: int) -> bool:
-        """The request is one of them, and none was resumed yet."""
         return not self._is_over and request in self._requests
 
     def note(self, event: Event) -> None:
-        """An Emit that also takes note of retractions and resumes."""
         if isinstance(event, Retracted):
             self._requests.add(event.request)
         self._is_over = self._is_over or isinstance(event, Resumed)
@@ -215,7 +204,6 @@ class FirstRetracted:
 
 
 def host_tier(shape: ModelShape, load: Load, row: Variant, store: PageStore | None) -> HostTier:
-    """The host tier of a schedule with these settings. A trace has sizes of its own."""
     ratio = TRACE_HOST_RATIO if load.from_trace else HOST_RATIOS[row["host ratio"]]
     pages = int(pages_for(load.capacity_tokens, shape.page_size) * ratio) | 1
     share = row.values.get("host window share", "all")

@@ -1,8 +1,6 @@
 """pd-transfer and nvlink-aux: one end computes prompts and another decodes them, each with its own number of ranks.
 
 Invariants:
-- Ranks of both ends, paths of the legs, faults, retries and the stage of aborts come from the scenario's table. Where
-  the plan names the ranks, it is those.
 - A fault is an event of the history when it happens, so that oracles know which request has to fail, and why.
 """
 
@@ -20,6 +18,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
+from kvcheck.core.run.plan import parse_ranks
 from kvcheck.core.stress.scenarios.disturber import disturber
 from kvcheck.core.stress.scenarios.scenario import ABORTS, TRANSFERS, Load
 from kvcheck.core.stress.scenarios.serving import (
@@ -32,7 +31,6 @@ from kvcheck.core.stress.scenarios.serving import (
     unread,
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
-from kvcheck.core.stress.schedule import parse_ranks
 from kvcheck.core.stress.targets.target import Engine, PairSetup, Target
 from kvcheck.core.stress.workload.events import Emit, Faulted, HandoversKnown, Happened
 from kvcheck.core.stress.workload.handover import bytes_for
@@ -43,7 +41,7 @@ MAX_RUNNING = 4
 REQUESTS = 12
 MANY_RANKS = 5
 FEWER_REQUESTS = 6
-"""Requests where both ends have so many ranks together: each rank does all that one alone would do."""
+"""Requests if both ends have so many ranks together: each rank does the work of one alone."""
 TRACE_RUNNING = 8
 RANKS = ("1x1", "2x2", "2x1", "1x2", "4x2", "2x4", "4x1", "1x4", "4x4")
 """Prefill and decode ranks."""
@@ -69,13 +67,13 @@ LOST_MESSAGES = {"Want": Want, "Status": Status}
 PATIENCE = 200
 """Rounds of a room. Where one leg at a time is held back, healthy rooms took up to 131; under random orders, 13."""
 LIMITS = 3
-"""One schedule in so many lets few requests be on their way, and another one gives the prefill end few pages. Mostly it
-is the slots of metadata that hold requests back, and then no other limit is ever met."""
+"""One schedule in so many lets few requests be in transfer, and another one gives the prefill end few pages. Mostly the
+slots of metadata hold requests back, and then no other limit is ever met."""
 FEW_COMING = 2
-"""Requests on their way to the decode end where they are few."""
+"""Requests in transfer to the decode end if they are few."""
 ANSWERS = (Done, Abort, Drained)
 TOO_LATE = "nothing complete from"
-"""How the reason of a room that is too late begins; the ranks it waited for follow."""
+"""Beginning of the reason of a room that is too late; the ranks it waited for follow."""
 
 
 class PDTransfer:
@@ -85,7 +83,7 @@ class PDTransfer:
     needs = frozenset({"pd-transfer", "metadata"})
     families = FAMILIES
     focus = frozenset({"request/ready/abort"})
-    """What every disturbed schedule aims at, since it comes seldom."""
+    """Situations that every disturbed schedule aims at, as they are rare."""
     sends_rows = False
     """True if ranks in processes send metadata rows as messages, not through the engine."""
     metadata_paths: tuple[str, ...] = ("ordered", MESSAGES)
@@ -115,13 +113,12 @@ class PDTransfer:
         )
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Those of an engine and of the wire; on the asynchronous paths, state and metadata have lanes of their own."""
+        """On the asynchronous paths, state and metadata have lanes of their own."""
         state = ("state",) if self.path == "async" and shape.family in STATE_FAMILIES else ()
         aux = ("aux",) if variant["metadata path"] == "async" else ()
         return ("compute", "d2h", "h2d", "wire", "message", *state, *aux)
 
     def paths(self, variant: Variant) -> dict[str, str]:
-        """The path of each leg."""
         way = variant["metadata path"]
         return dict.fromkeys(LEGS, self.path) | ({} if way == MESSAGES else {"aux": way, "seal": way})
 
@@ -135,7 +132,6 @@ class PDTransfer:
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """Synthetic jobs, or a trace scaled to the decode pool."""
         if trace is not None:
             return trace_load(shape, trace, seed=seed, requests=requests, max_running=TRACE_RUNNING)
         row = self.table.variant(variant)
@@ -159,7 +155,6 @@ class PDTransfer:
         emit: Emit,
         variant: int,
     ) -> int:
-        """Feed jobs by their arrival rounds until all have finished or failed, then close."""
         row = self.table.variant(variant)
         faults = Faults(load.jobs, shape, emit, row, is_kept=TRANSFERS in load.faults)
         prefill, decode = parse_ranks(row["rank layout"])
@@ -196,14 +191,13 @@ class PDTransfer:
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Transfers, and words of every buffer, sealed and read."""
         if not evidence.transfers:
             return "no transfer happened; use more requests or schedules"
         return unread(evidence, buffer_names(shape) | {"metadata", "sealed"})
 
 
 class NVLinkAux(PDTransfer):
-    """The same where the engine reports a copy when it has queued it, with metadata rows on three ways."""
+    """The engine reports a copy when it has queued it; metadata rows travel in three ways."""
 
     name = "nvlink-aux"
     sends_rows = True
@@ -213,17 +207,16 @@ class NVLinkAux(PDTransfer):
 
 
 class Faults:
-    """The faults of a schedule: every fifth request has one, of several kinds in turn.
+    """Faults of every fifth request, of several kinds in turn.
 
-        shorter, longer    a decode rank asks with a page list of another length
+        shorter, longer    a decode rank sends a page list of another length
         refused            the engine refuses a write
         vanished           the engine reports a write and never makes it
         lost               a Want or a Status of a rank does not arrive
 
-    A rank notices the last two only by waiting, so they have schedules for themselves. There some answers (Done, Abort,
-    Drained) are lost as well, which only costs time. A fault is an event of the history when it happens, with what the
-    reason of the failure has to name. Where the message count is 2, a late copy of each arrives as well, which is no
-    fault. is_kept: some of this happens; else every write is made, and each message arrives once.
+    A rank notices the last two only by a timeout, so they have schedules for themselves. There some answers (Done,
+    Abort, Drained) are lost as well, which only costs time. If the message count is 2, a late copy of each arrives as
+    well, which is no fault. is_kept: some of this happens; else nothing.
     """
 
     def __init__(
@@ -248,29 +241,25 @@ class Faults:
                 self._kinds[job.request] = kinds[(job.request // FAULT_EVERY + self._number) % len(kinds)]
 
     def has(self, request: int) -> bool:
-        """The request has a fault."""
         return request in self._kinds
 
     def end(self, request: int) -> None:
-        """The next attempt of the request has no fault."""
         self._kinds.pop(request, None)
 
     def refuses(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """True if the engine refuses this write: one leg of the request, to all decode ranks or to the first alone."""
+        """One leg of the request, to all decode ranks or to the first alone."""
         if not self._is_hit(peer, leg, ticket, "refused"):
             return False
         self._tell(ticket.request, f"a write of its {leg} was refused", ("refused", leg))
         return True
 
     def vanishes(self, writer: str, peer: str, leg: str, ticket: Ticket) -> bool:
-        """True if the engine reports this write and never makes it."""
         if not self._is_hit(peer, leg, ticket, "vanished"):
             return False
         self._tell(ticket.request, f"a write of its {leg} never landed", (TOO_LATE, writer))
         return True
 
     def copies(self, sender: str, peer: str, message: Message) -> int:
-        """How often a message arrives."""
         request = self._requests.get(message.room, 0)
         if self._is_unheard(sender, peer, request, message):
             return 0
@@ -283,7 +272,7 @@ class Faults:
         return self._copies
 
     def _is_unheard(self, sender: str, peer: str, request: int, message: Message) -> bool:
-        """Of requests without a fault, the first answer of each kind is lost, where it can be given again."""
+        """The first answer of each kind is lost if it can be repeated."""
         key = (sender, peer, request, type(message))
         is_first = isinstance(message, ANSWERS) and key not in self._unheard
         if not self._has_losses or not is_first or request % FAULT_EVERY != (self._number + 2) % FAULT_EVERY:
@@ -296,7 +285,7 @@ class Faults:
         return leg == self._leg and is_there and self._kinds.get(ticket.request) == kind
 
     def tamper(self, message: Message) -> Message:
-        """The message of a decode rank that counts one page less, or more, than the prompt has."""
+        """The message of a decode rank with one page less, or more, than the prompt has."""
         if not isinstance(message, Want) or self._kinds.get(message.request) not in ("shorter", "longer"):
             return message
         leg, first, pages = message.runs[-1]
@@ -315,8 +304,6 @@ class Faults:
 
 
 class Aborts:
-    """Chooses whom to abort after a round. stage: when."""
-
     def __init__(self, stage: str, faults: Faults) -> None:
         self.stage = stage
         self._faults = faults
@@ -325,11 +312,9 @@ class Aborts:
         self._spared: set[int] = set()
 
     def spare(self, request: int) -> None:
-        """This request is not aborted any more."""
         self._spared.add(request)
 
     def __call__(self, report: StepReport) -> list[int]:
-        """Requests to abort now."""
         self._round += 1
         if self.stage == "late":
             self._due += [(self._round + 1 + request % LATE_ROUNDS, request) for request in report.admitted]
@@ -343,11 +328,10 @@ class Aborts:
 
 
 class Retries:
-    """Sends failed requests again, in the room they failed in, each once.
+    """Sends failed requests again, once each, in the room they failed in.
 
-    delay: 0: at once, so that the ends are still giving back what the first attempt held; or some rounds later, of
-    which odd requests not before both ends have given everything back. None: they are not sent again. Each is counted
-    by the state that it was found in.
+    delay: 0: at once, while the ends still hold memory of the first attempt; else some rounds later, for odd requests
+    not before both ends have freed everything. None: never.
     """
 
     def __init__(self, faults: Faults, aborts: Aborts, delay: int | None, *, engine: Engine, emit: Emit) -> None:
@@ -362,11 +346,9 @@ class Retries:
 
     @property
     def is_open(self) -> bool:
-        """Some will be sent in a later round."""
         return bool(self._due)
 
     def __call__(self, report: StepReport) -> list[int]:
-        """Requests to send again now."""
         self._round += 1
         if self._delay is not None:
             failed = [request for request, _ in report.failed if request not in self._sent]
@@ -396,10 +378,7 @@ def room_of(request: int) -> int:
 
 
 def prefill_sizes(sizes: PoolSizes, jobs: tuple[Job, ...], shape: ModelShape, *, is_tight: bool = False) -> PoolSizes:
-    """Room for a few prompts, in another number of pages and rows than the decode end has.
-
-    is_tight: the longest prompt takes every page.
-    """
+    """Other numbers of pages and rows than at the decode end. is_tight: the longest prompt takes every page."""
     longest = max(job.prompt_tokens for job in jobs)
     pages = max(sizes.pages + 2, 2 * (longest // shape.page_size + 1)) | 1
     if is_tight:

@@ -2,8 +2,6 @@
 
 Invariants:
 - A run counts only if other requests got pages of a retracted one before it was resumed.
-- Prompts are computed by a prefill end of one rank, as where the bug was met, and nothing goes wrong on the wire.
-- The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
 """
 
 from __future__ import annotations
@@ -35,11 +33,10 @@ from kvcheck.core.stress.workload.handover import bytes_for
 SYNTHETIC_PAGES = 9
 REQUESTS = 8
 LONGER_PAGES = 1
-"""Outputs are longer by this, so that requests run out of pages while they decode: few of them retract often, and each
-one costs a transfer."""
+"""Outputs are longer by this, so that requests run out of pages while they decode."""
 MAX_RUNNING = 8
 FOCUS = ("request/restoring/abort", "request/retracted/abort", "request/restoring/preempt")
-"""What every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
+"""Situations that every disturbed schedule aims at: a resume is half done, and ends or is taken back."""
 TRACE_RUNNING = 16
 RESTS = {"12 rounds": 12, "2 rounds": 2}
 """Rounds that a retracted request rests before others wait for it."""
@@ -48,8 +45,6 @@ HEADROOMS = {"many steps": None, "1 step": 1}
 
 
 class RetractResume:
-    """Decode under memory pressure: retract by policy, offload to the host, let others reuse the pages, resume."""
-
     name = "retract-resume"
     needs = frozenset({"retract-resume", "metadata"})
     families = FAMILIES
@@ -59,7 +54,6 @@ class RetractResume:
         return settings_of({"prefill chunk": CHUNKS, "rest": RESTS, "headroom": HEADROOMS})
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Those of an engine, and of the wire over which prompts arrive."""
         return ("compute", "d2h", "h2d", "wire", "message")
 
     def load(
@@ -72,11 +66,8 @@ class RetractResume:
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """Synthetic jobs, or a trace scaled to the pool.
-
-        Where layers see a window, outputs are longer by it, and the pool by two: so windows move on by all their pages
-        before requests are retracted, and after they were resumed.
-        """
+        """With window layers, outputs are one window longer, and the pool two, so that windows move by all their pages
+        before a retraction and after the resume."""
         if trace is None:
             window = pages_for(shape.window, shape.page_size) if shape.window_layers else 0
             return synthetic_load(
@@ -100,7 +91,6 @@ class RetractResume:
         emit: Emit,
         variant: int,
     ) -> int:
-        """Feed jobs by their arrival rounds until all have finished, then close."""
         row = self.table.variant(variant)
         setup = make_setup(shape, load, backend, emit, share_prefixes=False)
         emit(HandoversKnown({job.request: bytes_for(shape, job.prompt_tokens, 1) for job in load.jobs}))
@@ -122,7 +112,6 @@ class RetractResume:
         )
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Retractions, foreign reuse, and words of every buffer."""
         if not evidence.retractions or not evidence.resumes:
             return f"{evidence.retractions or 0} retractions and {evidence.resumes or 0} resumes; use more requests"
         if not evidence.foreign_reuses:

@@ -1,7 +1,6 @@
-"""Rivals: requests that begin as another one does and part from it inside a page, at its end, or one token beside it.
+"""Rivals: requests that share a prefix with another and part from it inside a page, at its end, or one token beside it.
 
 Invariants:
-- The rivals depend on the arguments alone, and their ids follow those of the jobs.
 - prompt + output of a rival is never more than half of the pool.
 """
 
@@ -21,11 +20,8 @@ CUTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A job that is held back until what it shares is in a certain state. of: the request that it begins like.
-
-    chain: the name of each whole page of that request's prompt, as standings have it. shared: how many of those a
-    lookup of the rival can find.
-    """
+    """A job held back until its shared prefix is in a certain state. of: the request that it begins like. chain: the
+    name of each whole page of that request's prompt. shared: how many of those a lookup of the rival can find."""
 
     job: Job
     of: int
@@ -34,7 +30,7 @@ class Rival:
 
 
 def rivals_of(jobs: Sequence[Job], page_size: int, capacity_tokens: int, *, count: int, seed: int) -> tuple[Rival, ...]:
-    """So many rivals of jobs with two whole pages or more, spread evenly over them; none where there is no such job."""
+    """`count` rivals, spread evenly over the jobs with more than two pages; none if there is no such job."""
     long = [job for job in jobs if job.prompt_tokens > 2 * page_size]
     mix = Rng(seed ^ 0x5EED)
     rivals: list[Rival] = []

@@ -1,8 +1,4 @@
-"""Scenario: a workload, how it is driven, and the evidence without which a run is UNKNOWN.
-
-Invariants:
-- A scenario drives the target through the Engine Protocol and emits events; it judges nothing.
-"""
+"""Scenario: a workload, its driver, and the evidence without which a run is UNKNOWN. It judges nothing."""
 
 from __future__ import annotations
 
@@ -20,19 +16,15 @@ from kvcheck.core.stress.workload.jobs import Job
 
 ACTS, ABORTS, TRANSFERS, STORE = "acts", "aborts", "transfers", "store"
 FAULTS: Final = (ACTS, ABORTS, TRANSFERS, STORE)
-"""Kinds of faults: what a disturber does, aborts by a scenario's rule, writes and messages of a transfer that go wrong,
-and stored objects that are damaged."""
+"""Kinds of faults: disturbances, aborts by a scenario's rule, broken writes and messages of a transfer, and damaged
+stored objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Jobs, and the tokens that the pool is sized for.
-
-    max_running: requests that decode together. chunk_tokens: prefill tokens of a round and request. note: how a trace
-    was scaled. from_trace: the jobs are of a trace. rivals: the last of the jobs, where a disturber may hold some back
-    until what they share is in a certain state. decoder: row of DECODERS.
-    faults: the kinds of faults that happen.
-    """
+    """capacity_tokens: the pool is sized for these. max_running: requests that decode together. chunk_tokens: prefill
+    tokens of a round and request. note: how a trace was scaled. rivals: the last of the jobs, which a disturber may
+    hold back. decoder: row of DECODERS. faults: the kinds of faults that happen."""
 
     jobs: tuple[Job, ...]
     capacity_tokens: int
@@ -46,19 +38,16 @@ class Load:
 
 
 class Scenario(Protocol):
-    """One way to stress a target."""
-
     name: str
     needs: frozenset[str]
     families: frozenset[str]
     """Pool families that the scenario makes sense for."""
 
     @property
-    def table(self) -> Settings:
-        """All settings that the variants of the scenario go through."""
+    def table(self) -> Settings: ...
 
     def lanes(self, variant: Variant, shape: ModelShape) -> tuple[str, ...]:
-        """Rows of LANE_GROUPS that operations of such a schedule use."""
+        """Rows of LANE_GROUPS used by such a schedule."""
 
     def load(
         self,
@@ -70,7 +59,7 @@ class Scenario(Protocol):
         variant: int,
         is_short: bool = False,
     ) -> Load:
-        """The workload; equal arguments give equal jobs. is_short: its requests will be cut to few pages."""
+        """Return the workload; equal arguments give equal jobs. is_short: its requests will be cut to few pages."""
 
     def run(
         self,
@@ -82,7 +71,7 @@ class Scenario(Protocol):
         emit: Emit,
         variant: int,
     ) -> int:
-        """Drive the target to the end; returns device evictions. variant: its number picks the settings."""
+        """Drive the target to the end; return device evictions. variant: its number picks the settings."""
 
     def missing(self, evidence: Evidence, shape: ModelShape) -> str | None:
-        """Says what was not exercised, or None if the evidence is enough."""
+        """Return the missing evidence, or None if it is enough."""

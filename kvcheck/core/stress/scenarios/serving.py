@@ -1,9 +1,4 @@
-"""Serving: feeds jobs to an engine by their arrival rounds; with the setup and the reference run of all scenarios.
-
-Invariants:
-- Jobs are fed in order of arrival; the engine is stepped until it is idle and everything was sent.
-- The reference run has room for everything: no retraction, no prefix tree, no reuse of pages.
-"""
+"""Serving: feeds jobs to an engine by their arrival rounds; with the setup and the reference run of all scenarios."""
 
 from __future__ import annotations
 
@@ -68,24 +63,23 @@ LEAST_GRAIN = 4
 TRACE_PAGES = 24
 REFERENCE_RUNNING = 48
 HURRY = 8
-"""Jobs arrive this much faster than their workload says, so that requests queue and the pool stays full."""
+"""Jobs arrive this much faster than in their workload, so that requests queue and the pool stays full."""
 IDLE_ROUNDS = 2000
 """Rounds in which no request finishes before a run counts as hung."""
 ROUNDS_A_TOKEN = 16
-"""A request takes a round for each token, and more where it is retracted. Rounds for so many times the tokens of the
+"""A request takes a round for each token, and more if it is retracted. Rounds for so many times the tokens of the
 longest one, in which no request ends, count as hung too: requests are then admitted and retracted for ever."""
 STUCK_CPU_S = 60.0
 """CPU seconds without a computed position or a read word after which a schedule counts as an endless loop. The longest
 schedules of full shapes do both many times a second."""
 CACHED_STATES = 3
-"""State slots beyond those of requests: what cached prefixes can hold on the device."""
+"""State slots beyond those of requests, for cached prefixes on the device."""
 ABORT_EVERY = 4
 PRIORITIES = 3
 """Requests have priorities 0 .. 2, by their number."""
 
 
 def trace_load(shape: ModelShape, trace: str, *, seed: int, requests: int | None, max_running: int) -> Load:
-    """A trace scaled to a pool of TRACE_PAGES pages."""
     capacity = max(TRACE_PAGES * shape.page_size, 512)
     rows = trace_rows(trace, requests)
     workload = scale_trace(rows, capacity, seed=seed, mean_output=28 if shape.page_size >= 64 else None)
@@ -104,24 +98,21 @@ Aborts = Callable[[StepReport], list[int]]
 
 
 class Retries(Protocol):
-    """Which requests that failed are sent again after a round, each once."""
+    """Chooses failed requests to send again after a round, each once."""
 
     @property
-    def is_open(self) -> bool:
-        """Some will be sent in a later round."""
+    def is_open(self) -> bool: ...
 
-    def __call__(self, report: StepReport) -> list[int]:
-        """Requests to send again now."""
+    def __call__(self, report: StepReport) -> list[int]: ...
 
 
 class LoadingAborts:
-    """Requests of the lowest priority, and some others, are aborted while their prefix is being loaded."""
+    """Aborts requests of the lowest priority, and some others, while their prefix is being loaded."""
 
     def __init__(self) -> None:
         self._loading = 0
 
     def __call__(self, report: StepReport) -> list[int]:
-        """Requests to abort now."""
         chosen = []
         for request_id in report.loading:
             self._loading += 1
@@ -131,10 +122,8 @@ class LoadingAborts:
 
 
 class Feed:
-    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine.
-
-    held: requests that are handed out when they are asked for, or when all others are through.
-    """
+    """Hands jobs out round by round, `hurry` times as fast as they arrive, and at once to an idle engine. held:
+    requests for `release`, or for after all others."""
 
     def __init__(self, jobs: tuple[Job, ...], *, hurry: int, held: Collection[int] = ()) -> None:
         self._jobs = tuple(job for job in jobs if job.request not in held)
@@ -145,11 +134,9 @@ class Feed:
 
     @property
     def is_open(self) -> bool:
-        """There are jobs left."""
         return self._sent < len(self._jobs) or bool(self._held)
 
     def due(self, *, is_idle: bool) -> list[Request]:
-        """The jobs of the next round."""
         if self._sent == len(self._jobs):
             rest = tuple(self._held.values()) if is_idle else ()
             self._held = {} if is_idle else self._held
@@ -163,28 +150,23 @@ class Feed:
         return [request_of(job) for job in self._jobs[start : self._sent]]
 
     def holds(self, request_id: int) -> bool:
-        """The request is held back."""
         return request_id in self._held
 
     def release(self, request_id: int) -> Request:
-        """One that was held back, ahead of all others."""
         return replace(request_of(self._held.pop(request_id)), is_urgent=True)
 
     def again(self, request_id: int) -> Request:
-        """A request that was handed out, for its second attempt."""
         job = next(job for job in self._jobs[: self._sent] if job.request == request_id)
         return replace(request_of(job), attempt=1)
 
 
 def request_of(job: Job) -> Request:
-    """A job as a scheduler takes it."""
     return Request(job.request, prompt_tokens(job), job.output_tokens, job.request % PRIORITIES)
 
 
 def synthetic_load(
     shape: ModelShape, *, pages: int, requests: int, max_running: int, seed: int, chunk: str, longer_pages: int = 0
 ) -> Load:
-    """Synthetic jobs for a pool of so many pages. chunk: row of CHUNKS. longer_pages: of every output, beyond need."""
     capacity = pages * grain_of(shape)
     chunk_tokens = CHUNKS[chunk](shape.page_size)
     jobs = synthetic_jobs(
@@ -200,17 +182,16 @@ def synthetic_load(
 
 
 def grain_of(shape: ModelShape) -> int:
-    """Tokens of a page, as far as lengths and sizes of pools go."""
+    """The page size for drawing lengths and pool sizes."""
     return max(shape.page_size, LEAST_GRAIN)
 
 
 def buffer_names(shape: ModelShape) -> set[str]:
-    """Every buffer of the shape's table."""
     return {buffer.name for spec in POOLS.load(shape.family)(shape) for buffer in spec.buffers}
 
 
 def unread(evidence: Evidence, wanted: set[str]) -> str | None:
-    """Says which of the wanted buffers had no word verified, or None."""
+    """Name the wanted buffers without a verified word, or None."""
     missing = sorted(name for name in wanted if not evidence.words_verified.get(name))
     return f"no word of {', '.join(missing)} was verified" if missing else None
 
@@ -225,7 +206,7 @@ def serve(
     retries: Retries | None = None,
     disturber: Disturber | None = None,
 ) -> int:
-    """Drive an engine to the end, count what it holds and close it. Returns how many nodes the device evicted."""
+    """Drive an engine to the end, emit its counts and close it. Return its device evictions."""
     drive(engine, load.jobs, emit, hurry=HURRY, aborts=aborts, retries=retries, disturber=disturber)
     for count in engine.counts():
         emit(Counted(count.space, count.free, count.cached, count.total))
@@ -237,10 +218,8 @@ def serve(
 
 
 def reference_outputs(shape: ModelShape, load: Load) -> Mapping[int, tuple[int, ...]]:
-    """The outputs of decoder words: run the jobs eagerly, with pages for all that run together and no prefix shared.
-
-    Those of known-answer are worked out from the prompts, and nothing is run. Raises Stuck for an endless loop.
-    """
+    """The expected outputs. Decoder words: of an eager run with pages for all requests, without retraction or prefix
+    tree; known-answer: computed from the prompts. Raises Stuck for an endless loop."""
     if load.decoder == KNOWN_ANSWER:
         return {job.request: known_model(shape).answers(job) for job in load.jobs}
     outputs: dict[int, tuple[int, ...]] = {}
@@ -272,7 +251,7 @@ def drive(
     retries: Retries | None = None,
     disturber: Disturber | None = None,
 ) -> int:
-    """Feed the jobs, `hurry` times as fast as they arrive; step until idle; returns how many retractions there were."""
+    """Feed the jobs, `hurry` times as fast as they arrive; step until idle; return the number of retractions."""
     feed = Feed(jobs, hurry=hurry, held=disturber.held if disturber is not None else ())
     most_rounds = IDLE_ROUNDS + ROUNDS_A_TOKEN * max((job.total_tokens for job in jobs), default=0)
     idle = endless = retracted = 0
@@ -323,10 +302,8 @@ def make_setup(
     pair: PairSetup | None = None,
     max_running: int | None = None,
 ) -> Setup:
-    """The engine for a workload. host: its host tier; prefixes then take state slots of their own.
-
-    max_running: of a smaller batch than the pool has room for; None: the workload's own.
-    """
+    """host: its host tier; prefixes then take state slots of their own. max_running: of a batch smaller than the
+    pool."""
     longest = max(job.total_tokens for job in load.jobs)
     made: list[ContentDecoder] = []
     knows_answers = load.decoder == KNOWN_ANSWER

@@ -1,10 +1,9 @@
-"""Variants: the settings of a scenario as one table, and the values of it that a schedule runs under.
+"""Variants: the settings of a scenario as a covering array, and the values for a schedule.
 
-The rows of a table's array are made one by one: each takes the values that bring the most pairs which no row before it
-has. So most pairs of values are tried after a few schedules, and all of them after one pass.
+Each row takes the values with the most new pairs. So most pairs of values are tried after a few schedules, and all of
+them after one pass.
 
 Invariants:
-- For each two settings, every pair of their values is in a row of the array.
 - The array follows from the table alone, and a row of it from the number of the variant alone.
 - Numbers that are STRIDE apart go through all rows.
 """
@@ -17,7 +16,8 @@ from functools import cache
 from itertools import combinations
 from math import gcd
 
-from kvcheck.core.stress.schedule import STRIDE
+STRIDE = 7
+"""The variant of a cell's next schedule is so many numbers further, so that cells share the variants out."""
 
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
 Pair = tuple[str, str]
@@ -25,8 +25,6 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The settings of one schedule. number: of the variant. values: by kind of setting."""
-
     number: int
     values: Mapping[str, str]
 
@@ -35,54 +33,44 @@ class Variant:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each setting as "kind:value"."""
         return tuple(f"{kind}:{value}" for kind, value in self.values.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of a scenario. kinds: by kind, the values that it can have."""
-
     kinds: Kinds
 
     def variant(self, number: int) -> Variant:
-        """The settings of a schedule whose variant has this number."""
         rows = covering_array(tuple(len(values) for _, values in self.kinds))
         row = rows[number % len(rows)]
         return Variant(number, {kind: values[at] for (kind, values), at in zip(self.kinds, row, strict=True)})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every setting as "kind:value"."""
         return tuple(f"{kind}:{value}" for kind, values in self.kinds for value in values)
 
     @property
     def variants(self) -> int:
-        """How many variants there are: so many schedules in a row have each once."""
+        """Number of variants: so many schedules in a row have each once."""
         return len(covering_array(tuple(len(values) for _, values in self.kinds)))
 
     @property
     def pairs(self) -> int:
-        """How many pairs of values of two settings there are."""
         return sum(len(one) * len(other) for (_, one), (_, other) in combinations(self.kinds, 2))
 
 
 def settings_of(kinds: Mapping[str, Iterable[str]]) -> Settings:
-    """The settings of a table: by kind, its values."""
     return Settings(tuple((kind, tuple(values)) for kind, values in kinds.items()))
 
 
 def pairs_tried(variants: Iterable[tuple[str, ...]]) -> frozenset[Pair]:
-    """The pairs of settings that schedules with these names of settings have tried."""
     return frozenset(pair for names in variants for pair in combinations(names, 2))
 
 
 @cache
 def covering_array(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Rows in which each two columns have every pair of values. sizes: how many values each column has.
-
-    Their number has no factor in common with STRIDE; rows are repeated where it had.
-    """
+    """Return rows in which each two columns have every pair of values. sizes: number of values of each column. Rows are
+    repeated until their number has no factor in common with STRIDE."""
     left = {
         (one, a, other, b)
         for one, other in combinations(range(len(sizes)), 2)
@@ -102,7 +90,6 @@ def covering_array(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _next_row(sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used: list[list[int]]) -> tuple[int, ...]:
-    """Of the rows that begin at one column each, the one with the most new pairs."""
     made = [_row_from(start, sizes, left, used) for start in range(len(sizes))]
     return max(made, key=lambda each: each[0])[1] if made else ()
 
@@ -110,8 +97,8 @@ def _next_row(sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used
 def _row_from(
     start: int, sizes: tuple[int, ...], left: set[tuple[int, int, int, int]], used: list[list[int]]
 ) -> tuple[int, tuple[int, ...]]:
-    """How many new pairs a row has, and the row: the value of one column with most pairs left, then of each further
-    column the value with most new pairs. Of equal ones, that which was used least."""
+    """Number of new pairs of a row, and the row: each column has the value with most new pairs, the least used one of
+    equals."""
     first = [0] * sizes[start]
     for one, a, other, b in left:
         if start in (one, other):

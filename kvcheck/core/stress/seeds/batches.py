@@ -16,16 +16,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.stress.cell_task import CellTask, Limit
+from kvcheck.core.run.cell_task import CellTask, Limit
+from kvcheck.core.run.outcome import TargetOf
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.runners import row_of
+from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.workers import failure
 from kvcheck.core.stress.plan_scenario import scenario_of
-from kvcheck.core.stress.runner_rows import TargetOf, row_of
-from kvcheck.core.stress.schedule import Plan, parse_line
-from kvcheck.core.stress.turns import take_turns
 
 BATCHES = "batches"
 """The argument with which a worker runs batches, one a line, until its input ends."""
@@ -161,6 +163,9 @@ def answered(text: str, target_of: TargetOf, say: Callable[[str], None] = lambda
     return json.dumps({"result": to_plain(result)})
 
 
-def result_of(answer: Mapping[str, object]) -> BatchResult | None:
-    """The result in the answer of a worker; None where the time cut the batch."""
-    return None if answer["result"] is None else result_from(answer["result"])
+def result_of(answer: str) -> BatchResult | None:
+    """The result in the answer of a worker; None where the time cut the batch. Raises the error of the worker."""
+    row = json.loads(answer)
+    if row.get("error") is not None:
+        raise failure(row["exit_code"], row["error"])
+    return None if row["result"] is None else result_from(row["result"])

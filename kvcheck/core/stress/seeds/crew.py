@@ -9,31 +9,33 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.identity import code_digest, short
-from kvcheck.core.base.record import Evidence
-from kvcheck.core.stress.asked_process import AskedProcess, Unanswered
-from kvcheck.core.stress.cell_task import Report
-from kvcheck.core.stress.cell_workers import LATE_S, died
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.base.record import Evidence, to_plain
+from kvcheck.core.run.cell_task import Report
+from kvcheck.core.run.plan import parse_line
+from kvcheck.core.run.workers import TOLD, Worker, Workers, died
 from kvcheck.core.stress.seeds.batches import BATCHES, BatchResult, BatchTask, result_of
 
 LOSSES = 3
 """Processes that a batch may end, before its death is that of what is under test."""
 
 
-class Lost(Exception):
-    """The process of a batch ended without a result. ran: the line of its last schedule; None: kvcheck was not loaded
-    yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A batch that has ended. result: None where the time cut it. lost: why its process ended without a result. ran:
+    the line of its last schedule; None: kvcheck was not loaded yet."""
 
-    def __init__(self, why: str, ran: str | None) -> None:
-        super().__init__(why)
-        self.ran = ran
+    task: BatchTask
+    result: BatchResult | None = None
+    lost: str | None = None
+    ran: str | None = None
 
 
 class Crew(Protocol):
@@ -41,11 +43,12 @@ class Crew(Protocol):
 
     places: int
 
-    def begin(self, task: BatchTask) -> Future[Any]:
+    def begin(self, task: BatchTask) -> None:
         """Begin a batch."""
 
-    def result(self, future: Future[Any], task: BatchTask) -> BatchResult | None:
-        """The result of a batch that has ended; None where the time cut it. Raises Lost, or the error of its worker."""
+    def take(self, until: float | None) -> Ended | None:
+        """The next batch that has ended; None where that took longer than a while after `until`, a time.monotonic().
+        Raises the error of a worker."""
 
     def close(self) -> None:
         """End all that is under way."""
@@ -56,33 +59,27 @@ def results(tasks: Iterable[BatchTask], crew: Crew, *, until: float | None) -> I
     left = iter(tasks)
     again: list[BatchTask] = []
     losses: dict[str, int] = {}
-    under_way: dict[Future[Any], BatchTask] = {}
+    under_way = 0
     while True:
-        while len(under_way) < crew.places and (until is None or time.monotonic() < until):
+        while under_way < crew.places and (until is None or time.monotonic() < until):
             task = again.pop() if again else next(left, None)
             if task is None:
                 break
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            under_way[crew.begin(dataclasses.replace(task, left_s=left_s))] = task
-        if not under_way:
+            crew.begin(dataclasses.replace(task, left_s=None if until is None else until - time.monotonic()))
+            under_way += 1
+        ended = crew.take(until) if under_way else None
+        if ended is None:
             return
-        late_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
-        ended, _ = wait(under_way, timeout=late_s, return_when=FIRST_COMPLETED)
-        if not ended:
-            return
-        for future in ended:
-            task = under_way.pop(future)
-            try:
-                result = crew.result(future, task)
-            except Lost as loss:
-                losses[task.line] = losses.get(task.line, 0) + 1
-                if losses[task.line] < LOSSES:
-                    again.append(task)
-                else:
-                    yield _died(task, loss)
-                continue
-            if result is not None:
-                yield _checked(result)
+        under_way -= 1
+        line = ended.task.line
+        if ended.lost is not None:
+            losses[line] = losses.get(line, 0) + 1
+            if losses[line] < LOSSES:
+                again.append(ended.task)
+            else:
+                yield _died(ended)
+        elif ended.result is not None:
+            yield _checked(ended.result)
 
 
 def _checked(result: BatchResult) -> BatchResult:
@@ -95,13 +92,13 @@ def _checked(result: BatchResult) -> BatchResult:
     return result
 
 
-def _died(task: BatchTask, loss: Lost) -> BatchResult:
+def _died(ended: Ended) -> BatchResult:
     """The result of a batch that ends every process that runs it. Raises UnknownVerdict if none has begun it."""
-    if loss.ran is None:
-        raise UnknownVerdict(f"{LOSSES} processes ended while kvcheck was loaded in them; the last one: {loss}")
-    error = f"{LOSSES} processes that ran it have ended; the last one: {loss}"
-    finding = died(parse_line(task.line), Report(error=error, ran=loss.ran))
-    return BatchResult(line=task.line, code=code_digest(), evidence=Evidence(schedules=1), findings=(finding,))
+    if ended.ran is None:
+        raise UnknownVerdict(f"{LOSSES} processes ended while kvcheck was loaded in them; the last one: {ended.lost}")
+    line, error = ended.task.line, f"{LOSSES} processes that ran it have ended; the last one: {ended.lost}"
+    finding = died(parse_line(line), Report(error=error, ran=ended.ran))
+    return BatchResult(line=line, code=code_digest(), evidence=Evidence(schedules=1), findings=(finding,))
 
 
 class Processes:
@@ -109,35 +106,32 @@ class Processes:
 
     def __init__(self, places: int, program: str) -> None:
         self.places = places
-        self._all = [AskedProcess(program, BATCHES) for _ in range(places)]
-        self._idle = [*self._all]
-        self._threads = ThreadPoolExecutor(places)
+        self._pool = Workers(program, BATCHES)
+        self._idle: list[Worker] = []
+        self._running: dict[Worker, tuple[BatchTask, str]] = {}  # with the line of its last schedule
 
-    def begin(self, task: BatchTask) -> Future[Any]:
-        process = self._idle.pop()
-        process.begin(task)  # in this thread, so that close() ends each process that was started
-        return self._threads.submit(self._answer, process, task.line)
+    def begin(self, task: BatchTask) -> None:
+        worker = self._idle.pop() if self._idle else self._pool.start()
+        self._running[worker] = task, task.line
+        worker.tell(json.dumps(to_plain(task)))
 
-    def result(self, future: Future[Any], task: BatchTask) -> BatchResult | None:
-        return result_of(future.result())
+    def take(self, until: float | None) -> Ended | None:
+        while (event := self._pool.take(until)) is not None:
+            worker, line = event
+            if worker not in self._running:  # it has died between two batches
+                self._idle.remove(worker)
+                continue
+            task, ran = self._running[worker]
+            if line is not None and (row := json.loads(line)).keys() == TOLD:
+                self._running[worker] = task, row["told"]
+                continue
+            del self._running[worker]
+            if line is not None:
+                self._idle.append(worker)
+                return Ended(task=task, result=result_of(line))
+            lost = f"it ended with status {worker.wait()}"
+            return Ended(task=task, lost=lost, ran=ran if worker.has_begun else None)
+        return None
 
     def close(self) -> None:
-        for process in self._all:
-            process.close()
-        self._threads.shutdown()
-
-    def _answer(self, process: AskedProcess, ran: str) -> dict[str, object]:
-        def begins(line: object) -> None:
-            nonlocal ran
-            ran = str(line)
-
-        try:
-            return process.answer(told=begins)
-        except Unanswered as why:
-            raise Lost(str(why), ran) from why
-        except UnknownVerdict as why:
-            if process.has_begun:
-                raise
-            raise Lost(str(why), None) from why
-        finally:
-            self._idle.append(process)
+        self._pool.close()

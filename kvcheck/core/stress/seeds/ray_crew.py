@@ -16,15 +16,15 @@ import json
 import signal
 import sys
 import threading
-from concurrent.futures import Future
+import time
 from types import ModuleType
 from typing import Any, TextIO, cast
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.record import to_plain
-from kvcheck.core.stress.asked_process import answer_of
-from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask, result_of
-from kvcheck.core.stress.seeds.crew import Lost
+from kvcheck.core.run.workers import LATE_S
+from kvcheck.core.stress.seeds.batches import BatchTask, result_of
+from kvcheck.core.stress.seeds.crew import Ended
 
 LOCAL = "local"
 """The address with which Ray is started on this machine."""
@@ -55,7 +55,7 @@ class RayCrew:
 
     def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
         self._ray: Any = ray or load_ray()
-        self._under_way: dict[Future[Any], Any] = {}
+        self._under_way: dict[Any, BatchTask] = {}
         is_local = address == LOCAL
         own = {"num_cpus": places, "include_dashboard": False} if is_local else {}
         self._stdout = sys.stdout
@@ -74,27 +74,29 @@ class RayCrew:
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(run_in_task)
         self._worker = worker
 
-    def begin(self, task: BatchTask) -> Future[Any]:
-        running = self._task.remote(self._worker, json.dumps(to_plain(task)))
-        future: Future[Any] = running.future()
-        self._under_way[future] = running
-        return future
+    def begin(self, task: BatchTask) -> None:
+        self._under_way[self._task.remote(self._worker, json.dumps(to_plain(task)))] = task
 
-    def result(self, future: Future[Any], task: BatchTask) -> BatchResult | None:
-        del self._under_way[future]
+    def take(self, until: float | None) -> Ended | None:
+        timeout_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
+        ready, _ = self._ray.wait([*self._under_way], num_returns=1, timeout=timeout_s)
+        if not ready:
+            return None
+        task = self._under_way.pop(ready[0])
         try:
-            return result_of(answer_of(future.result()))
+            return Ended(task=task, result=result_of(self._ray.get(ready[0])))
         except self._ray.exceptions.RayTaskError as error:
             last = str(error).strip().rpartition("\n")[2]
             raise UnknownVerdict(
                 f"a task of Ray failed: {last}; expected this kvcheck and what it needs on every node"
             ) from error
         except self._ray.exceptions.RayError as error:
-            raise Lost(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", task.line) from error
+            first = next(iter(str(error).strip().splitlines()), "")
+            return Ended(task=task, lost=f"{type(error).__name__}: {first}", ran=task.line)
 
     def close(self) -> None:
         """End the tasks that are under way, and leave the cluster."""
-        for running in self._under_way.values():
+        for running in self._under_way:
             self._ray.cancel(running, force=True)
         self._ray.shutdown()
         sys.stdout = self._stdout

@@ -13,15 +13,15 @@ import dataclasses
 from collections.abc import Iterable
 
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
-from kvcheck.core.stress.coverage import ROUND, coverage, floor_of, shortfall, tried_by
-from kvcheck.core.stress.exploring import scope_text
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
+from kvcheck.core.run.cell import decided
+from kvcheck.core.run.coverage import ROUND, coverage, floor_of, shortfall, tried_by
+from kvcheck.core.run.exploring import scope_text
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.turns import reported_once
 from kvcheck.core.stress.runner import evidence_gap
-from kvcheck.core.stress.schedule import Plan
 from kvcheck.core.stress.seeds.batches import BatchResult, SeedsPlan
-from kvcheck.core.stress.turns import reported_once
 
-NOT_EXERCISED = "KV990"
 MOST_NOTES = 40
 """Notes of schedules that the record keeps."""
 
@@ -113,12 +113,12 @@ class Tally:
     def _row(self, cell: _CellTally, missing: str | None) -> ScenarioResult:
         covered = self._coverage(cell)
         reason = None if cell.first else self._why_unknown(cell, covered) or missing
-        verdict = Verdict.FAIL if cell.first else Verdict.PASS if reason is None else Verdict.UNKNOWN
+        verdict, code = decided(is_failed=bool(cell.first), reason=reason)
         return ScenarioResult(
             id=cell.plan.cell,
             shape=cell.plan.tried_with,
             verdict=verdict,
-            code=NOT_EXERCISED if verdict is Verdict.UNKNOWN else None,
+            code=code,
             reason=reason,
             schedules=cell.evidence.schedules,
             duration_s=round(cell.duration_s, 3),

@@ -1,8 +1,4 @@
-"""The builtin target: kvcheck's own complete implementation, assembled from a table of parts.
-
-Invariants:
-- Observers are outside the parts: parts contain no reporting.
-"""
+"""The builtin target: kvcheck's own implementation, assembled from a table of parts, with observers outside of them."""
 
 from __future__ import annotations
 
@@ -24,12 +20,10 @@ from kvcheck.core.stress.workload.tier_events import Declared
 
 DEVICE_TURN = 2
 HOST_TURN = 7
-"""Other ids come first on the device than on the host."""
+"""Makes first ids on the host differ from those on the device."""
 
 
 class BuiltinTarget:
-    """Builds engines from parts."""
-
     name = "builtin"
     capabilities = frozenset({"retract-resume", "prefix-tree", "hicache", "metadata", "loopback", "pd-transfer"})
 
@@ -37,13 +31,10 @@ class BuiltinTarget:
         self._parts = parts
 
     def build(self, setup: Setup) -> Engine:
-        """Assemble one engine."""
         return PairEngine(self._parts, setup) if setup.pair is not None else BuiltinEngine(self._parts, setup)
 
 
 class BuiltinEngine:
-    """A scheduler that prefills for itself, with its parts and their observer."""
-
     def __init__(self, parts: TargetParts, setup: Setup) -> None:
         backend, emit = setup.backend, setup.emit
         self._observer = Observer(emit)
@@ -84,7 +75,7 @@ class BuiltinEngine:
         return self.scheduler.is_idle
 
     def submit(self, request: Request) -> None:
-        """Queue a request whose prompt a neighbour has served before, where there are neighbours."""
+        """The request's prompt counts as served by a neighbour before, if there are any."""
         if self._neighbours is not None and self.cache is not None:
             self._neighbours.serve(self.cache.tree.chain(request.prompt), request.request_id)
         self.scheduler.submit(request)
@@ -97,7 +88,6 @@ class BuiltinEngine:
         return rows if self._prefixes is None else (*rows, *self._prefixes.standings())
 
     def make_happen(self, happening: str, standing: Standing) -> bool:
-        """See Engine. What this engine cannot do is False."""
         if standing.subject in ("prefix", "object"):
             return self._prefixes is not None and self._prefixes.make_happen(happening, standing)
         if standing.subject != "request" or not isinstance(standing.name, int):
@@ -106,7 +96,7 @@ class BuiltinEngine:
         return happening in acts and acts[happening](standing.name)
 
     def step(self) -> StepReport:
-        """One round; what was retracted in it for lack of room is told by the state that it was in."""
+        """One round. A retraction for lack of room is reported with the state before it."""
         if self._prefixes is None:
             report = self.scheduler.step()
             self._emit(reported("", report))
@@ -121,7 +111,6 @@ class BuiltinEngine:
         return report
 
     def counts(self) -> tuple[SpaceCount, ...]:
-        """Accounting of pages, slots, rows and locks."""
         cache = self.cache
         if cache is not None:
             cache.settle()
@@ -140,11 +129,9 @@ class BuiltinEngine:
         return tuple(rows)
 
     def evictions(self) -> int:
-        """Prefix tree nodes evicted from the device."""
         return self.cache.residency.device_evictions if self.cache is not None else 0
 
     def close(self) -> None:
-        """Tell the counters and check the padding, then free everything."""
         if self._prefixes is not None:
             self._prefixes.close()
         if self.cache is not None:
@@ -158,7 +145,6 @@ class BuiltinEngine:
             self.host.free()
 
     def _declared(self, cache: HiCache) -> Declared:
-        """What the cache has to keep to."""
         allocators = [*self.pool.allocators.values(), *(self.host.allocators.values() if self.host is not None else ())]
         return Declared(
             uses=WRITE_POLICIES[cache.config.write_policy],
@@ -169,7 +155,7 @@ class BuiltinEngine:
         )
 
     def _make_cache(self, parts: TargetParts, setup: Setup) -> HiCache | None:
-        """The prefix cache: both tiers with a host tier; else the device tier, for pools of one paged space."""
+        """Two tiers with a host tier; else the device tier, for pools of one paged space."""
         tier = setup.host
         if not setup.share_prefixes or (tier is None and (self.pool.has_window or self.pool.has_state)):
             return None

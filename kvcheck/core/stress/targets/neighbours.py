@@ -1,8 +1,6 @@
 """Neighbours: engines of another model, dtype, layout or rank that keep pages of the same prompts in the same store.
 
-Invariants:
-- A neighbour's owner differs from the engine's in one field. It makes its keys as the engine does.
-- Its objects are as long as the engine's, so only the key keeps them apart. Nobody has computed their bytes here.
+Their objects are as long as the engine's, so only the key keeps them apart.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ KeyOf = Callable[[Namespace, str, bytes], str]
 
 
 def others_of(mine: Namespace) -> tuple[Namespace, ...]:
-    """Owners that differ from one in one field each.
-
-    None has pages of another size: those cover other tokens, so their hashes differ already.
-    """
+    """Namespaces that differ from `mine` in one field each, but not in the page size, by which hashes differ
+    already."""
     others = [replace(mine, model=f"{mine.model}-other"), replace(mine, dtype=f"{mine.dtype}-other")]
     others += [replace(mine, layout=f"{mine.layout}-other")]
     others += [replace(mine, rank=(mine.rank + 1) % mine.ranks)] if mine.ranks > 1 else []
@@ -29,7 +25,7 @@ def others_of(mine: Namespace) -> tuple[Namespace, ...]:
 
 
 class Neighbours:
-    """They take turns: each prompt is one neighbour's. unit_bytes: length of an object, by space."""
+    """They serve prompts in turn. unit_bytes: length of an object, by space."""
 
     def __init__(self, store: PageStore, mine: Namespace, key_of: KeyOf, unit_bytes: Mapping[str, int]) -> None:
         self._store = store
@@ -38,7 +34,6 @@ class Neighbours:
         self._unit_bytes = dict(unit_bytes)
 
     def serve(self, chain: Sequence[bytes], turn: int) -> None:
-        """A neighbour has served a prompt with these page hashes, and keeps its pages."""
         owner = self._others[turn % len(self._others)]
         for each in chain:
             for space, size in self._unit_bytes.items():

@@ -1,9 +1,4 @@
-"""Observers: they make events of what the parts of the builtin engine do, from outside the parts.
-
-Invariants:
-- Parts contain no reporting; events are made here, from their arguments and results.
-- Nothing here changes what a part does.
-"""
+"""Observers of the builtin engine: they make events from arguments and results of its parts, and change nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +57,7 @@ from kvcheck.core.stress.workload.tier_events import (
 
 
 class Observer:
-    """Passes events on; looks at metadata slots when they are handed out, and at host pages when they have arrived."""
+    """Passes events on; inspects metadata slots at allocation, and host pages at arrival."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -145,10 +140,7 @@ class Observer:
 
 
 class RoomObserver:
-    """A RoomListener and a SenderListener that make events.
-
-    look: inspects a room whose seal never fitted. look_back: inspects one that failed, once nobody writes it any more.
-    """
+    """look: inspects a room whose seal never fitted. look_back: a failed room once its writers have stopped."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -178,15 +170,13 @@ class RoomObserver:
 
 
 class PaddingCheck:
-    """Checks what no request owns: padding units are unchanged, and maps are empty when all is idle."""
-
     def __init__(self, pool: KVPool, emit: Emit) -> None:
         self._pool = pool
         self._emit = emit
         self._made = {(space, buffer.name): self._padding(space, buffer) for space, buffer in pool.buffers()}
 
     def look(self) -> None:
-        """Report; call it when idle, before the memory is freed."""
+        """To be called when idle, before the memory is freed."""
         for space, buffer in self._pool.buffers():
             self._report_padding(space, buffer)
         if self._pool.has_window:
@@ -221,7 +211,7 @@ class PaddingCheck:
 
 
 class WatchedOffload(Offload):
-    """An Offload that reports what it saved and restored, and whether the value is owned."""
+    """An Offload that reports saves and restores, and whether the value is owned."""
 
     def __init__(self, inner: Offload, emit: Emit) -> None:
         self.pool = inner.pool
@@ -229,7 +219,6 @@ class WatchedOffload(Offload):
         self._emit = emit
 
     def save(self, holding: Holding) -> OffloadedKV:
-        """Save, then compare storages and index values."""
         before = digest(holding)
         value = self._inner.save(holding)
         request = holding.request
@@ -240,7 +229,6 @@ class WatchedOffload(Offload):
         return value
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """Restore, then report pages and buffers."""
         before = digest(holding)
         written = tuple(f"{kept.space}.{kept.name}" for kept in self._inner.restored_buffers(offloaded))
         signal = self._inner.restore(offloaded, holding)
@@ -268,8 +256,6 @@ class WatchedOffload(Offload):
 
 
 class WatchedDecoder:
-    """A Decoder that looks at metadata rows when requests join."""
-
     def __init__(self, inner: Decoder, end: MetadataBuffers, emit: Emit) -> None:
         self._inner = inner
         self._end = end
@@ -279,7 +265,6 @@ class WatchedDecoder:
         self.metadata = inner.metadata
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """Compare storages, then pass on."""
         first, last = self._end.storage_range()
         address = row.packed.data_ptr()
         if first <= address < last:
@@ -291,7 +276,6 @@ class WatchedDecoder:
 
 
 def reported(end: str, report: StepReport) -> Reported:
-    """The event of a round's report."""
     return Reported(
         end=end,
         admitted=tuple(report.admitted),
@@ -304,7 +288,7 @@ def reported(end: str, report: StepReport) -> Reported:
 
 
 def sized(process: str, pool: KVPool, config: SchedulerConfig, *others: IdAllocator) -> Sized:
-    """The event of what a process has. others: allocators beside those of the pool."""
+    """The sizes of a process. others: allocators beside those of the pool."""
     return Sized(
         process=process,
         page_size=pool.page_size,
@@ -314,7 +298,7 @@ def sized(process: str, pool: KVPool, config: SchedulerConfig, *others: IdAlloca
 
 
 def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """What was left in a packed metadata row, [row_bytes]: name and words of each field that is not empty."""
+    """row: packed metadata, [row_bytes]."""
     if not bool(row.any()):
         return ()
     residue = []
@@ -327,5 +311,4 @@ def _residue(row: torch.Tensor, fields: tuple[MetadataField, ...]) -> tuple[tupl
 
 
 def _index_values(copies: tuple[SpaceCopy, ...]) -> bytes:
-    """The index values of a transfer, as bytes to compare."""
     return b"|".join(copy.space.encode() + b":" + copy.host.tobytes() + b"," + copy.device.tobytes() for copy in copies)

@@ -1,12 +1,11 @@
-"""Targets of the user's own: `--target MODULE:NAME` names parts of an engine, or a whole target, in his own code.
+"""Targets of the user's own: `--target MODULE:NAME` names parts of an engine, or a whole target.
 
     parts     TargetParts: kvcheck's own engine with some classes replaced
-    target    build(setup) -> Engine, and capabilities: what it can do
-    factory   a function without arguments that gives one of the two
+    target    build(setup) -> Engine, and its capabilities
+    factory   a function without arguments that returns one of the two
 
 Invariants:
-- The module is looked for where everything installed is, and last in the current folder, so that a file there hides
-  nothing. It is imported only where it is named.
+- The current folder is the last place of the module search, so that a file there hides no installed module.
 - An error of the user's module is a UsageError with its name and text, never a finding; one of the machine is UNKNOWN.
 """
 
@@ -29,26 +28,24 @@ from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.targets.target import Engine, Setup, Target
 
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""Names of modules with dots between them, and the name of what is in the last one."""
+"""Names of modules with dots between them, and a name in the last one."""
 
 ENGINE_HAS = ("submit", "abort", "standings", "make_happen", "step", "counts", "evictions", "close")
 """The methods of an engine. `is_idle` is a property, which may not be read before the engine runs."""
 
 
 class NoEngine(UsageError):
-    """A target's `build` returned something that lacks what an engine has."""
+    """A target's `build` returned an object that lacks a member of Engine."""
 
 
 class OwnTarget:
-    """A target of the user's own under the name by which it was asked for."""
-
     def __init__(self, name: str, target: Target) -> None:
         self.name = name
         self.capabilities = target.capabilities
         self._target = target
 
     def build(self, setup: Setup) -> Engine:
-        """A fresh engine of it. Raises NoEngine where it lacks what an engine has."""
+        """Return a fresh engine. Raises NoEngine if a member of Engine is missing."""
         engine = self._target.build(setup)
         if missing := [name for name in ENGINE_HAS if not callable(getattr(engine, name, None))]:
             raise NoEngine(
@@ -59,12 +56,11 @@ class OwnTarget:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name that is no engine's has the form MODULE:NAME."""
     return PLACE.fullmatch(name) is not None
 
 
 def load_own(name: str) -> OwnTarget:
-    """The target that MODULE:NAME gives. Raises UsageError with what was expected and what was found."""
+    """Import the target of MODULE:NAME. Raises UsageError with the expected and the found type."""
     found = _found(name)
     if callable(found) and not isinstance(found, type) and not _is_target(found):
         found = _called(name, found)
@@ -85,7 +81,7 @@ def load_own(name: str) -> OwnTarget:
 
 
 def own_identity(name: str) -> str:
-    """The code that MODULE:NAME names, in one line: digest of its package's folder or its file, and the commit."""
+    """One line for the code of MODULE:NAME: digest of its package's folder or its file, and the commit."""
     load_own(name)
     top = name.partition(":")[0].partition(".")[0]
     file = getattr(sys.modules[top], "__file__", None)
@@ -144,7 +140,6 @@ def _is_target(value: object) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """The name of an error, the first line of its text, and the innermost line of code that it came from."""
     first = next(iter(text_of(error).splitlines()), "")
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     inner = [each for each in places if each[0] != __file__ and not each[0].startswith("<")][-1:]

@@ -3,8 +3,7 @@
 Invariants:
 - Each rank has its own pool, metadata, lanes and allocators, and counts as its own process: a wait of one rank is no
   wait of another.
-- Ranks of one end share agreed values and nothing else.
-- Whoever asks for standings adds no wait, and no time passes: what is under way is known from what has landed.
+- `standings` adds no wait: transfer progress is counted from completed chunks.
 """
 
 from __future__ import annotations
@@ -39,27 +38,23 @@ PREFILL, DECODE = "prefill", "decode"
 WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
 """The ends that an abort goes to."""
 ON_THE_WAY = ("asked for", "prefilling", "handing over", "sealing", "transferring")
-"""States of requests whose prompts were asked for and have not arrived."""
+"""States of requests with a requested prompt that has not arrived."""
 TIME_LIMITS = ("nothing complete from", "not asked for and taken by", "stopped writing")
-"""What the reason of a room that ran out of time contains, at either end; the last where the message that says why the
-prefill end gave it up was lost."""
+"""Parts of the reason of a room that timed out, at either end; the last if the message with the prefill end's reason
+was lost."""
 
 
 class RankScheduler(Protocol):
-    """A rank of either end."""
-
     @property
-    def is_idle(self) -> bool:
-        """Nothing is left to do."""
+    def is_idle(self) -> bool: ...
 
     def poll(self) -> list[int]:
-        """What this rank knows, as numbers to agree on."""
+        """This rank's state, as numbers to agree on."""
 
     def settle(self, agreed: Sequence[int]) -> StepReport:
-        """One round, with what all ranks agreed on."""
+        """One round, with the values agreed on by all ranks."""
 
-    def close(self) -> None:
-        """Give everything back."""
+    def close(self) -> None: ...
 
 
 class PairEngine:
@@ -107,11 +102,9 @@ class PairEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do on any rank."""
         return all(each.is_idle for each in self._schedulers)
 
     def submit(self, request: Request) -> None:
-        """Queue a request at both ends."""
         self._over.pop(request.request_id, None)
         self._requests[self._pair.room_of(request.request_id)] = request.request_id
         for prefill in self.prefill:
@@ -120,7 +113,7 @@ class PairEngine:
             decode.submit(request)
 
     def abort(self, request_id: int) -> bool:
-        """End a request where its user's router can: even ones at both ends, odd ones at the decode end alone."""
+        """End a request as a router would: even ids at both ends, odd ones at the decode end alone."""
         states = self._states()
         found = self._abort(request_id, (DECODE,) if request_id % 2 else (PREFILL,))
         if found:
@@ -128,14 +121,13 @@ class PairEngine:
         return found
 
     def standings(self) -> tuple[Standing, ...]:
-        """Requests, by their state at the end that works on them, and rooms. Ranks of an end decide alike, so of
-        requests one rank tells all; of rooms each decode rank knows something else."""
+        """Ranks of an end decide alike, so one suffices for requests; room states differ by decode rank."""
         rooms = dict.fromkeys(pair for decode in self.decode for pair in decode.room_states().items())
         requests = [Standing("request", state, request) for request, state in self._states().items()]
         return (*requests, *(Standing("room", state, request) for request, state in rooms))
 
     def _states(self) -> dict[int, str]:
-        """By request, its state. What the prefill end does comes before what the decode end waits for."""
+        """Work of the prefill end goes before a wait of the decode end."""
         prefill, decode = self.prefill[0].states(), self.decode[0].states()
         states: dict[int, str] = {}
         for request in dict.fromkeys((*decode, *prefill, *self._over)):
@@ -149,7 +141,6 @@ class PairEngine:
         return states
 
     def _sending_state(self, request: int, there: str | None) -> str:
-        """Of a request that was asked for: what the prefill end does for it, or else that its bytes are on the way."""
         if there == "waiting":
             return "asked for"
         if there == "prefilling":
@@ -158,7 +149,6 @@ class PairEngine:
         return "handing over" if under_way("aux") else "sealing" if under_way("seal") else "transferring"
 
     def make_happen(self, happening: str, standing: Standing) -> bool:
-        """See Engine. What this engine cannot do is False."""
         if not isinstance(standing.name, int):
             return False
         acts = {
@@ -171,13 +161,12 @@ class PairEngine:
         return happening in acts and acts[happening](standing.name)
 
     def _abort_somewhere(self, request_id: int) -> bool:
-        """End a request at one end or both, in turn."""
         return self._abort(request_id, WAYS[(self._turn + request_id) % len(WAYS)])
 
     def _abort(self, request_id: int, ends: Sequence[str]) -> bool:
-        """End a request at these ends, and at the decode end where the prefill end has reported it already.
+        """End a request at these ends, and at the decode end if the prefill end has reported it already.
 
-        A decode end that has not sent its Want yet has no peer to tell, so then the prefill end is told as well.
+        A decode end that has not sent its Want has no peer to notify, so the prefill end is aborted as well.
         """
         is_asked = all(each.is_asked(request_id) for each in self.decode)
         found = False
@@ -201,10 +190,7 @@ class PairEngine:
         return all(done)
 
     def _time_out(self, request_id: int) -> bool:
-        """The clock of one end goes on to where all its ranks give the request up, as after a pause of its machine.
-
-        It gives up others as well, which have waited as long or longer.
-        """
+        """Advance the clock of one end until all its ranks give the request up, and others that waited as long."""
         timed = [end for end in (PREFILL, DECODE) if self._deadlines(end, request_id)]
         if not timed:
             return False
@@ -218,12 +204,10 @@ class PairEngine:
         return True
 
     def _copy(self, request_id: int) -> bool:
-        """A copy of some message about the request arrives once more."""
         self._emit(ProcessActs(""))
         return self._fabric.repeat(self._pair.room_of(request_id), turn=self._turn)
 
     def _arrives(self, sender: str, peer: str, message: Message) -> int:
-        """How often a message arrives, as the setup has it; that it is sent is told."""
         copies = self._pair.copies(sender, peer, message)
         self._emit(
             Told(
@@ -241,12 +225,10 @@ class PairEngine:
         return self._round + self._ahead[end]
 
     def _deadlines(self, end: str, request_id: int) -> list[int]:
-        """When the ranks of an end give the request up: those where time runs for it."""
         ranks = self.prefill if end == PREFILL else self.decode
         return [at for at in (each.deadline(request_id) for each in ranks) if at is not None]
 
     def step(self) -> StepReport:
-        """One round of every rank, prefill first."""
         self._round += 1
         states = self._states()
         before = self._step_end(PREFILL, self._prefill_ranks, self.prefill)
@@ -263,22 +245,18 @@ class PairEngine:
         return report
 
     def _tell(self, request: int, happening: str, states: Mapping[int, str]) -> None:
-        """Count what happened by itself, by the state in which it found the request, where that is a situation."""
         situation = Situation("request", states.get(request, ""), happening)
         if situation.key in SITUATIONS:
             self._emit(Happened(situation.subject, situation.state, happening))
 
     def counts(self) -> tuple[SpaceCount, ...]:
-        """Accounting of every rank."""
         ranks = (*self._prefill_ranks, *self._decode_ranks)
         return tuple(row for rank in ranks for row in rank_counts(rank))
 
     def evictions(self) -> int:
-        """Always 0: a pair caches no prefix."""
         return 0
 
     def close(self) -> None:
-        """Check the padding, then free everything."""
         self._emit(ProcessActs(""))
         self._backend.drain()
         for rank in (*self._prefill_ranks, *self._decode_ranks):
@@ -306,7 +284,7 @@ class PairEngine:
 
 
 def _reasons(reports: Sequence[StepReport]) -> list[tuple[int, str]]:
-    """Failed attempts, each with the reason of the rank that saw the failure; others only know that some rank did.
+    """Failed attempts, each with the reason of the rank that saw the failure.
 
     Two attempts of a request can fail in one round. Ranks that decided alike list failures in the same order.
     """

@@ -1,9 +1,4 @@
-"""TargetParts: the classes that engines under test are made of.
-
-Invariants:
-- FIXED names every part; a mutant is FIXED with one part replaced, or two, and nothing else differs.
-- Engines pass parts on through constructors: no part names another as a class attribute.
-"""
+"""TargetParts: the classes that engines under test are made of, passed on through constructors."""
 
 from __future__ import annotations
 
@@ -32,8 +27,6 @@ from kvcheck.core.cache.transfer.writer import Writer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetParts:
-    """The classes that an engine is made of."""
-
     pool: type[KVPool] = KVPool
     buffers: type[BufferSet] = BufferSet
     attention: type[AttentionInputs] = AttentionInputs

@@ -1,13 +1,12 @@
-"""Prefixes: the state of each cached prefix and stored object, what happens to them, and how it is made to happen.
+"""Prefixes: states of cached prefixes and stored objects, and their disturbances.
 
-    Prefixes.standings    for whoever wants to aim at one
-    Prefixes.make_happen  evict, remove, overwrite, by what an engine's operator or another engine can do
-    Prefixes.looked_up, leaving, evicted    what happened by itself, told by the Observer; splits, by the tree
+    Prefixes.standings    candidates for a disturbance
+    Prefixes.make_happen  evict, remove, overwrite, as an engine's operator or another engine can
+    Prefixes.looked_up, leaving, evicted    spontaneous happenings, from the Observer; splits, from the tree
 
 Invariants:
-- It looks from outside: at the nodes of the tree, at what the storage tier has under way, and at the cache's reports.
 - A prefix is named by the hash of its end, an object by its key: both follow from tokens alone.
-- What is made to happen is counted by whoever asked for it, so nothing is counted here meanwhile.
+- The caller of `make_happen` counts it, so nothing is counted here meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PINNED = {
 
 
 class Prefixes:
-    """The prefixes of one cache, and the objects that it keeps in a store. store: None where there is none."""
+    """The prefixes of one cache, and its objects in a store. store: None if there is none."""
 
     def __init__(self, cache: HiCache, host: HostPool | None, store: PageStore | None, emit: Emit) -> None:
         self._cache = cache
@@ -46,13 +45,12 @@ class Prefixes:
     # What is there
 
     def standings(self) -> tuple[Standing, ...]:
-        """The state of each prefix and of each object, in an order that the schedule alone decides."""
+        """States of prefixes and objects, in an order that depends on the schedule alone."""
         storing = self._storing()
         rows = [Standing("prefix", _state_of(each, storing), _name(each)) for each in self._cache.tree.nodes()]
         return (*rows, *(Standing("object", state, key) for key, state in self._objects().items()))
 
     def _objects(self) -> dict[str, str]:
-        """By key, the state of each object."""
         if (storage := self._cache.storage) is None:
             return {}
         self._stored |= {each.key: each for each in storage.writing if each.key not in self._stored}
@@ -61,14 +59,12 @@ class Prefixes:
         return states | {each.key: "being read" for each in storage.reading}
 
     def _storing(self) -> frozenset[bytes]:
-        """Hashes of the pages that are on their way to the store."""
         storage = self._cache.storage
         return frozenset() if storage is None else frozenset(each.hash for each in storage.writing)
 
     # What is made to happen
 
     def make_happen(self, happening: str, standing: Standing) -> bool:
-        """See Engine. False for what cannot be done to it any more."""
         with self._untold():
             if standing.subject == "object":
                 return self._change_object(happening, str(standing.name))
@@ -83,18 +79,15 @@ class Prefixes:
             return happening == "pressure" and self._press(standing.state)
 
     def _answered(self, tiers: tuple[str, ...], chain: tuple[bytes, ...], is_gone: bool) -> bool:
-        """Tell what the cache says, which is True where these pages have left these tiers."""
         self._emit(Answered(tiers, chain, is_gone))
         return is_gone
 
     def _press(self, state: str) -> bool:
-        """Take one page of others from a tier that may not give up a prefix in this state."""
         if state in PINNED["device"] and self._cache.evict("full", 1):
             return True
         return state in PINNED["host"] and self._cache.residency.evict_host("full", 1) > 0
 
     def _change_object(self, happening: str, key: str) -> bool:
-        """What another engine of the same model does to an object: it deletes it, or writes it once more."""
         if self._store is None or self._host is None:
             return False
         if happening == "remove":
@@ -109,7 +102,7 @@ class Prefixes:
         return True
 
     def _payload(self, key: str) -> bytes | None:
-        """What belongs under a key: the host has it until its write is over, and then the store has it."""
+        """The host has it until its write is over, then the store."""
         assert self._store is not None and self._host is not None and self._cache.storage is not None
         for each in self._cache.storage.writing:
             if each.key == key:
@@ -124,11 +117,9 @@ class Prefixes:
     # What happens by itself
 
     def _split(self, node: Node) -> None:
-        """Both halves are in the same state."""
         self._tell(_state_of(node, self._storing()), "split")
 
     def looked_up(self, chain: tuple[bytes, ...], pages: int) -> None:
-        """A request has found so many pages of its prompt."""
         found, storing = frozenset(chain[:pages]), self._storing()
         for node in self._cache.tree.nodes():
             if node.chain[-1] in found:
@@ -138,13 +129,11 @@ class Prefixes:
             self._tell("being read", "match", subject="object")  # for another request: its own has arrived
 
     def leaving(self, chain: tuple[bytes, ...]) -> None:
-        """A tier is about to give up all pages of the prefix that ends this chain."""
         node = next((each for each in self._cache.tree.nodes() if each.chain[-1] == chain[-1]), None)
         if node is not None:
             self._tell(_state_of(node, self._storing()), "evict")
 
     def evicted(self, tier: str) -> None:
-        """A tier has given up something, and kept what it may not give up."""
         storing = self._storing()
         states = {_state_of(each, storing) for each in self._cache.tree.nodes() if each.tier(tier).is_live}
         for state in PINNED[tier]:
@@ -152,7 +141,6 @@ class Prefixes:
                 self._tell(state, "pressure")
 
     def close(self) -> None:
-        """The engine gives everything back: no longer do things happen to prefixes."""
         self._is_told = False
 
     def _tell(self, state: str, happening: str, *, subject: str = "prefix") -> None:
@@ -169,7 +157,6 @@ class Prefixes:
 
 
 def _state_of(node: Node, storing: frozenset[bytes]) -> str:
-    """The state of a node, as STATES names it. A copy under way goes before a lock, and a lock before a tier."""
     if node.loading:
         return "being loaded"
     if node.backing is not None:
@@ -182,7 +169,6 @@ def _state_of(node: Node, storing: frozenset[bytes]) -> str:
 
 
 def _whole(node: Node) -> tuple[bytes, ...]:
-    """The pages of a prefix and of all that continues it."""
     return (*node.chain, *(each for child in node.children.values() for each in _whole(child)))
 
 

@@ -1,7 +1,6 @@
 """One rank of a pair: its memory, its end of a wire and its scheduler, in this process or in one of its own.
 
 Invariants:
-- A rank is built the same way whether its peers are in this process or in others.
 - Its name is "<end>-<number>", on the wire and in every name that its backend makes.
 """
 
@@ -36,13 +35,11 @@ from kvcheck.core.stress.targets.target import FirstWords, PairSetup, Setup, Spa
 from kvcheck.core.stress.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
 
 TURNS = {"prefill": 5, "decode": 1}
-"""Other ids come first on each end, and on each of its ranks."""
+"""Makes first ids differ by end, and by rank."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Rank:
-    """One rank, before and after it knows its peers."""
-
     name: str
     backend: ScopedBackend
     emit: Emit
@@ -55,7 +52,7 @@ class Rank:
 
 
 def scoped_emit(emit: Emit, scope: str) -> Emit:
-    """Where a rank puts its events: ids are told under the rank's own names of spaces."""
+    """An Emit that puts the rank's name into space names."""
 
     def renamed(event: Event) -> None:
         if isinstance(event, Allocated | Freed | Leased):
@@ -66,7 +63,6 @@ def scoped_emit(emit: Emit, scope: str) -> Emit:
 
 
 def pair_of(setup: Setup) -> PairSetup:
-    """The pair setup, which a rank needs."""
     if setup.pair is None:
         raise InternalError("a rank of a pair needs a pair setup")
     return setup.pair
@@ -75,7 +71,6 @@ def pair_of(setup: Setup) -> PairSetup:
 def make_rank(
     parts: TargetParts, setup: Setup, end: str, number: int, *, backend: Backend, wire: Callable[[ScopedBackend], Wire]
 ) -> Rank:
-    """A rank that does not know its peers yet. backend: of the process it runs in."""
     pair = pair_of(setup)
     ranks, sizes = (pair.prefill_ranks, pair.prefill_sizes) if end == "prefill" else (pair.decode_ranks, setup.sizes)
     name = f"{end}-{number}"
@@ -119,7 +114,7 @@ def make_rank(
 
 
 def split_rows(rank: Rank, sources: int) -> None:
-    """Where several source ranks write one row, each has a part of its own in every footprint of that buffer."""
+    """Give each of several source ranks of one row its own part in every footprint of that buffer."""
     pairs = routes(rank.layout, sources=sources, targets=rank.layout.ranks)
     number = rank.layout.rank
     mine = [(source, pairs[source, number]) for source in sources_of(pairs, number)]
@@ -132,7 +127,7 @@ def split_rows(rank: Rank, sources: int) -> None:
 def prefill_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> PrefillScheduler:
-    """The scheduler of a prefill rank. peers: all decode ranks. clock: what the setup's patience counts."""
+    """peers: all decode ranks. clock: unit of the setup's patience."""
     setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     sender = parts.sender(
@@ -156,7 +151,7 @@ def prefill_end(
 def decode_end(
     parts: TargetParts, setup: Setup, rank: Rank, peers: Sequence[EndLayout], *, clock: Callable[[], int]
 ) -> DecodeScheduler:
-    """The scheduler of a decode rank. peers: all prefill ranks. clock: what the setup's patience counts."""
+    """peers: all prefill ranks. clock: unit of the setup's patience."""
     setup.emit(ProcessActs(rank.name))
     pair = pair_of(setup)
     rooms = RoomObserver(rank.emit)
@@ -189,7 +184,6 @@ def decode_end(
 
 
 def rank_counts(rank: Rank) -> list[SpaceCount]:
-    """Accounting of one rank."""
     rows = [
         SpaceCount(scoped(rank.name, name), each.available, 0, each.count)
         for name, each in rank.pool.allocators.items()
@@ -199,7 +193,7 @@ def rank_counts(rank: Rank) -> list[SpaceCount]:
 
 
 def first_words(layout: EndLayout) -> FirstWords:
-    """By buffer, the word of the whole row with which a rank's row begins."""
+    """By buffer, the first word of a rank's row within the whole row."""
     return {
         (each.space, each.name): shard_range(each.total_shards, layout.rank, layout.ranks).start
         * (each.rows.shard_bytes // 8)
@@ -208,7 +202,7 @@ def first_words(layout: EndLayout) -> FirstWords:
 
 
 def decision(report: StepReport) -> tuple[int, ...]:
-    """What a round decided, as numbers. The requests must be equal on all ranks; reasons may differ."""
+    """Requests must be equal on all ranks; reasons may differ."""
     finished = [value for request, tokens in report.finished for value in (request, *tokens)]
     groups = (report.admitted, report.joined, report.retracted, report.resumed, finished)
     failed = [request for request, _ in report.failed]

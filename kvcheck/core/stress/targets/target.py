@@ -1,8 +1,4 @@
-"""Target: what is under test, behind one Protocol, with its declared capabilities.
-
-Invariants:
-- A target builds engines from a Setup and emits events of what it does. It judges nothing.
-"""
+"""Target: the Protocol of an implementation under test, with its declared capabilities. It judges nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class SpaceCount:
 
 
 class RoomInspector(Protocol):
-    """Compares the memory of a room whose seal never fitted with what its sources had to write."""
+    """Compares the memory of a failed room with the words of its sources."""
 
     def inspect(
         self,
@@ -46,31 +42,24 @@ class RoomInspector(Protocol):
         metadata: MetadataBuffers,
         layout: EndLayout,
         peers: Sequence[EndLayout],
-    ) -> None:
-        """Report it. peers: all source ranks."""
+    ) -> None: ...
 
     def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
-        """Report what the memory of a failed room holds that nobody had to write there."""
+        """Report words in a failed room's memory that no source had to write."""
 
 
 class TierInspector(Protocol):
-    """Reads what a host tier holds and compares it with what was computed."""
-
-    def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
-        """The first pages of a request have these hashes."""
+    def computed(self, request: int, chain: tuple[bytes, ...]) -> None: ...
 
     def inspect(self, host: HostPool, space: str, chain: tuple[bytes, ...], units: IndexArray, *, tier: str) -> None:
-        """Compare the words of these host pages or slots, which came from `tier`: host (a backup) or storage."""
+        """Compare the words of these host pages or slots. tier: "host" (a backup) or "storage"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTier:
-    """The host tier of an engine. units: usable host pages or slots of each space.
-
-    layout, method: rows of HOST_LAYOUTS and COPY_METHODS. write_policy, order, ack_period, ring: see CacheConfig.
-    store: what the storage tier keeps pages in; None: there is none. rank, ranks: of this engine among those of its
-    model that share the store. has_neighbours: engines of other models and ranks keep pages of the same prompts there.
-    """
+    """units: usable host pages or slots of each space. layout, method: rows of HOST_LAYOUTS and COPY_METHODS.
+    write_policy, order, ack_period, ring: see CacheConfig. rank, ranks: of this engine among those of its model that
+    share the store. has_neighbours: engines of other models and ranks keep pages of the same prompts there."""
 
     units: Mapping[str, int]
     layout: str = "layer-first"
@@ -86,19 +75,15 @@ class HostTier:
 
 
 FirstWords = Mapping[tuple[str, str], int]
-"""By space and buffer: the word of the model's whole row with which this rank's row begins; 0 where it is left out."""
+"""By space and buffer: the first word of this rank's row in the model's whole row; 0 if left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
-    """Prefill and decode ends over a wire. prefill_ranks, decode_ranks: tensor-parallel ranks of each.
-
-    prefill_sizes: of a prefill rank's pool. paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as
-    messages. refuses, vanishes: writes that the engine refuses, and those it reports and loses. tamper: changes
-    messages, as a peer that counts other lengths would. copies: loses or repeats messages. patience: rounds that a
-    room may take. slot_align: bytes that metadata slots of the decode end begin at multiples of. attempts: of
-    earlier processes of the decode rank.
-    """
+    """paths: leg -> row of PATHS. aux_over_messages: metadata rows travel as messages. refuses, vanishes: writes that
+    the engine refuses, and those it reports and loses. tamper: changes messages, as a peer with other lengths would.
+    copies: loses or repeats messages. patience: rounds that a room may take. slot_align: alignment of the decode end's
+    metadata slots, in bytes. attempts: of earlier processes of the decode rank."""
 
     prefill_ranks: int
     decode_ranks: int
@@ -117,8 +102,7 @@ class PairSetup:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A subject and the state that it is in now: a request, or what a row of STATES names. name: the request's id, or
-    any number or text that tells it from others of its kind."""
+    """name: the request's id, or a unique number or text."""
 
     subject: str
     state: str
@@ -126,45 +110,35 @@ class Standing:
 
 
 class Engine(Protocol):
-    """A serving engine under test."""
-
     @property
-    def is_idle(self) -> bool:
-        """Nothing is left to do."""
+    def is_idle(self) -> bool: ...
 
-    def submit(self, request: Request) -> None:
-        """Queue a request."""
+    def submit(self, request: Request) -> None: ...
 
     def abort(self, request_id: int) -> bool:
-        """End a request wherever it is; False where it is not under way any more."""
+        """End a request in any state; False if it is not in progress any more."""
 
     def standings(self) -> tuple[Standing, ...]:
-        """The state of each subject, between two rounds. The order depends on the schedule alone."""
+        """The state of each subject, between two rounds, in an order that depends on the schedule alone."""
 
     def make_happen(self, happening: str, standing: Standing) -> bool:
-        """Make a row of SITUATIONS come true. False where it could not, with nothing changed."""
+        """Make a row of SITUATIONS come true. Return False, with nothing changed, if that is impossible."""
 
-    def step(self) -> StepReport:
-        """One scheduling round."""
+    def step(self) -> StepReport: ...
 
     def counts(self) -> tuple[SpaceCount, ...]:
-        """Accounting of every space, now; after close too."""
+        """Accounting of every space; valid after close too."""
 
-    def evictions(self) -> int:
-        """Prefix tree nodes evicted from the device so far."""
+    def evictions(self) -> int: ...
 
-    def close(self) -> None:
-        """Free everything."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an engine is built from. decoder: makes the model for the pool and metadata fields of the engine.
-
-    host: None for the device tier alone. inspector, room_inspector: asked for after the decoder was made. pair: a
-    prefill and a decode end with pools of their own, and metadata_slots at each; None: one engine does both, and needs
-    no slots.
-    """
+    """decoder: makes the model for the engine's pool and metadata fields. host: None for the device tier alone.
+    inspector, room_inspector: called after the decoder was made. pair: a prefill and a decode end with pools of their
+    own, and metadata_slots at each; None: one engine does both, without slots."""
 
     shape: ModelShape
     sizes: PoolSizes
@@ -181,24 +155,18 @@ class Setup:
 
 
 class Target(Protocol):
-    """Something that engines can be built from."""
-
     name: str
     capabilities: frozenset[str]
 
-    def build(self, setup: Setup) -> Engine:
-        """A fresh engine."""
+    def build(self, setup: Setup) -> Engine: ...
 
 
 def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
-    """Make pools that are built alike hand out different ids, so that an id of another pool is a wrong one.
-
-    by: of the pool. Each of its spaces is turned two further than the one before it.
-    """
+    """Make equally built pools allocate different ids, so that an id of another pool is a wrong one. by: of the pool;
+    each of its spaces is turned two further than the one before it."""
     for place, each in enumerate(allocators):
         each.turn(by + 2 * place)
 
 
 def digest(holding: Holding) -> bytes:
-    """The index values of a holding, as bytes to compare."""
     return holding.pages.tobytes() + b"|" + holding.window_pages.tobytes()

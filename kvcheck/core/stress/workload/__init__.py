@@ -1,7 +1,6 @@
 """Workloads: model shapes, request traces, synthetic requests, events, and the decoders that write and check KV.
 
 Invariants:
-- Importing the package imports none of its modules.
 - A workload is a pure function of its file and its integers (capacity, page size, seed): no clock, no global
   randomness, no built-in hash.
 """
@@ -30,4 +29,4 @@ DECODERS: Registry[type[Decoder]] = Registry(
         ),
     },
 )
-"""What a scenario's requests are decoded with."""
+"""Decoders for a scenario's requests."""

@@ -1,10 +1,8 @@
 """ContentDecoder: a model whose KV is content words and whose attention checks every word it reads.
 
 Invariants:
-- A token is a function of what the attention read. If every word is as expected, that is the expected codes of the
-  positions; otherwise the deviating words change it. So all runs that read only their own data give the same tokens.
-- Rows are found through the pool's tables at the moment a kernel runs, on whatever backend it runs.
-- A comparison never makes the process wait inside a pass. The results are collected after the pass.
+- A token is the code of its position if all words read are as expected; otherwise the deviating words change it.
+- Kernels resolve rows through the pool's tables when they run. No comparison blocks the process inside a pass.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ MAX_ROWS_REPORTED = 4
 
 
 class ContentDecoder:
-    """The scheduler's Decoder over content words."""
-
     def __init__(
         self,
         pool: KVPool,
@@ -71,7 +67,6 @@ class ContentDecoder:
         self._touches: Mapping[str, SpaceTouch] = {}
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
-        """Queue writes and checked reads of every layer."""
         for chunk in chunks:
             self._learn(chunk.request_id)
             self._emit(Forward(chunk.request_id, chunk.start, chunk.stop))
@@ -96,7 +91,7 @@ class ContentDecoder:
         return done
 
     def _send_early(self) -> Signal | None:
-        """Read each cached prefix once, on a second lane. Returns the signal that is reached when all are read."""
+        """Read each cached prefix once, on a second lane. Return the signal of the last read."""
         first = [n for n, chunk in enumerate(self._chunks) if chunk.request_id not in self._begun]
         self._begun.update(chunk.request_id for chunk in self._chunks)
         numbers = [n for n in first if self._chunks[n].start > 0]
@@ -120,7 +115,7 @@ class ContentDecoder:
         return sent
 
     def collect(self) -> tuple[int, ...]:
-        """Report what the pass saw. Returns the tokens that it samples."""
+        """Report the pass's mismatches and return its sampled tokens."""
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
             self._emit(Verified(seen.site.buffer, seen.judged * seen.rows.shape[-1]))
@@ -136,7 +131,6 @@ class ContentDecoder:
         return tuple(tokens)
 
     def metadata(self, request_id: int) -> Mapping[str, torch.Tensor]:
-        """The fields this request uses."""
         if request_id not in self._handed_over:
             self._handed_over[request_id] = handover.metadata_values(
                 self._jobs[request_id], self._first[request_id], self._fields
@@ -144,14 +138,12 @@ class ContentDecoder:
         return self._handed_over[request_id]
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """Compare the request's whole packed row with what its prefill produced."""
         self._handed_over.pop(request_id, None)
         self._emit(Verified("metadata", self.expected_row(request_id).numel() // 8))
         for found in self.metadata_mismatches(request_id, row):
             self._emit(Saw(found))
 
     def _token(self, request: int, stop: int, delta: int) -> int:
-        """What is sampled after position `stop`. delta: what the deviating words add."""
         return mix64_int((int(self._folds[request][stop - 1]) + delta) & ((1 << 64) - 1)) >> 33
 
     def codes_of(self, request: int) -> torch.Tensor:
@@ -160,19 +152,17 @@ class ContentDecoder:
         return self._codes[request]
 
     def author_of(self, request: int, position: int) -> int:
-        """The request that computed what a request reads at this position."""
         self._learn(request)
         return int(self._authors[request][position])
 
     def expected_row(self, request: int) -> torch.Tensor:
-        """The packed metadata row that a request's prefill hands over, [row_bytes] uint8."""
+        """The packed row of a request's prefill, [row_bytes] uint8."""
         job = self._jobs[request]
         self._learn(request)  # a decode end has not computed the prompt, so it takes the expected first token
         first = self._first.get(request, self._token(request, job.prompt_tokens, 0))
         return handover.expected_row(job, first, self._fields)
 
     def metadata_mismatches(self, request: int, row: MetadataRow) -> list[Mismatch]:
-        """The fields of a row that are not what the request's prefill hands over."""
         return list(handover.mismatches(self._jobs[request], self.expected_row(request), row, self._fields))
 
     # One layer
@@ -314,7 +304,7 @@ class ContentDecoder:
         return rows_torch(codes, self._mask(self.site(space, buffer, layer), words), torch.int64)
 
     def site(self, space: str, buffer: BufferSpec, layer: int, piece: str = "") -> content.Site:
-        """Where this rank's rows of a buffer lie. layer: global id."""
+        """Site of this rank's rows of a buffer. layer: global id."""
         return content.Site(space, buffer.name, piece, layer, self._first_words.get((space, buffer.name), 0))
 
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:
@@ -325,7 +315,6 @@ class ContentDecoder:
         return self._masks[key]
 
     def _learn(self, request: int) -> None:
-        """Codes, authors and running folds of a request, made once, padded to whole pages."""
         if request in self._codes:
             return
         job = self._jobs[request]
@@ -375,6 +364,6 @@ class ContentDecoder:
 
 
 def prompt_tokens(job: Job) -> IndexArray:
-    """Token ids of a prompt: equal exactly where author and position are equal. [prompt_tokens] int64."""
+    """Token ids of a prompt: equal exactly if author and position are equal. [prompt_tokens] int64."""
     authors = token_authors(job)[: job.prompt_tokens]
     return content.codes(authors, np.arange(job.prompt_tokens, dtype=np.int64)).numpy() & as_signed((1 << 31) - 1)

@@ -1,9 +1,9 @@
-"""Events: what can happen in one schedule. Oracles judge these values.
+"""Events of one schedule. Oracles judge these values.
 
 Invariants:
-- An event holds copies, never live product objects.
-- Events carry no time. Their order in the history is all that an oracle knows of it.
-- Nobody changes an event. Those of which a schedule makes thousands are not frozen, which takes four times as long.
+- An event holds copies, never live product objects, and is never changed. Frequent classes are not frozen, as that
+  takes four times as long.
+- Events carry no time, only their order in the history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcheck.core.stress.workload.tier_events import TierEvent, UseEvent
 
 @dataclass(slots=True, unsafe_hash=True)
 class Submitted:
-    """An operation was queued, with what it reads and writes. record: its signal, reached when it has run."""
+    """record: its signal, reached when the operation has run."""
 
     ordinal: int
     name: str
@@ -33,14 +33,12 @@ class Submitted:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Completed:
-    """An operation has run."""
-
     ordinal: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Recorded:
-    """A signal now means everything queued in the lane so far."""
+    """The signal covers everything queued in the lane so far."""
 
     record: int
     lane: str
@@ -48,7 +46,7 @@ class Recorded:
 
 @dataclass(slots=True, unsafe_hash=True)
 class LaneWaited:
-    """What is queued in the lane from now on runs after the record is reached."""
+    """Operations queued in the lane from now on run after the record is reached."""
 
     record: int
     lane: str
@@ -56,7 +54,7 @@ class LaneWaited:
 
 @dataclass(slots=True, unsafe_hash=True)
 class ProcessJoined:
-    """The process waited for the record, or asked for it and found it reached."""
+    """The process waited for the record, or polled it and found it reached."""
 
     record: int
 
@@ -75,8 +73,6 @@ class ProcessActs:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """Ids were handed to a request."""
-
     space: str
     ids: tuple[int, ...]
     owner: int
@@ -84,16 +80,12 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Ids are free."""
-
     space: str
     ids: tuple[int, ...]
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Forward:
-    """Positions [start, stop) of a request were computed."""
-
     request: int
     start: int
     stop: int
@@ -101,7 +93,7 @@ class Forward:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Verified:
-    """Words of a buffer were read and compared. request: the request that they belong to, None if it is not known."""
+    """Words of a buffer were compared. request: their owner, None if unknown."""
 
     buffer: str
     words: int
@@ -110,21 +102,19 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class SitesKnown:
-    """The places that the run's content words are written for: the rows of every buffer, and the metadata fields."""
+    """The rows of every buffer and the metadata fields that hold content words."""
 
     rows: tuple[RowSites, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Saw:
-    """A read found a row that differs."""
-
     mismatch: Mismatch
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A metadata slot was handed out. residue: (field, words) of each field that was not empty."""
+    """A metadata slot was allocated. residue: (field, words) of each field that was not empty."""
 
     request: int
     space: str
@@ -134,7 +124,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A request was offloaded. buffers: names of those in the value. table: names of those in the pool."""
+    """buffers: names in the value. table: names in the pool."""
 
     request: int
     tokens: int
@@ -144,8 +134,6 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A request was restored into pages of the full space."""
-
     request: int
     tokens: int
     pages: tuple[int, ...]
@@ -155,8 +143,6 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Aliased:
-    """A value that must be owned shares storage with a buffer."""
-
     request: int
     what: str
     buffer: str
@@ -165,14 +151,12 @@ class Aliased:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A value that must be owned shares nothing."""
-
     what: str
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Index values around a call that must not change them."""
+    """Whether index values survived a call that must not change them."""
 
     request: int
     what: str
@@ -181,21 +165,17 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Retracted:
-    """The scheduler reported a retraction."""
-
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The scheduler reported a resume."""
-
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The right output of a request. by: the decoder that it is of; that of words is a reference run's."""
+    """The right output of a request. by: the decoder; for content words, a reference run."""
 
     request: int
     tokens: tuple[int, ...]
@@ -204,22 +184,18 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request's output."""
-
     request: int
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A request was ended before it finished."""
-
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Something happened to a subject in a state: a row of SITUATIONS."""
+    """A row of SITUATIONS happened."""
 
     subject: str
     state: str
@@ -228,8 +204,6 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counts of a space when idle. free + cached must be total."""
-
     space: str
     free: int
     cached: int
@@ -238,14 +212,12 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Bytes that are still allocated after close, by name of the memory."""
-
     held: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What each rank of an end decided in one round, as numbers. They must be equal."""
+    """The decisions of each rank of an end in one round, as numbers. They must be equal."""
 
     end: str
     decisions: tuple[tuple[int, ...], ...]
@@ -266,8 +238,6 @@ class RoomChanged:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """A prefill rank has ended an attempt of a request, for a reason of its own or of its peers."""
-
     rank: str
     request: int
     reason: str
@@ -275,21 +245,21 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class HandoversKnown:
-    """Bytes that each decode rank has to receive for a prompt, by request: its part of every buffer, and one row."""
+    """Bytes that each decode rank receives for a prompt, by request: see handover.bytes_for."""
 
     sizes: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsNamed:
-    """The reason of a room that ran out of time contains one of these names."""
+    """The reason of a room that timed out contains one of these names."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SealsFitted:
-    """A rank found the seals of all sources right. size: bytes that they cover together."""
+    """A rank found the seals of all sources right. size: bytes they cover together."""
 
     rank: str
     request: int
@@ -298,7 +268,7 @@ class SealsFitted:
 
 @dataclass(frozen=True, slots=True)
 class RoomMarked:
-    """A rank filled the memory of a room with this word. It means that nobody has written there yet."""
+    """A rank filled the memory of a room with this word, which marks unwritten memory."""
 
     rank: str
     word: int
@@ -306,11 +276,8 @@ class RoomMarked:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """A rank gave a room up though all its sources had reported it. sources: those whose seal does not fit.
-
-    words: how many of their words were compared. rows: the first row that differs of each buffer, layer and source, by
-    the name of the source.
-    """
+    """A rank gave a room up though all its sources had reported it. sources: those with a wrong seal. words: of them,
+    as compared. rows: the first differing row of each buffer, layer and source, by source."""
 
     rank: str
     request: int
@@ -321,11 +288,8 @@ class Unsealed:
 
 @dataclass(frozen=True, slots=True)
 class RoomDrained:
-    """A rank was told that nobody writes a failed room any more. words: how many of its words were compared.
-
-    rows: of each buffer and layer the first row that is neither what the request's sources write nor what marks memory
-    that nobody has written.
-    """
+    """All writers of a failed room have stopped. words: as compared. rows: of each buffer and layer the first row that
+    holds neither the sources' words nor the mark of unwritten memory."""
 
     rank: str
     request: int
@@ -335,22 +299,18 @@ class RoomDrained:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request's transfer ended in a failure that both ends know of."""
-
     request: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """A request that failed was sent once more, this time without a fault."""
-
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """The scenario put a fault into a request's transfer. names: words that the reason of its failure must contain."""
+    """The scenario injected a fault into a transfer. names: words that the failure's reason must contain."""
 
     request: int
     why: str
@@ -359,10 +319,8 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The clock of an end went on by so many rounds at once. requests: those that it may give up by that.
-
-    names: the reason of such a failure contains one of them.
-    """
+    """The clock of an end jumped ahead. requests: those it may give up for that; the reason contains one of the
+    names."""
 
     end: str
     rounds: int
@@ -381,7 +339,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Entries of an index table that are not empty when idle, as (unit, what it is still mapped to)."""
+    """Entries of an index table that are not empty when idle, as (unit, its mapped value)."""
 
     table: str
     entries: tuple[tuple[int, int], ...]
@@ -389,10 +347,7 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The padding unit of a buffer when idle. words: those of the first row that has changed, empty if none has.
-
-    layer: global layer id. piece, row: as in a Mismatch.
-    """
+    """The padding unit of a buffer when idle. words: of the first changed row. Others: as in Mismatch."""
 
     space: str
     buffer: str
@@ -404,7 +359,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The target raised an error. code: the finding for that kind of error. request: whose call raised it."""
+    """The target raised an error. code: the finding for that kind of error."""
 
     code: str
     error: str
@@ -465,4 +420,4 @@ Event = (
     | Broke
 )
 Emit = Callable[[Event], None]
-"""Where whoever observes a part puts the events that he has made."""
+"""Receives the events of an observer."""

@@ -1,8 +1,7 @@
-"""Footprints of a forward pass: the pages, slots and table entries that it touches, down to tokens inside a page.
+"""Footprints of a forward pass: its pages, slots and table entries, down to tokens inside a page.
 
 Invariants:
-- They are computed once a pass. The layers of a space share the arrays, so an observer may compare them by identity.
-- A page comes with the span of tokens that is read or written. So an append does not overlap a backup of other tokens.
+- Layers of a space share the arrays, so observers may compare them by identity.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kvcheck.core.stress.workload.passes import ragged
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Pages or slots of a space. Each has its span and the request that it is touched for."""
+    """Pages or slots of a space, with their spans and owning requests."""
 
     rows: IndexArray
     spans: IndexArray | None
@@ -31,7 +30,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceTouch:
-    """What a pass reads and writes in one space, and the table entries through which it finds that."""
+    """Reads and writes of a pass in one space, with the table entries that resolve them."""
 
     space: str
     read: Units
@@ -40,11 +39,10 @@ class SpaceTouch:
     written_tables: tuple[Footprint, ...]
 
     def reads(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """The footprint of an operation that reads these buffers in one layer."""
         return (self._footprint(self.read, buffers, layer), *self.read_tables)
 
     def writes(self, buffers: Sequence[BufferSpec], layer: int) -> tuple[Footprint, ...]:
-        """The footprint of an operation that writes these buffers in one layer. It also reads `written_tables`."""
+        """The operation also reads `written_tables`."""
         return (self._footprint(self.written, buffers, layer),)
 
     def _footprint(self, units: Units, buffers: Sequence[BufferSpec], layer: int) -> Footprint:
@@ -53,7 +51,6 @@ class SpaceTouch:
 
 
 def pass_touches(chunks: Sequence[Chunk], pool: KVPool) -> Mapping[str, SpaceTouch]:
-    """The footprint of a pass over these chunks, by space."""
     return {
         spec.name: _state(chunks, pool) if spec.name == "state" else _paged(chunks, pool, spec.name)
         for spec in pool.specs

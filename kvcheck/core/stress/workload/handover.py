@@ -1,9 +1,7 @@
-"""What a prefill hands over: the content of metadata rows, and how many bytes have to arrive for a prompt.
+"""Content of a prefill's handover: metadata rows, and the number of bytes to arrive for a prompt.
 
 Invariants:
-- A field that a request does not use is zero in its row. Any other value there is another request's.
-- Bytes are counted from prompt lengths, the shape and the number of ranks alone. Layouts, page pairs and reports of
-  ranks are not used.
+- A field that a request does not use is zero in its row.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.mismatch import Mismatch
 
 TOP_LOGPROBS = 20
-"""Top log-probabilities that a request which asks for them hands over; the field is wider, so a prefix is written."""
+"""Top log-probabilities handed over for a request with them; the field is wider, so a prefix is written."""
 
 PLAIN_FIELDS = ("output_ids", "bootstrap_room")
 """Fields whose values are the request's own numbers, and no content words."""
@@ -45,7 +43,6 @@ def metadata_values(job: Job, first_token: int, fields: tuple[MetadataField, ...
 
 
 def expected_row(job: Job, first_token: int, fields: tuple[MetadataField, ...]) -> torch.Tensor:
-    """The packed row, [row_bytes] uint8."""
     row = torch.zeros(fields[-1].offset + fields[-1].size_bytes, dtype=torch.uint8)
     for field in fields:
         value = metadata_values(job, first_token, (field,)).get(field.name)
@@ -86,7 +83,7 @@ def mismatches(
 
 
 def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
-    """Bytes that one decode rank has to receive for a prompt: its part of every buffer, and one metadata row."""
+    """Bytes that one decode rank receives for a prompt: its part of every buffer, and one metadata row."""
     size = shape.page_size
     pages = -(-prompt_tokens // size)
     hidden = max(0, prompt_tokens + 1 - shape.window) // size if shape.window_layers else 0
@@ -102,7 +99,6 @@ def bytes_for(shape: ModelShape, prompt_tokens: int, decode_ranks: int) -> int:
 
 
 def _used(job: Job, field: MetadataField) -> int:
-    """Elements of a field that the request uses."""
     if field.name.startswith("output_top_logprobs"):
         return TOP_LOGPROBS if job.wants_logprobs else 0
     if field.name.startswith("output_topk"):

@@ -1,8 +1,7 @@
-"""HostHits: which leading pages of a request's prompt were loaded from the host, as the run itself has told.
+"""HostHits: the leading pages of a request's prompt that were loaded from the host.
 
 Invariants:
-- All events are passed on as they are.
-- Of several lookups of a request the last one counts, and only where the request began behind what it found.
+- Only the last lookup of a request counts, and only if the request began behind the pages found.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from kvcheck.core.stress.workload.tier_events import LookedUp
 
 
 class HostHits:
-    """An Emit that also notes lookups."""
-
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._found: dict[int, LookedUp] = {}
@@ -24,6 +21,6 @@ class HostHits:
         self._emit(event)
 
     def pages(self, request: int, first: int) -> range:
-        """Logical pages that were loaded for a request. first: the page that it computes first."""
+        """Logical pages that were loaded for a request. first: the first page it computes."""
         found = self._found.get(request)
         return range(found.device_pages, first) if found is not None and found.pages == first else range(0)

@@ -1,10 +1,8 @@
-"""HostInspector: compares what the host tier holds with what was computed, word by word.
+"""HostInspector: compares the host tier with the computed words.
 
 Invariants:
-- A page is named by the hash of its prefix. The request that computed that prefix determines its words.
-- Requests with equal prompts and outputs compute the same hash, each with words of its own. All words of a page must
-  be those of one of them.
-- A page that no known request has computed is reported, never skipped.
+- A page's words are those of one request that computed its prefix. A page that no known request has computed is
+  reported, never skipped.
 """
 
 from __future__ import annotations
@@ -28,16 +26,12 @@ from kvcheck.kernels.content_rows import differing
 
 
 class UnitReader(Protocol):
-    """A host tier whose words can be read."""
-
     def unit_words(self, space: str, buffer: str, unit: int) -> torch.Tensor:
         """An owned copy of one page or slot of a buffer: [L, r, W] int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A row that differs: its place in its unit and what was seen, as in Mismatch."""
-
     piece: str
     layer: int
     row: int
@@ -47,8 +41,6 @@ class _Row:
 
 
 class HostInspector:
-    """Compares host pages with the words of the requests that computed them. codes_of: see ContentDecoder.codes_of."""
-
     def __init__(self, shape: ModelShape, codes_of: Callable[[int], torch.Tensor], emit: Emit) -> None:
         self._size = shape.page_size
         self._specs = {spec.name: spec for spec in POOLS.load(shape.family)(shape)}
@@ -57,7 +49,6 @@ class HostInspector:
         self._authors: dict[bytes, list[tuple[int, int, torch.Tensor]]] = {}
 
     def computed(self, request: int, chain: tuple[bytes, ...]) -> None:
-        """Note the hashes of a request's first pages."""
         codes = self._codes_of(request).cpu()
         for page, each in enumerate(chain):
             wanted = codes[page * self._size : (page + 1) * self._size]
@@ -106,7 +97,6 @@ class HostInspector:
     def _differing(
         self, spec: SpaceSpec, buffer: BufferSpec, words: torch.Tensor, codes: torch.Tensor
     ) -> Iterator[_Row]:
-        """The first deviating row of each piece and layer of a page or slot: [L, r, W] words."""
         for local, layer in enumerate(spec.layers):
             for name, rows in token_rows(buffer, words[local], self._size):
                 bad = differing(rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1]))
@@ -124,7 +114,8 @@ class HostInspector:
 
 
 def token_rows(buffer: BufferSpec, words: torch.Tensor, size: int) -> list[tuple[str, torch.Tensor]]:
-    """Token-addressed rows [P, W] of a page of `size` tokens: the buffer's own, or each piece's of a packed page.
+    """Return token-addressed rows [P, W] of a page of `size` tokens: the buffer's own, or each piece's of a packed
+    page.
 
     words: of the page in one layer, [r, W] int64.
     """

@@ -1,11 +1,11 @@
 """Job and Workload: the requests for a scheduler, with the author of every prompt token.
 
-Content is named by (author, position): two prompts hold the same token at a position exactly when the same author is
-named there. An author is the request that first brought the prefix, so its own prompt names itself at those positions.
+Content is named by (author, position). An author is the request that first brought the prefix, so two prompts hold the
+same token at a position exactly if the authors are the same.
 
 Invariants:
 - A job's runs add up to its prompt, hold at least one token each, and neighbouring runs have different authors.
-- No run names an author that comes after the job itself.
+- No run names an author that comes after the job.
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ LARGE_PAGE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One request.
-
-    request: 1-based id, dense, in order of arrival. arrival: virtual scheduling round, non-decreasing over the jobs.
-    prompt_tokens, output_tokens: at least 1. blocks: (author request id, tokens) runs of the prompt, in order.
-    wants_logprobs, speculative, wants_hidden: which optional metadata fields the request uses; hidden states are handed
-    over for speculative decoding only, so wants_hidden implies speculative.
-    """
+    """request: 1-based id, dense, in order of arrival. arrival: virtual scheduling round. blocks: (author, tokens) runs
+    of the prompt. wants_hidden implies speculative: hidden states are handed over for speculative decoding only."""
 
     request: int
     arrival: int
@@ -53,22 +48,16 @@ class Job:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output together."""
         return self.prompt_tokens + self.output_tokens
 
     @property
     def own_prompt_tokens(self) -> int:
-        """Prompt tokens that no earlier request brought."""
         return sum(tokens for author, tokens in self.blocks if author == self.request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Jobs made from a trace, and how they were made.
-
-    input_scale, output_scale: how many trace tokens one job token stands for, in prompts and in outputs.
-    clamped: jobs whose prompt or output was cut to fit the pool. note: the same in words, for the report.
-    """
+    """input_scale, output_scale: trace tokens per job token. clamped: jobs that were cut to fit the pool."""
 
     jobs: tuple[Job, ...]
     input_scale: float
@@ -86,7 +75,6 @@ def token_authors(job: Job) -> npt.NDArray[np.int64]:
 
 
 def leading_runs(blocks: tuple[tuple[int, int], ...], tokens: int) -> list[tuple[int, int]]:
-    """The runs of the first `tokens` tokens."""
     kept: list[tuple[int, int]] = []
     for author, count in blocks:
         if tokens <= 0:
@@ -97,7 +85,6 @@ def leading_runs(blocks: tuple[tuple[int, int], ...], tokens: int) -> list[tuple
 
 
 def merge_runs(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Join neighbouring runs of one author; drop empty ones."""
     merged: list[tuple[int, int]] = []
     for author, tokens in runs:
         if not tokens:

@@ -1,14 +1,10 @@
 """KnownAnswerDecoder: a model with written weights, whose attention and states read the pool in float32.
 
-It samples what its attention makes of the rows, and every token that a right run samples is known beforehand. So it
-shows what words cannot: right rows that are scaled, masked, turned, ranked or counted wrongly.
+Every token of a right run is known beforehand. So the decoder finds errors that content words cannot show: right rows
+that are scaled, masked, rotated, ranked or counted wrongly. It runs in host memory, on one rank.
 
 Invariants:
-- A token is a function of the rows that the attention read, through the pool's tables, when its kernel ran.
-- It compares no row. What is wrong shows in the tokens, and in the metadata that come with a prompt.
-- A row counts as verified where an answer depends on it: one row of each buffer and layer for each token. It counts for
-  the host too where it was loaded from there for this request.
-- It runs in host memory, on one rank, and reads nothing beside its passes.
+- A row counts as verified if an answer depends on it: one row of each buffer and layer for each token.
 """
 
 from __future__ import annotations
@@ -39,13 +35,9 @@ from kvcheck.core.stress.workload.readers import INDEX_READERS, Readers
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """One pass. x: [T, width] residual of the tokens of all chunks, one chunk after another; the reads of each layer
-    add to it. positions: [T] of their rows; turned: [T] by which they are turned. counts: tokens of each chunk.
-
-    written: entries of the request table where they lie, on the device; read: by space, what each chunk reads. slots:
-    entries of the table of states, on the device. index: rows of index pages, by piece, that the layer at hand has
-    read. states: of all chunks by buffer, once a layer has read its own.
-    """
+    """x: [T, width] residual of all chunks. turned: [T] positions for the rotary embedding. written: flat entries of
+    the request table. index: rows of index pages read in the current layer, by piece. states: by buffer, once the layer
+    has read its own."""
 
     chunks: tuple[Chunk, ...]
     x: torch.Tensor
@@ -60,8 +52,6 @@ class _Pass:
 
 
 class KnownAnswerDecoder:
-    """The scheduler's Decoder over a known-answer model."""
-
     def __init__(
         self,
         pool: KVPool,
@@ -73,10 +63,8 @@ class KnownAnswerDecoder:
         readers: Readers | None = None,
         host_pages: Callable[[int, int], range] = lambda request, first: range(0),
     ) -> None:
-        """first_tokens: by request, what its prefill has sampled last; shared by both ends of a pair.
-
-        readers: of them, replays alone. host_pages: see HostHits.pages.
-        """
+        """first_tokens: by request, the last token sampled by its prefill; shared by both ends of a pair. readers: only
+        `replay_every` is used."""
         self._pool, self._backend, self._emit, self._fields = pool, backend, emit, fields
         self._jobs = {job.request: job for job in jobs}
         self._model = known_model(pool.shape)
@@ -95,7 +83,6 @@ class KnownAnswerDecoder:
         self._reached: dict[int, int] = {}
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
-        """Queue writes and attention of every layer."""
         for chunk in chunks:
             self._emit(Forward(chunk.request_id, chunk.start, chunk.stop))
             if self._reached.get(chunk.request_id) != chunk.start:
@@ -116,7 +103,6 @@ class KnownAnswerDecoder:
         return done
 
     def collect(self) -> tuple[int, ...]:
-        """The tokens that the pass samples."""
         assert self._pass is not None, "a pass is collected once"
         last = torch.tensor(self._pass.counts).cumsum(0) - 1
         logits = self._model.normed(self._pass.x[last]) @ self._model.tensors["lm_head.weight"].T
@@ -134,7 +120,6 @@ class KnownAnswerDecoder:
         return tuple(sampled)
 
     def metadata(self, request_id: int) -> Mapping[str, torch.Tensor]:
-        """The fields this request uses."""
         if request_id not in self._handed_over:
             self._handed_over[request_id] = handover.metadata_values(
                 self._jobs[request_id], self._first_tokens[request_id], self._fields
@@ -142,7 +127,6 @@ class KnownAnswerDecoder:
         return self._handed_over[request_id]
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        """Compare the packed row with what the prompt's prefill hands over, and go on from the token in it."""
         self._handed_over.pop(request_id, None)
         job = self._jobs[request_id]
         expected = handover.expected_row(job, self._first_tokens[request_id], self._fields)
@@ -152,7 +136,6 @@ class KnownAnswerDecoder:
         self._known(request_id)[job.prompt_tokens] = int(row.field("output_ids")[0])
 
     def _known(self, request: int) -> IndexArray:
-        """Tokens of a request as far as they are known here: its prompt, then what was sampled. 0 elsewhere."""
         if request not in self._tokens:
             job = self._jobs[request]
             self._tokens[request] = np.zeros(job.total_tokens + 1, dtype=np.int64)
@@ -160,7 +143,7 @@ class KnownAnswerDecoder:
         return self._tokens[request]
 
     def _tell(self, answered: Sequence[Chunk]) -> None:
-        """Count the rows that the tokens of these chunks depend on, and those that came from the host."""
+        """Count the rows that the tokens of these chunks depend on, and those from the host."""
         for spec in self._pool.specs:
             from_host = sum(self._is_from_host(chunk, spec.name, layer) for chunk in answered for layer in spec.layers)
             for buffer in spec.buffers:
@@ -170,8 +153,7 @@ class KnownAnswerDecoder:
                     self._emit(Verified(f"host:{buffer.name}", from_host * words))
 
     def _is_from_host(self, chunk: Chunk, space: str, layer: int) -> bool:
-        """The token that a chunk samples depends on what was loaded for its request. Of a state, that is the whole
-        state, if what is read was taken into it before the request began."""
+        """A loaded state counts as a whole, if it contains the position read."""
         loaded, size = self._loaded[chunk.request_id], self._pool.page_size
         position = chunk.stop - 1 - self._distances[chunk.request_id][layer]
         return bool(loaded) and position < loaded.stop * size if space == "state" else position // size in loaded
@@ -220,7 +202,6 @@ class KnownAnswerDecoder:
         )
 
     def _submit_read(self, now: _Pass, touch: SpaceTouch, layer: int, local: int, is_replayed: bool) -> None:
-        """Index pages first, as an indexer reads them before attention does."""
         buffers = self._pool.sets[touch.space].spec.buffers
         waits = () if is_replayed else (local,)
         packed = tuple(buffer for buffer in buffers if buffer.pieces)
@@ -241,7 +222,7 @@ class KnownAnswerDecoder:
         waits: tuple[int, ...],
         piece: str = "",
     ) -> None:
-        """waits: layers that the guarded read waits for. A replayed graph makes none: it relies on the wait before."""
+        """waits: layers to wait for; a replayed graph makes none."""
         owner, sources = self._pool.sets[touch.space], dict[str, torch.Tensor]()
         for buffer in buffers:
             view = owner.read_view(buffer.name, waits, self._pool.forward, piece=piece)[local]
@@ -250,7 +231,7 @@ class KnownAnswerDecoder:
         self._backend.submit(operation, lane=self._pool.forward, reads=touch.reads(buffers, local))
 
     def _by_piece(self, buffer: BufferSpec, words: torch.Tensor, piece: str = "") -> dict[str, torch.Tensor]:
-        """Rows of a buffer in one layer, [R, W]; of a packed one the tokens of that piece or of all, [pages, P, W]."""
+        """Rows of a buffer in one layer, [R, W]; of a packed one [pages, P, W], of that piece or of all."""
         if not buffer.pieces:
             return {buffer.name: words}
         size = self._pool.page_size
@@ -270,7 +251,7 @@ class KnownAnswerDecoder:
         now.index |= self._rows("full", now, sources)
 
     def _rows(self, space: str, now: _Pass, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Rows of what the chunks read, one chunk after another, [n, W]."""
+        """The rows read by all chunks, concatenated, [n, W]."""
         size = self._pool.page_size
         locs = locs_of_places(self._pool, space, self._backend.index(now.read[space].entries))
         return {
@@ -299,7 +280,6 @@ class KnownAnswerDecoder:
         now.x = now.x + torch.cat(added)
 
     def _hidden(self, space: str, asked: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """Which keys a query does not see, [t, s]. asked, seen: positions of queries and of keys."""
         hidden = seen > asked[:, None]
         if space == "window":
             firsts = torch.tensor([self._pool.attention.first_seen(position) for position in asked.tolist()])
@@ -331,6 +311,5 @@ class KnownAnswerDecoder:
 
 
 def _row_words(buffer: BufferSpec, page_size: int) -> int:
-    """Words of a row; of a packed page those of one token."""
     words = buffer.row_bytes // 8
     return words // page_size if buffer.rows is Granularity.PAGE else words

@@ -1,9 +1,8 @@
-"""Attention of known-answer models in float32: what a token stores in each buffer of a pool, and how rows are read.
+"""Attention of known-answer models in float32: how tokens are stored in each buffer, and how rows are read.
 
 Invariants:
-- One class for each architecture. It knows rows as the pool's buffer table has them, and no page, table or request.
 - Rotary embedding, norms, gate and indexer follow transformers' models of these architectures.
-- Weights ask for the token itself. A query that is turned by an earlier position asks for the token there.
+- The weights attend to the token itself. A query rotated by an earlier position attends to the token there.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from kvcheck.core.stress.workload.known_model import KnownModel
 
 KEY_SHARE = 64
 """Keys of heads are stored so much smaller, and queries made so much larger. Scales of 8-bit keys are then so small
-that a lookup finds nothing where one is applied twice."""
+that a lookup fails if one is applied twice."""
 MOST_FP8 = 448.0
 LAYER_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Tokens of one request that read. x: [T, width], the residual after its norm; turned: [T] positions by which their
-    queries are turned. hidden: [T, n], rows that a token does not read.
-    """
+    """Tokens of one request that read. x: [T, width], the residual after its norm; turned: [T] positions that rotate
+    their queries. hidden: [T, n], rows masked for a token."""
 
     x: torch.Tensor
     turned: torch.Tensor
@@ -38,17 +36,17 @@ class Asking:
 
 
 class KnownAttention(Protocol):
-    """The attention of one architecture. x: [T, width], the residual after its norm; turned: [T] positions."""
+    """x: [T, width], the residual after its norm; turned: [T] positions."""
 
     def stored(self, layer: int, x: torch.Tensor, turned: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """What the tokens write, by buffer, or by piece of a packed one: [T, W] words."""
+        """Return the tokens' rows, by buffer, or by piece of a packed one: [T, W] words."""
 
     def added(self, layer: int, asking: Asking, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What a layer adds to the residual, [T, width]. rows: [n, W] words, by buffer or piece."""
+        """Return the layer's addition to the residual, [T, width]. rows: [n, W] words, by buffer or piece."""
 
 
 class HeadAttention:
-    """Llama: rows hold keys and values of each KV head, in 8 bits with scales beside them."""
+    """Llama: rows hold 8-bit keys and values of each KV head, with scales."""
 
     def __init__(self, model: KnownModel, shape: ModelShape, told: AttentionInputs) -> None:
         self._model, self._shape, self._told = model, shape, told
@@ -83,7 +81,6 @@ class HeadAttention:
         return self._heads(x, self._model.weights(layer, "k_proj"))
 
     def _opened(self, layer: int, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """What an output gate lets through; there is none. mixed: [T, heads * D]."""
         return mixed
 
     def _heads(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -101,7 +98,7 @@ class HeadAttention:
 
 
 class GatedHeadAttention(HeadAttention):
-    """Qwen3-Next: the same with norms of queries and keys, and an output gate. The first dimensions alone turn."""
+    """Qwen3-Next: norms of queries and keys, an output gate, and partial rotary embedding."""
 
     def __init__(self, model: KnownModel, shape: ModelShape, told: AttentionInputs) -> None:
         super().__init__(model, shape, told)
@@ -117,7 +114,6 @@ class GatedHeadAttention(HeadAttention):
         return mixed * self._queries_and_gates(layer, x)[:, :, 1].flatten(1).sigmoid()
 
     def _queries_and_gates(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        """[T, heads, 2, D]."""
         return super()._queries(layer, x).view(len(x), -1, 2, self._shape.head_dim)
 
     def _normed(self, layer: int, name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -126,7 +122,7 @@ class GatedHeadAttention(HeadAttention):
 
 
 class LatentAttention:
-    """DeepSeek V3: a row holds the latent that all heads make keys and values of, and the part of a key that turns."""
+    """DeepSeek V3: a row holds the latent of all heads' keys and values, and the rotary part of a key."""
 
     def __init__(self, model: KnownModel, shape: ModelShape, told: AttentionInputs) -> None:
         self._model, self._told = model, told
@@ -152,7 +148,6 @@ class LatentAttention:
         return x @ self._model.weights(layer, "q_proj").T
 
     def _left_out(self, layer: int, asking: Asking, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[T, n] rows that no indexer picks; there is none."""
         return torch.zeros_like(asking.hidden)
 
     def _keys_and_values(self, layer: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,14 +158,13 @@ class LatentAttention:
         return torch.cat([still, rope[:, None].expand(-1, still.shape[1], -1)], -1), values
 
     def _turn(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding in pairs of neighbours. rows: [T, heads, rope]."""
         cos, sin = _rotation(self._frequencies, positions)
         first, second = rows[..., 0::2], rows[..., 1::2]
         return torch.stack([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2)
 
 
 class IndexedAttention(LatentAttention):
-    """DeepSeek V3.2: the same over the rows that an indexer picks, by keys in FP8 with a scale a token."""
+    """DeepSeek V3.2: reads the rows picked by an indexer with FP8 keys and one scale a token."""
 
     def __init__(self, model: KnownModel, shape: ModelShape, told: AttentionInputs) -> None:
         super().__init__(model, shape, told)
@@ -206,7 +200,7 @@ class IndexedAttention(LatentAttention):
         return torch.ones_like(asking.hidden).scatter(1, picked, value=False)
 
     def _turn_index(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """In halves, and the first dimensions alone: unlike a key of attention."""
+        """Rotate in halves, and the first dimensions alone, unlike a key of attention."""
         return _turned_in_halves(rows, positions, self._frequencies)
 
 
@@ -220,7 +214,6 @@ ATTENTION: Mapping[str, type[HeadAttention | LatentAttention]] = {
 
 
 def known_attention(model: KnownModel, shape: ModelShape, told: AttentionInputs) -> KnownAttention:
-    """The attention of a model. told: of the pool that it reads."""
     return ATTENTION[model.family](model, shape, told)
 
 
@@ -252,11 +245,9 @@ def _turned_in_halves(rows: torch.Tensor, positions: torch.Tensor, frequencies: 
 
 
 def _words(rows: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Rows as the pool holds them, [n, W]."""
     return rows.contiguous().flatten(1).view(torch.uint8).view(dtype)
 
 
 def _scales(parts: torch.Tensor) -> torch.Tensor:
-    """The smallest powers of two by which parts fit into FP8 E4M3, [n, groups, 1]. parts: [n, groups, block]."""
     most = parts.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     return torch.exp2(torch.ceil(torch.log2(most / MOST_FP8)))

@@ -1,13 +1,9 @@
-"""KnownModel: the written weights of a known-answer model for a shape, what its requests say, and what it answers.
+"""KnownModel: the written weights of a known-answer model for a shape, its prompts, and its answers.
 
-Every job is a position test. A token of a job is a mark whose value follows from its author and position, so requests
-that share a prefix share marks. A request reads what others brought, from some position of it on. Where they brought
-nothing, requests of odd numbers read their own last token, and the others FAR positions back. Layers with a window read
-its oldest token at the most, and those with a state three positions back.
-
-Invariants:
-- Answers are worked out from tokens alone. No weight and nothing that a pool holds is used for them.
-- All requests have equal weights, so a shared prefix serves all of them. They differ in how far back a query is turned.
+A token is a mark whose value follows from its author and position, so requests that share a prefix share marks. A
+request reads from a position of the shared prefix. Without one, requests of odd numbers read their own last token, and
+the others FAR positions back. Layers with a window read its oldest token at the most, and those with a state three
+positions back. Answers are computed from tokens alone, without weights or the pool.
 """
 
 from __future__ import annotations
@@ -22,11 +18,11 @@ from kvcheck.core.base import content
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.live.model import FAMILIES
-from kvcheck.core.live.model.alphabet import HEADER, Alphabet
-from kvcheck.core.live.model.answers import answers
-from kvcheck.core.live.model.family import fit_digits
-from kvcheck.core.live.model.parameters import STATE_DISTANCE, Parameters
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import HEADER, Alphabet
+from kvcheck.core.model.answers import answers
+from kvcheck.core.model.family import fit_digits
+from kvcheck.core.model.parameters import STATE_DISTANCE, Parameters
 from kvcheck.core.stress.workload.jobs import Job, token_authors
 
 ARCHITECTURES = {
@@ -40,18 +36,18 @@ ARCHITECTURES = {
 LENGTH = 1024
 """Most tokens of a request and its answer."""
 NODES = 16
-"""The walk is not asked for, so its alphabet is the smallest."""
+"""The walk is not used, so its alphabet is the smallest."""
 LATENT_HEADS = 4
 """Heads that read one latent."""
 TOP_K = 4
-"""Positions that an indexer picks: the header, the one that is asked for, and one more. All prompts are longer."""
+"""Positions that an indexer picks: the header, the one of the question, and one more. All prompts are longer."""
 FAR = 5
-"""How far back a request of an even number reads where every layer sees all."""
+"""Distance of the reads of even requests in layers without window or state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Parameters):
-    """Parameters of one request. distances: how many positions back it reads, by layer."""
+    """distances: how many positions back a request reads, by layer."""
 
     distances: tuple[int, ...]
 
@@ -77,7 +73,6 @@ class KnownModel:
         self._alphabet = Alphabet(self.parameters)
 
     def _check_rows(self) -> None:
-        """Raise UsageError where the pool's rows are not those of the architecture."""
         shape = self.shape
         latent: dict[str, tuple[str, ...]] = {"latent_dim": ("kv_lora_rank", "qk_rope_head_dim")}
         indexed = latent | {"index_head_dim": ("index_head_dim",)}
@@ -97,11 +92,9 @@ class KnownModel:
                 )
 
     def number(self, name: str) -> float:
-        """A size or constant of the architecture, by its name in config.json."""
         return float(str(self._config[name]))
 
     def tensor(self, layer: int, name: str) -> torch.Tensor:
-        """A tensor of a layer, by its name below the layer."""
         return self.tensors[f"model.layers.{layer}.{name}"]
 
     def weights(self, layer: int, name: str) -> torch.Tensor:
@@ -110,11 +103,10 @@ class KnownModel:
         return self.tensor(layer, full if name.endswith((".weight", ".bias")) else f"{full}.weight")
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm in front of a layer, of a latent and of the head: their weights are one."""
+        """Apply the norm before a layer, of a latent or before the head: all their weights are one."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.number("rms_norm_eps"))
 
     def distances(self, job: Job) -> tuple[int, ...]:
-        """How many positions back a request reads, by layer."""
         back = _to_shared(job)
         if back is None:
             far = self.shape.window - 1 if self.shape.window_layers else FAR
@@ -124,7 +116,7 @@ class KnownModel:
         return tuple(STATE_DISTANCE if kind.is_state else min(back, farthest.get(at, back)) for at, kind in kinds)
 
     def prompt(self, job: Job) -> IndexArray:
-        """Token ids of a prompt, [prompt_tokens]. Raises UsageError for one that is too short to ask anything."""
+        """Token ids of a prompt, [prompt_tokens]. Raises UsageError if it is too short for a question."""
         if job.prompt_tokens < least_prompt(self.shape):
             raise UsageError(
                 f"request {job.request}: a position test of {self.shape.name} has at least "
@@ -137,24 +129,22 @@ class KnownModel:
         return np.array([*HEADER, *marks], dtype=np.int64)
 
     def answers(self, job: Job) -> tuple[int, ...]:
-        """The tokens that a right model samples."""
         reading = Reading(**asdict(self.parameters), distances=self.distances(job))
         return answers(Alphabet(reading), self.prompt(job).tolist(), job.output_tokens)
 
 
 @cache
 def known_model(shape: ModelShape) -> KnownModel:
-    """The model of a shape, made once."""
     return KnownModel(shape)
 
 
 def least_prompt(shape: ModelShape) -> int:
-    """Tokens of the shortest prompt that asks something."""
+    """Tokens of the shortest prompt with a question."""
     return len(HEADER) + (shape.window if shape.window_layers else FAR + 1)
 
 
 def asked(job: Job, shape: ModelShape) -> Job:
-    """The job with a prompt that is long enough. Its output is as much shorter, but at least a token."""
+    """The output is shortened by the tokens that the prompt gains, but to no less than one."""
     missing = least_prompt(shape) - job.prompt_tokens
     if missing <= 0:
         return job
@@ -172,7 +162,6 @@ def asked(job: Job, shape: ModelShape) -> Job:
 
 
 def _to_shared(job: Job) -> int | None:
-    """How far the last token of a prompt is behind some mark that an earlier request brought, if there is one."""
     marks = np.flatnonzero(token_authors(job)[: job.prompt_tokens] != job.request)
     marks = marks[marks >= len(HEADER)]
     drawn = content.codes_of(job.request) % len(marks) if len(marks) else 0

@@ -3,10 +3,8 @@
     conv   [channels, kernel - 1]          inputs of the convolution at the last positions, the oldest first
     ssm    [value heads, key dim, value dim]   S <- g S;  S <- S + beta k (v - S^T k)^T;  o = S^T q
 
-Invariants:
-- It knows states as the pool's slots have them, and no slot, table or request.
-- A state is used as it was read, that of a new request too.
-- Norms, convolution and recurrence follow transformers' Qwen3NextGatedDeltaNet, one token after another.
+Norms, convolution and recurrence follow transformers' Qwen3NextGatedDeltaNet. A state is used as read, that of a new
+request too.
 """
 
 from __future__ import annotations
@@ -23,8 +21,6 @@ L2_EPS = 1e-6
 
 
 class DeltaNet:
-    """Qwen3-Next's layers with a state."""
-
     def __init__(self, model: KnownModel, shape: ModelShape) -> None:
         self._model = model
         sizes = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
@@ -36,11 +32,8 @@ class DeltaNet:
     def added(
         self, layer: int, x: torch.Tensor, state: Mapping[str, torch.Tensor], *, times: int
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """What a layer adds to the residual, [T, width], and the state behind the tokens, [W] words by buffer.
-
-        x: [T, width] of one request, after its norm. state: before the tokens. times: how often the first token is
-        taken into it.
-        """
+        """Return the layer's addition to the residual, [T, width], and the state after the tokens, [W] words by buffer.
+        x: [T, width] of one request, after its norm. times: how often the first token updates the state."""
         conv, ssm = (
             state[name].view(torch.float32).view(size) for name, size in (("conv", self._conv), ("ssm", self._ssm))
         )
@@ -66,14 +59,14 @@ class DeltaNet:
         return out.flatten(1) @ self._weights(layer, "out_proj").T, words
 
     def _projected(self, layer: int, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values [T, key heads, ...] in front of the convolution; gates [T, value heads, dim]."""
+        """Queries, keys and values [T, key heads, ...] before the convolution; gates [T, value heads, dim]."""
         into = (x @ self._weights(layer, "in_proj_qkvz").T).view(len(x), self._keys, -1)
         values = self._group * self._value_dim
         q, k, v, gate = torch.split(into, [self._key_dim, self._key_dim, values, values], -1)
         return q, k, v, gate.reshape(len(x), -1, self._value_dim)
 
     def _strengths_and_decays(self, layer: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, value heads] each: beta, and what the state is multiplied by."""
+        """[T, value heads] each: beta, and the factor of the state."""
         into = (x @ self._weights(layer, "in_proj_ba").T).view(len(x), self._keys, 2, self._group)
         strength, decay = (each.flatten(1) for each in into.unbind(2))
         rate = softplus(decay + self._model.tensor(layer, "linear_attn.dt_bias"))
@@ -84,5 +77,4 @@ class DeltaNet:
 
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:
-    """Vectors of length 1, and those that are far shorter left short."""
     return rows * torch.rsqrt(rows.pow(2).sum(-1, keepdim=True) + L2_EPS)

@@ -1,8 +1,4 @@
-"""Mismatch: a row that a read found to differ, with what was seen there.
-
-Invariants:
-- It holds no tensors, so it can be stored, sent and judged anywhere.
-"""
+"""Mismatch: a row that differs from its expected words. It holds no tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A row that a read found to differ. words: what was seen, signed. half: True if words have 32 bits.
-
-    layer: global layer id. page: physical page or slot. row: token within the page. position: logical token.
-    author: the request whose word belongs there. count: deviating rows of this read, this one included. tier: "device",
-    or "host" or "storage" for a row that was looked at after it had arrived there. first_word: as in Site.
-    """
+    """words: those seen, signed. half: True if words have 32 bits. layer: global id. page: physical page or slot. row:
+    token within the page. position: logical token. author: the request of the expected word. count: deviating rows of
+    this read. tier: "device", or "host" or "storage" for a row read after it arrived there. first_word: as in Site."""
 
     request: int
     space: str

@@ -1,8 +1,4 @@
-"""Observation: a comparison that a pass has queued on its device. Nobody has read the result yet.
-
-Invariants:
-- An observation holds tensors of the device that it was made on. Reading them makes the process wait.
-"""
+"""Observation: a comparison that a pass has queued on its device and nobody has read yet."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ from kvcheck.core.base.paging import IndexArray
 
 @dataclass(slots=True, kw_only=True)
 class Observation:
-    """One comparison of a pass.
+    """One comparison of a pass. Reading its tensors blocks the process.
 
-    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots.
-    chunk, positions: [n]; where `tokens` is not 1, positions are those of the first token of each page.
+    bad: bool [n] or [n, tokens]; rows: words of the same leading shape. ids: [n] locs, or pages or slots. chunk,
+    positions: [n]; if `tokens` is not 1, positions are those of the first token of each page.
     """
 
     site: content.Site

@@ -1,9 +1,4 @@
-"""PassPlan: the index tensors and expected codes of one forward pass over a batch.
-
-Invariants:
-- Positions come from the chunks and the pool's AttentionInputs alone. A kernel reads their rows from the pool's tables
-  when it runs.
-"""
+"""PassPlan: the index tensors and expected codes of one forward pass over a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from kvcheck.core.cache.scheduler.decoder import Chunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Some positions of every chunk, one after another. codes: [T] expected mix64(tag). Others: as in Places."""
+    """Some positions of every chunk, concatenated. codes: [T] expected mix64(tag). Others: as in Places."""
 
     places: torch.Tensor
     codes: torch.Tensor
@@ -32,10 +27,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Some positions of every chunk, one after another.
-
-    entries: [T] flat places in the request table. chunk: [T] index of the chunk. positions: [T] logical positions.
-    """
+    """entries: [T] flat places in the request table. chunk: [T] index of the chunk. positions: [T] logical
+    positions."""
 
     entries: IndexArray
     chunk: IndexArray
@@ -44,12 +37,9 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
-    """write, read, window: token positions. pages: page starts, with codes [pages, P] and valid [pages, P].
-
-    rows: [B] request rows. state_read, state_write: [B] codes of the state before and after; fresh: [B] no state yet,
-    so that the slot must be zero. numbers: [B] which chunks of the pass these are. tokens: in all pages, as far as they
-    are valid.
-    """
+    """pages: page starts, with codes [pages, P] and valid [pages, P]. rows: [B] request rows. state_read, state_write:
+    [B] codes of the state before and after; fresh: [B] no state yet, so that the slot must be zero. numbers: [B]
+    indices of these chunks in the pass. tokens: valid ones, in all pages."""
 
     chunks: tuple[Chunk, ...]
     write: Rows
@@ -76,12 +66,8 @@ def plan_pass(
     *,
     numbers: Sequence[int] | None = None,
 ) -> PassPlan:
-    """Build the plan. codes: request to [padded tokens] int64 in host memory, padded to whole pages.
-
-    The plan is built in host memory and uploaded by the backend. It is complete on the device when this returns.
-
-    numbers: which chunks of the pass these are; all of them by default.
-    """
+    """The plan is complete on the device on return. codes: request to [padded tokens] int64 in host memory, padded to
+    whole pages. numbers: indices of the chunks in the pass; all by default."""
     size = pool.page_size
     mine = [codes[chunk.request_id] for chunk in chunks]
     lengths = [pool.attention.length(chunk.start, chunk.stop) for chunk in chunks]
@@ -131,7 +117,7 @@ def places_of(chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[in
 
 
 def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Tensor:
-    """Rows of the token buffers of a space at these places of the request table, as the tables have them now."""
+    """Rows of a space's token buffers, by the tables' values now."""
     locs = pool.tables["req_to_token"].read_view().view(-1).index_select(0, entries)
     if space != "window":
         return locs
@@ -141,8 +127,7 @@ def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Ten
 
 
 def piece_of_tokens(words: torch.Tensor, piece: Piece, page_size: int) -> torch.Tensor:
-    """A piece of the tokens of packed pages: a view [pages, P, w] of words [pages, W], with words of 32 bits where a
-    token's bytes are no multiple of 8."""
+    """A view [pages, P, w] of words [pages, W], in words of 32 bits if a token's bytes are no multiple of 8."""
     block = words[:, piece.offset // 8 : (piece.offset + page_size * piece.size_bytes) // 8]
     if piece.size_bytes % 8:
         block = block.view(torch.int32)
@@ -171,12 +156,11 @@ def _rows(
 
 
 def _joined(codes: Sequence[torch.Tensor], backend: Memory) -> torch.Tensor:
-    """Codes of several requests, one after the other, on the device."""
     return backend.index(torch.cat([*codes]).numpy())
 
 
 def ragged(starts: IndexArray, lengths: IndexArray) -> IndexArray:
-    """starts[i], starts[i] + 1, ... for lengths[i] values, one run after another."""
+    """starts[i], starts[i] + 1, ... for lengths[i] values, concatenated."""
     ends: IndexArray = lengths.cumsum()
     values: IndexArray = np.arange(ends[-1]) + (starts - (ends - lengths)).repeat(lengths)
     return values

@@ -1,8 +1,4 @@
-"""Readers: the settings that choose which readers a run has besides the forward pass.
-
-Invariants:
-- Every reader calls the one guarded read. Readers differ in their lane, in the piece they read and in when they wait.
-"""
+"""Readers: the settings of a run's readers beside the forward pass. Every reader calls the one guarded read."""
 
 from __future__ import annotations
 
@@ -14,13 +10,10 @@ INDEX_READERS = (("key", "scale"), ("",), ("scale", "key"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readers:
-    """Which reads a run makes besides those of the forward pass.
-
-    early_send: a second lane reads a request's cached prefix beside its first pass, as an early send to a decode node
-    or a draft model does. replay_every: one pass in so many is a replayed graph, whose reads make no waits; 0: no pass
-    is. one_layer: only the first layer of each space is written and read. A pass samples the same tokens with one layer
-    as with all, so the reference run uses one.
-    """
+    """early_send: a second lane reads a request's cached prefix beside its first pass, as an early send to a decode
+    node or a draft model does. replay_every: one pass in so many is a replayed graph, whose reads make no waits; 0:
+    none. one_layer: only the first layer of each space is written and read, for the reference run: the tokens are the
+    same."""
 
     early_send: bool = False
     replay_every: int = 0

@@ -1,8 +1,4 @@
-"""Events of what schedulers and engines report, beside those of what was done.
-
-Invariants:
-- A report is copied round by round, as its end gave it. Nothing is left out or put in order.
-"""
+"""Events of the reports of schedulers and engines, complete and in the order of their end."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What one end reported of a round, by request. end: "prefill", "decode", or "" for an engine that does both."""
+    """One end's report of a round, by request. end: "prefill", "decode", or "" for an engine that does both."""
 
     end: str
     admitted: tuple[int, ...] = ()
@@ -33,8 +29,6 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class EvictionsCounted:
-    """How many evictions from a tier the engine has counted until now."""
-
     tier: str
     count: int
 
@@ -53,7 +47,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """What a process of the engine has. max_prefilling: admitted requests that have not joined. units: by space."""
+    """Sizes of an engine process. max_prefilling: admitted requests that have not joined. units: by space."""
 
     process: str
     page_size: int

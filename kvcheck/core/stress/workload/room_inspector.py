@@ -1,9 +1,7 @@
-"""RoomInspector: compares the memory of a room that failed with the words that its sources had to write.
+"""RoomInspector: compares the memory of a failed room with the words of its sources.
 
 Invariants:
-- It reads the room's memory and changes nothing. It accuses nobody: what a room whose seal never fitted holds explains
-  its failure, and what a drained one holds is judged by the content oracle.
-- Words that mark memory as never written are no difference in a drained room: a failed room is never whole.
+- The mark of unwritten memory is no difference in a drained room: a failed room is never whole.
 - The unused rest of a last page is not compared: its words follow no rule.
 """
 
@@ -37,7 +35,7 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one source, or all of them, write of one buffer: the words [first, last) of each row."""
+    """The words [first, last) of each row, written by one source or by all."""
 
     source: str
     buffer: BufferLayout
@@ -47,8 +45,6 @@ class _Part:
 
 
 class RoomInspector:
-    """decoder: of the rank that received the room; it knows the expected words."""
-
     def __init__(self, decoder: ContentDecoder, emit: Emit) -> None:
         self._decoder = decoder
         self._emit = emit
@@ -56,7 +52,6 @@ class RoomInspector:
     def inspect(
         self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout, peers: Sequence[EndLayout]
     ) -> None:
-        """Report what differs, and how much was compared."""
         pairs = routes(layout, sources=len(peers), targets=layout.ranks)
         late = [peer for peer in peers if (peer.rank, layout.rank) in pairs and peer.name not in room.verified]
         rows: list[tuple[str, Mismatch]] = []
@@ -78,7 +73,7 @@ class RoomInspector:
         self._emit(Unsealed(layout.name, room.ticket.request, sources, words, tuple(rows[:MAX_ROWS])))
 
     def look_back(self, room: InboundRoom, pool: KVPool, metadata: MetadataBuffers, layout: EndLayout) -> None:
-        """Report what a drained room holds that is neither its own nor a mark."""
+        """Report words of a drained room that are neither its own nor a mark."""
         mark, request = mark_of(room.ticket.generation), room.ticket.request
         words, rows = self._compared(_whole(pool, layout), room, pool, layout, marks=(mark,))
         packed = metadata.row_view(room.slot).cpu().clone()
@@ -90,14 +85,13 @@ class RoomInspector:
     def _compared(
         self, parts: Iterable[_Part], room: InboundRoom, pool: KVPool, layout: EndLayout, *, marks: tuple[int, ...]
     ) -> tuple[int, list[Mismatch]]:
-        """Words compared, and the first row that differs of each buffer, layer and piece."""
         compared = [each for part in parts for each in self._compare(part, room, pool, layout, marks)]
         return sum(size for size, _ in compared), [found for _, found in compared if found is not None]
 
     def _compare(
         self, part: _Part, room: InboundRoom, pool: KVPool, layout: EndLayout, marks: tuple[int, ...]
     ) -> Iterator[tuple[int, Mismatch | None]]:
-        """Words compared, and the first row that differs, by layer and piece. marks: words that count as right."""
+        """Words compared, and the first differing row, by layer and piece. marks: words that count as right."""
         units, size, request = room_units(layout, room.holding, room.tokens), layout.page_size, room.ticket.request
         space, buffer = part.buffer.space, part.buffer
         codes = self._decoder.codes_of(request)
@@ -138,7 +132,7 @@ class RoomInspector:
         first: int,
         tokens: int,
     ) -> Mismatch | None:
-        """The first row that differs. bad: [units, r]; seen: [units, r, W]."""
+        """bad: [units, r]; seen: [units, r, W]."""
         if not bool(bad.any()):
             return None
         unit, row = (int(each) for each in torch.nonzero(bad)[0])
@@ -161,13 +155,11 @@ class RoomInspector:
 
 
 def _unlike(rows: torch.Tensor, codes: torch.Tensor, masks: torch.Tensor, marks: tuple[int, ...]) -> torch.Tensor:
-    """Rows with a word that is neither the one expected there nor a mark: bool, as `codes`."""
     known = torch.tensor(marks, dtype=torch.int64).view(rows.dtype)
     return ((rows != rows_torch(codes, masks, rows.dtype)) & ~torch.isin(rows, known)).any(-1)
 
 
 def _whole(pool: KVPool, layout: EndLayout) -> Iterator[_Part]:
-    """Every buffer that is transferred, with all words of its rows."""
     for buffer in layout.buffers:
         spec = _spec_of(pool, buffer)
         yield _Part(source="", buffer=buffer, spec=spec, first=0, last=spec.row_bytes // 8)
@@ -181,7 +173,6 @@ def _spec_of(pool: KVPool, buffer: BufferLayout) -> BufferSpec:
 def _parts(
     source: str, slices: Mapping[tuple[str, str], tuple[int, int]], pool: KVPool, layout: EndLayout
 ) -> Iterator[_Part]:
-    """The buffers that a source writes a part of. slices: (first shard, count) of each in this rank's row."""
     for buffer in layout.buffers:
         if (buffer.space, buffer.name) not in slices:
             continue

@@ -1,10 +1,9 @@
-"""Sessions: conversations whose requests come back with longer prompts. Together they are larger than either tier.
+"""Sessions: conversations with growing prompts, together larger than either tier.
 
 Invariants:
-- The jobs depend on the arguments alone.
 - A session's next prompt is a leading part of its last one, at least one page long, followed by new tokens.
-- One prompt in eight has no new tokens, so that all of it may be cached. At most one in eight shares a shorter part
-  of the prefix of the prompt that arrives with it. Its lookup may split a node that is being loaded.
+- One prompt in eight has no new tokens. At most one in eight shares a shorter part of the prefix of the prompt that
+  arrives with it. Its lookup may split a node that is being loaded.
 - prompt + output of a job is never more than half of the pool.
 """
 
@@ -16,13 +15,12 @@ from kvcheck.core.stress.workload.jobs import LARGE_PAGE, Job, leading_runs, mer
 
 
 def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, sessions: int, seed: int) -> tuple[Job, ...]:
-    """Jobs for a pool of `capacity_tokens` in pages of `page_size`, spread over `sessions` sessions.
+    """Jobs for a pool of `capacity_tokens`, two in each round.
 
-    Sessions take turns, so each comes back after the others have pushed its prefix down a tier. One job in four belongs
-    to a random session. New text is a fraction of a page to two pages long; half of the prompts end with a page, or one
+    Sessions take turns, so that the others push a prefix down a tier before it comes back. One job in four belongs to a
+    random session. New text is a fraction of a page to two pages long; half of the prompts end with a page, or one
     token before or behind its end. Half of the outputs are shorter than half a page, the others reach two pages, so
-    running requests need more than the pool; pages of many tokens are crossed once, as each token costs a pass. Two
-    jobs arrive in each round.
+    running requests need more than the pool; large pages are crossed once.
     """
     half = capacity_tokens // 2
     if half < 3 * page_size or requests < 1 or sessions < 1:
@@ -73,14 +71,12 @@ def session_jobs(page_size: int, capacity_tokens: int, *, requests: int, session
 
 
 def _output_bounds(page: int) -> tuple[int, int]:
-    """The most tokens of a short output and of a long one."""
     if page < LARGE_PAGE:
         return max(1, page // 2), 2 * page
     return page // 8, page + page // 4
 
 
 def _kept(mix: Rng, tokens: int, page: int) -> int:
-    """How many tokens of the last prompt are repeated: mostly all, else cut to whole pages or cut anywhere."""
     if tokens <= page:
         return tokens
     draw = mix.below(4)

@@ -1,16 +1,13 @@
 """Model presets: micro and tiny shapes for the simulator, and the public dimensions of real models for benchmarks.
 
-A tiny shape keeps what its family's bugs depend on (page kinds, packed rows, layer patterns) and shrinks the rest. It
-does not shrink an NSA index page: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. A page
-size is chosen by the server, not by the model: 64 for the latent families, whose kernels require it, and 16 for the
-others. A micro shape is smaller still: pages of two tokens, one or two words in each row, and two layers. So a request
-crosses many pages in few tokens, and a schedule costs a fraction of a tiny one's. An answering shape keeps the width of
-rows and states instead, which its model needs, and has pages of 4 or 8 tokens.
+A tiny shape keeps page kinds, packed rows and layer patterns of its family and shrinks the rest, but not an NSA index
+page: 64 keys of 128 bytes and 64 fp32 scales are 8448 bytes, as in real models. Pages have 64 tokens in the latent
+families, whose kernels require it, else 16. A micro shape has pages of two tokens, one or two words in each row, and
+two layers. An answering shape keeps the width of rows and states, and has pages of 4 or 8 tokens.
 
 Invariants:
 - Every row of every buffer, and every per-layer state, is a multiple of 8 bytes in the micro and tiny shapes. The one
   fp32 scale of an NSA index key is half of that, in all shapes.
-- A shape's key in the table is its name. Its `source` says where the numbers come from.
 """
 
 from __future__ import annotations
@@ -25,24 +22,21 @@ from kvcheck.core.cache.pools.shape import ModelShape
 
 
 def shape(name: str) -> ModelShape:
-    """The preset called `name`. Raises UsageError for an unknown name."""
     if name in SHAPES:
         return SHAPES[name]
     raise UsageError(unknown_name("shape", name, SHAPES))
 
 
 def _layers(count: int) -> tuple[int, ...]:
-    """Layers 0 .. count - 1."""
     return tuple(range(count))
 
 
 def _every_fourth(count: int) -> tuple[int, ...]:
-    """Layers 3, 7, 11, ...: the full-attention layers of a hybrid with three state layers before each."""
+    """Layers 3, 7, 11, ...: full attention, after three state layers each."""
     return tuple(range(3, count, 4))
 
 
 def _but_every_fourth(count: int) -> tuple[int, ...]:
-    """The layers that _every_fourth does not name."""
     return tuple(layer for layer in range(count) if layer % 4 != 3)
 
 
@@ -417,4 +411,4 @@ SHAPES: Final[dict[str, ModelShape]] = {preset.name: preset for preset in (*_MIC
 MICRO_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _MICRO)
 TINY_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _TINY)
 ANSWERING_SHAPES: Final[tuple[str, ...]] = tuple(preset.name for preset in _ANSWERING)
-"""Shapes whose rows hold the weights' keys and values: those of decoder known-answer."""
+"""Shapes for decoder known-answer: their rows hold the weights' keys and values."""

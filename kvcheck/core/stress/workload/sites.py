@@ -1,9 +1,4 @@
-"""Sites of a run: for which rows of which buffers the content words of a shape are written.
-
-Invariants:
-- The rows are those of the whole model. Each rank keeps a part of them.
-- A metadata field that holds plain numbers has no content words, and no site.
-"""
+"""Sites of a run: the rows and buffers of the whole model that hold content words."""
 
 from __future__ import annotations
 
@@ -16,7 +11,6 @@ from kvcheck.core.stress.workload.handover import PLAIN_FIELDS
 
 
 def row_sites(shape: ModelShape) -> tuple[RowSites, ...]:
-    """The rows of every buffer and every piece of packed pages, then the metadata fields."""
     rows = [
         row
         for spec in POOLS.load(shape.family)(shape)

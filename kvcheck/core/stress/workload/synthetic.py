@@ -1,9 +1,7 @@
-"""Synthetic requests: jobs whose lengths lie on page and chunk boundaries and one beside them, and the sample trace.
+"""Synthetic requests: jobs whose lengths lie at or next to page and chunk boundaries, and the sample trace.
 
 Invariants:
-- The jobs depend on the arguments alone.
 - prompt + output of a job is never more than half of the pool.
-- Jobs arrive in bursts. Each burst needs more than the pool holds.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ def synthetic_jobs(
     """Jobs for a pool of `capacity_tokens`, in pages of `shape_page_size` and prefill chunks of `chunk_tokens`.
 
     Every second prompt has a length from a deck: 1, and one and two pages and chunks, each with one less and one more.
-    The deck is dealt out before any of its lengths comes again. The others are multiples of the page and of the
-    chunk, one less or one more, up to a sixth of the pool, and 1.
-    Outputs end at or just after the end of a page, or some pages later. Each is `longer_pages` longer where half of the
-    pool has room. A third of the jobs start with leading tokens of a recent job: whole pages, some tokens more than
-    whole pages, or its whole prompt.
+    The others are multiples of the page and of the chunk, one less or one more, up to a sixth of the pool, and 1.
+    Outputs end at or just after the end of a page, or some pages later, and are `longer_pages` longer if half of the
+    pool has room. A third of the jobs start with leading tokens of a recent job: whole pages, some tokens more, or its
+    whole prompt.
 
     A burst ends when its tokens, shared ones counted once, exceed one and a half pools. The next burst comes after
+
         sum of (total tokens * output tokens) / (1.3 * capacity)
-    rounds. That is the demand in tokens times rounds divided by 1.3 times the supply, so the pool stays overloaded. 64
-    requests exhaust a pool of up to 64 pages while they decode. A pool of a thousand pages needs a few hundred
-    requests.
+
+    rounds, so that demand is 1.3 times the supply. 64 requests exhaust a pool of up to 64 pages while they decode; a
+    pool of a thousand pages needs a few hundred requests.
     """
     page, half = shape_page_size, capacity_tokens // 2
     if page < 1 or chunk_tokens < 1 or requests < 1:
@@ -86,8 +84,8 @@ def synthetic_jobs(
 
 
 def trace_rows(name: str, limit: int | None) -> tuple[TraceRow, ...]:
-    """The rows that `--trace` names, or the first `limit` of them: invented ones for "sample", or those of a file
-    ("./sample" is a file of that name)."""
+    """The rows of "sample" (invented), or of a file ("./sample" is a file of that name), or the first `limit` of
+    them."""
     if name == SAMPLE:
         return sample_trace_rows(requests=SAMPLE_REQUESTS, seed=SAMPLE_SEED)[:limit]
     return read_trace(Path(name), limit)
@@ -96,8 +94,7 @@ def trace_rows(name: str, limit: int | None) -> tuple[TraceRow, ...]:
 def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
     """Invented conversations: a few system prompts, and turns that repeat the conversation so far and add to it.
 
-    A turn repeats the hash ids of the full blocks only, because a partial block gets other content when it fills up.
-    Most prompts are short and a few are very long, as in production.
+    A turn repeats the hash ids of full blocks only, because a partial block changes its content when it fills up.
     """
     mix = Rng(seed)
     systems = [tuple(range(first, first + count)) for first, count in ((0, 1), (1, 2), (3, 4))]
@@ -128,13 +125,11 @@ def sample_trace_rows(*, requests: int, seed: int) -> tuple[TraceRow, ...]:
 
 
 def _edge_lengths(*, page: int, chunk: int, most: int) -> list[int]:
-    """1, and one and two pages and chunks with one token less and one more: those up to `most`, each once."""
     edges = {many * unit + near for unit in (page, chunk) for many in (1, 2) for near in (-1, 0, 1)}
     return sorted(length for length in {1, *edges} if 1 <= length <= most)
 
 
 def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
-    """A length on, just under or just over a boundary: at least 1, at most half of the pool less two tokens."""
     kind, near = mix.below(8), mix.below(3) - 1
     far_pages = max(3, capacity // (6 * page))
     multiples = (1 + mix.below(3), 1 + mix.below(far_pages))
@@ -154,8 +149,8 @@ def _prompt_length(mix: Rng, *, page: int, chunk: int, capacity: int) -> int:
 def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
     """A length that ends just before, at or after the end of a page; 1 if that leaves no token.
 
-    Most outputs then continue for up to a sixteenth of the pool. Ten requests at once so use up the last pages. Pages
-    of many tokens are crossed once: each token costs a pass, and what a second page would show, smaller pages show.
+    Most outputs then continue for up to a sixteenth of the pool, so that ten requests use up the last pages. Large
+    pages are crossed once.
     """
     to_end = -prompt % page
     choices = [1, to_end, to_end + 1, to_end + 2]
@@ -166,7 +161,6 @@ def _output_length(mix: Rng, *, prompt: int, page: int, pages: int) -> int:
 
 
 def _shared_run(mix: Rng, jobs: list[Job], *, prompt: int, page: int) -> list[tuple[int, int]]:
-    """Leading runs taken from a recent job, or none."""
     wanted, pick, kind, extra = mix.chance(1, 3), mix.next_u64(), mix.below(4), mix.below(page)
     if not wanted or not jobs:
         return []

@@ -1,8 +1,4 @@
-"""Events of the tiers of a prefix cache: what was looked up, what each tier holds, what moved, what was refused.
-
-Invariants:
-- Pages are named by the hash of the prefix that ends with them. So an event says what it is about without the tree.
-"""
+"""Events of the tiers of a prefix cache. Pages are named by the hash of the prefix that ends with them."""
 
 from __future__ import annotations
 
@@ -11,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """What prefixes of the model need besides their pages. window: tokens that a window layer sees, 0 if there is
-    none."""
+    """window: tokens visible to a window layer, 0 if there is none."""
 
     page_size: int
     window: int
@@ -21,11 +16,8 @@ class Modelled:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A request looked its prompt up. chain: one hash for each whole page. pages: how many were found. device_pages:
-    how many of those are on the device.
-
-    device_only: pages of the host could not be loaded and were left out.
-    """
+    """chain: one hash for each whole page. pages, device_pages: pages found, and those of them on the device.
+    device_only: pages of the host could not be loaded and were left out."""
 
     request: int
     chain: tuple[bytes, ...]
@@ -37,12 +29,9 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The rules of a prefix cache. uses: after how many uses a page is backed up, and that it is computed is one; None:
-    when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, ids that it has).
-
-    ack_rounds: it looks at its copies every so many rounds; None: it says nothing of that. load_lanes: those of each
-    engine that loads take turns on.
-    """
+    """The rules of a prefix cache. uses: after how many uses a page is backed up, its computation being the first;
+    None: when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, its number of ids).
+    ack_rounds: rounds between checks of its copies; None: not declared. load_lanes: of each engine, in turn."""
 
     uses: int | None
     orders: tuple[tuple[str, str], ...]
@@ -53,7 +42,7 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The store was asked for a prompt, before its lookup. is_fetching: pages of it are on their way."""
+    """The store was queried for a prompt, before its lookup. is_fetching: a prefetch of its pages was started."""
 
     request: int
     chain: tuple[bytes, ...]
@@ -62,7 +51,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A request offers the prefix cache the pages of this chain, which it has computed or found there."""
+    """A request offers the prefix cache pages that it has computed or found there."""
 
     request: int
     chain: tuple[bytes, ...]
@@ -71,8 +60,6 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """The prefix that ends at this hash is locked on a tier once more, or once less."""
-
     tier: str
     end: bytes
     added: bool
@@ -80,7 +67,7 @@ class Locked:
 
 @dataclass(frozen=True, slots=True)
 class RoomWanted:
-    """Somebody asked a tier to free so many pages or slots of a space. The victims that follow are for that."""
+    """A tier was requested to free so many pages or slots of a space. The victims that follow are for that."""
 
     tier: str
     space: str
@@ -89,8 +76,7 @@ class RoomWanted:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The run of pages that is to lose what a tier holds of it in a space. passed: ends of runs that were chosen
-    before, and could not go."""
+    """The run of pages to be evicted. passed: ends of runs chosen before that could not go."""
 
     tier: str
     space: str
@@ -100,7 +86,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """These pages leave these tiers because somebody asked for it, whatever the order of eviction says."""
+    """These pages leave these tiers on request, whatever the order of eviction."""
 
     tiers: tuple[str, ...]
     chain: tuple[bytes, ...]
@@ -108,8 +94,8 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Somebody asked for these pages to leave these tiers, and this is the answer. is_gone: they have left. With both
-    tiers the pages are a prefix and all that continues it."""
+    """The answer to a request to remove these pages from these tiers. With both tiers the pages are a prefix and all
+    its continuations."""
 
     tiers: tuple[str, ...]
     chain: tuple[bytes, ...]
@@ -118,8 +104,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A backup or a prefetch of these pages or this state was given up: the host has no room in that space. A snapshot
-    of a state was given up where the device has none."""
+    """A backup, a prefetch or a snapshot was given up, as that space had no room in the host (snapshot: device)."""
 
     kind: str
     request: int
@@ -139,20 +124,20 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoreKeeps:
-    """The store of this run loses nothing by itself: each object stays whole until it is deleted or damaged."""
+    """The store of this run loses nothing: each object stays whole until it is deleted or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The scenario has damaged the object under this key, or lost it. A read before that may not be told yet."""
+    """The scenario damaged or lost the object under this key. An earlier read may still be pending."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Somebody else has deleted these from the store. A write that is not acknowledged may have come before or after
-    that, so whether the store has them is not known any more."""
+    """Another process deleted these from the store. A write without acknowledgement may have come before or after, so
+    whether the store has them is unknown from now on."""
 
     space: str
     chain: tuple[bytes, ...]
@@ -160,8 +145,6 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class TierChanged:
-    """A tier now holds, or no longer holds, pages or states of these hashes under these ids."""
-
     tier: str
     space: str
     chain: tuple[bytes, ...]
@@ -171,7 +154,7 @@ class TierChanged:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A backup or a load was made; its operations follow, now or later. units: the host's ids, by space."""
+    """A backup or a load was made; its operations follow, now or later. units: host ids, by space."""
 
     number: int
     kind: str
@@ -180,8 +163,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A backup, a load or a prefetch was acknowledged. frozen: its index values are those it was made with. chain: the
-    hashes of its pages. number: that of a backup or a load."""
+    """A backup, a load or a prefetch was acknowledged. frozen: its index values are unchanged."""
 
     kind: str
     request: int
@@ -193,8 +175,6 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A node lost what a tier held of it in a space. during_load: while a load was in flight."""
-
     tier: str
     space: str
     during_load: bool

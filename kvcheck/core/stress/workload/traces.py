@@ -2,12 +2,7 @@
 
 A line is one request: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one for each block
 of 512 prompt tokens; the last block may be partial. Equal ids after an equal prefix mean equal content. Other keys are
-ignored.
-
-Invariants:
-- A line that breaks the format is a UsageError that names its path and number. No line is skipped or repaired.
-- Scaling keeps the sharing: two jobs share exactly the blocks that their rows share, as far as both kept them.
-- The workload's note counts the prompts and outputs that were cut.
+ignored. Two jobs share exactly the blocks that their rows share, as far as both kept them.
 """
 
 from __future__ import annotations
@@ -38,8 +33,6 @@ _LONGEST: Final = 2**31 - 1  # larger lengths and timestamps can only be damage 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    """One line of a trace."""
-
     timestamp_ms: int
     input_length: int
     output_length: int
@@ -47,10 +40,8 @@ class TraceRow:
 
 
 def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
-    """The rows of `path`, or the first `limit` of them. Later lines are not read.
-
-    Timestamps must not decrease. Raises UsageError with path and line for anything that is not a trace.
-    """
+    """Raises UsageError with path and line for bad lines and decreasing timestamps. Lines after `limit` are not
+    read."""
     if limit is not None and limit < 1:
         raise UsageError(f"trace {path}: expected a limit of at least 1 request, got {limit}")
     rows: list[TraceRow] = []
@@ -81,7 +72,7 @@ def read_trace(path: Path, limit: int | None) -> tuple[TraceRow, ...]:
 def scale_trace(
     rows: tuple[TraceRow, ...], capacity_tokens: int, *, seed: int, mean_output: int | None = None
 ) -> Workload:
-    """Jobs for a pool of `capacity_tokens`, made from `rows`. `seed` decides which metadata fields each job uses.
+    """Jobs for a pool of `capacity_tokens`. `seed` decides which metadata fields each job uses.
 
     Prompts: a full block becomes b tokens, a partial one max(1, floor(length * b / 512)). b is the largest number for
     which no prompt is cut and the mean prompt is at most a tenth of the capacity. If the mean is then under a
@@ -91,11 +82,11 @@ def scale_trace(
     Outputs: all are scaled by one factor to a mean of `mean_output` (20 if the pool has at least 320 tokens, else a
     sixteenth of the pool), rounded, at least 1, and cut at a quarter of the capacity.
 
-    Arrivals: C = capacity / mean total tokens is how many requests run at once. Each makes one token a round, so the
-    pool finishes C / mean output requests a round. Timestamps are mapped linearly onto
+    Arrivals: timestamps are mapped linearly onto
+
         n * mean output * mean total / (1.3 * capacity)
-    rounds, so the trace offers 1.3 times that. Shared prefixes count in full here; a prefix cache lowers the real
-    demand.
+
+    rounds, so the trace offers 1.3 times the pool's throughput. Shared prefixes count in full.
     """
     if capacity_tokens < MIN_CAPACITY_TOKENS:
         raise UsageError(
@@ -126,7 +117,6 @@ def scale_trace(
 
 
 def _row(line: bytes, where: str) -> TraceRow:
-    """One validated line."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -159,14 +149,13 @@ def _row(line: bytes, where: str) -> TraceRow:
 
 
 def _integer(value: object, key: str, where: str, *, least: int) -> int:
-    """`value` if it is an integer in range; true and 1.0 are refused."""
+    """true and 1.0 are refused."""
     if type(value) is not int or not least <= value <= _LONGEST:
         raise _bad(where, key, f"an integer from {least} to {_LONGEST}", value)
     return value
 
 
 def _bad(where: str, what: str, expected: str, got: object) -> UsageError:
-    """The error for a bad line. What was found is cut, because a damaged line can be long."""
     found = repr(got)
     return UsageError(f"{where}: {what}: expected {expected}, got {found if len(found) <= 80 else found[:77] + '...'}")
 
@@ -174,7 +163,6 @@ def _bad(where: str, what: str, expected: str, got: object) -> UsageError:
 def _scale_outputs(
     rows: tuple[TraceRow, ...], capacity_tokens: int, mean_output: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], float]:
-    """Scaled outputs, which of them were cut, and how many trace tokens one scaled token stands for."""
     mean = mean_output if mean_output is not None else min(20, max(1, capacity_tokens // 16))
     lengths = np.array([row.output_length for row in rows], dtype=np.int64)
     total = int(lengths.sum())
@@ -187,7 +175,6 @@ def _scale_outputs(
 
 
 def _block_tokens(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64], capacity_tokens: int) -> int:
-    """Tokens that a full block becomes; see scale_trace."""
     chosen = 1
     for block in range(1, min(BLOCK_TOKENS, capacity_tokens // 4) + 1):
         prompts, cut = _prompts(inputs, outputs, block=block, capacity_tokens=capacity_tokens)
@@ -206,7 +193,6 @@ def _block_tokens(inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64],
 def _prompts(
     inputs: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64], *, block: int, capacity_tokens: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Scaled prompts, cut to whole blocks where prompt + output would pass half of the capacity; and which were cut."""
     full = (inputs - 1) // BLOCK_TOKENS
     tail = np.maximum(1, (inputs - full * BLOCK_TOKENS) * block // BLOCK_TOKENS)
     prompts = full * block + tail
@@ -222,7 +208,6 @@ def _arrivals(
     outputs: npt.NDArray[np.int64],
     capacity_tokens: int,
 ) -> list[int]:
-    """Scheduling round of each row; see scale_trace for the formula."""
     count, output = len(rows), int(outputs.sum())
     rounds = -(-10 * output * (int(prompts.sum()) + output) // (13 * capacity_tokens * count))
     first, last = rows[0].timestamp_ms, rows[-1].timestamp_ms
@@ -238,7 +223,6 @@ def _jobs(
     block: int,
     seed: int,
 ) -> tuple[Job, ...]:
-    """The jobs. The author of each prompt token comes from a tree of blocks."""
     mix = Rng(seed)
     tree = _BlockTree()
     jobs: list[Job] = []
@@ -262,11 +246,8 @@ def _jobs(
 
 
 class _BlockTree:
-    """The request that first brought each block, for each prefix before it.
-
-    A node is one block after one prefix. A request that has more of a block than any before it is the author of the
-    rest. So a later prompt shares a partial last block that has the same id.
-    """
+    """The request that first brought each block, for each prefix before it. One with more of a block than any before is
+    the author of the rest, so a later prompt can share a partial last block with the same id."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], int] = {}  # (parent node, hash id) -> node; the root is -1
@@ -298,7 +279,6 @@ class _BlockTree:
         return merge_runs(runs)
 
     def _reach_further(self, node: int, size: int, request: int) -> list[tuple[int, int]]:
-        """Runs of the first `size` tokens of a block of which its first author had fewer."""
         longer = self._longer.setdefault(node, [])
         known = longer[-1][1] if longer else self._ends[node]
         if known < size:

@@ -1,13 +1,10 @@
 """IpcWire: a rank's wire to ranks of the same machine whose memory it maps and writes itself.
 
-    ordered   one lane a peer; a write is reported once its bytes are in the peer's memory
-    async     one lane a leg; a write is reported when it is queued, as by a copy engine that nobody waits for
-
 Invariants:
-- A copy is made by a thread, or on a stream, while both processes go on. Nobody tells the peer that it has landed.
-- The peer's memory and its fence are those that it announced last. Nothing of an announcement is unpickled.
-- Every copy is made under the peer's fence. A lost peer counts as gone once this side's fence is shut.
-- A host shows the order of stores of its own CPU, which is stronger than that of a device or of NVLink.
+- Copies run in a thread, or on a stream. The peer gets no notice of their landing.
+- The peer's latest announcement of memory and fence counts. Nothing of it is unpickled.
+- A lost peer counts as gone once this side's fence is shut.
+- A host has the store order of its CPU, which is stronger than that of a device or of NVLink.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_blocks
 
 READY_S = 60.0
 WORD = 8
-"""A block that is cut is cut between words of so many bytes."""
+"""Bytes of a word; blocks are cut between words."""
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 """(target, source) of each block, [bytes] uint8."""
@@ -47,16 +44,14 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A peer's memory, mapped here, by what it announced."""
-
     said: bytes
     fence: RegionHandle
     regions: Mapping[str, torch.Tensor]
 
 
+# ordered   one lane a peer; a write is reported once its bytes are in the peer's memory
+# async     one lane a leg; a write is reported when it is queued, as by a copy engine without completion
 class IpcWire(ProcessWire):
-    """A ProcessWire that writes the memory of its peers."""
-
     takes_paths = True
 
     def __init__(self, backend: ScopedBackend) -> None:
@@ -69,7 +64,6 @@ class IpcWire(ProcessWire):
         self._behind: dict[str, deque[tuple[Message, Sequence[Signal]]]] = {}
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
-        """Tell the peers where this rank's memory is, and map theirs."""
         super().start(links, lease_s=lease_s)
         self._announce_to(self.links)
         self._await(lambda peer: peer in self._announced, "memory", READY_S, self._has_announced)
@@ -78,17 +72,14 @@ class IpcWire(ProcessWire):
                 self._memory_of(link.peer)
 
     def flush(self, peer: str) -> Signal:
-        """Behind the newest copy of every lane to the peer."""
         return Signal(Landing(lane.end for lane, _ in self._lanes.get(peer, {}).values()))
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Send it once the copies that it stands behind have landed. The caller goes on meanwhile. Later messages to
-        the peer wait too, so that they stay in order."""
+        """Send it once its copies have landed, without blocking, and in order."""
         self._behind.setdefault(peer, deque()).append((message, after))
         self._send_due(peer)
 
     def receive(self) -> list[tuple[str, Message]]:
-        """As every wire does; and send what waits for copies no longer."""
         for peer in self._behind:
             self._send_due(peer)
         return super().receive()
@@ -99,8 +90,7 @@ class IpcWire(ProcessWire):
             super().send(peer, waiting.popleft()[0])
 
     def rejoin(self, link: Link) -> None:
-        """Tell the peer's new process where this rank's memory is. It tells where its own is before it asks for
-        anything."""
+        """Announce this rank's memory to the peer's new process."""
         super().rejoin(link)
         self._announce_to([link.peer])
 
@@ -113,7 +103,7 @@ class IpcWire(ProcessWire):
         return Signal(landing) if path == "ordered" else self.backend.signal()
 
     def _parts(self, peer: str, memory: _Mapped, writes: Sequence[RegionWrite]) -> tuple[Pairs, Pairs]:
-        """What lands first, and what lands behind it: about half of the blocks of each write."""
+        """Pairs in two parts, which land one behind the other: about half of the blocks of each write."""
         parts: tuple[Pairs, Pairs] = ([], [])
         for write in writes:
             if write.target not in memory.regions:
@@ -132,7 +122,7 @@ class IpcWire(ProcessWire):
             lanes[path] = CopyLane(f"{self.name}>{peer}:{path}", self.backend.device), entry
         return lanes[path]
 
-    # Whose memory is where
+    # Memory of the peers
 
     def _announce_to(self, peers: Iterable[str]) -> None:
         memory = self._memory()
@@ -147,7 +137,7 @@ class IpcWire(ProcessWire):
             self._has_announced.notify_all()
 
     def _memory_of(self, peer: str) -> _Mapped:
-        """The peer's memory, mapped when it is first asked for. Raises TransferError."""
+        """Map the peer's memory on first use."""
         said = self._announced.get(peer)
         if said is None:
             raise TransferError(f"{self.name} to {peer}: it has announced no memory, or is gone")
@@ -181,7 +171,6 @@ class IpcWire(ProcessWire):
     # Peers that are gone
 
     def _make_safe(self, peer: str) -> bool:
-        """Shut the fence, and forget where the peer's memory was; a new process of it announces its own."""
         is_shut = self._fences[peer].shut()
         if is_shut:
             with self._has_announced:
@@ -190,16 +179,14 @@ class IpcWire(ProcessWire):
         return is_shut
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """There is no engine."""
         self.links[peer].close()
 
     def _take_data(self, peer: str, payload: bytearray) -> None:
-        """Refuse bytes on a link: the peer writes them itself."""
         raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
 
 def _land(entry: Entry, parts: tuple[Pairs, Pairs], late_s: float) -> None:
-    """Copy a write, its rest `late_s` seconds behind its beginning, for as long as the peer lets it in."""
+    """Copy a write under the fence, its second part `late_s` seconds later."""
     for number, pairs in enumerate(parts):
         if number and late_s:
             time.sleep(late_s)
@@ -209,7 +196,7 @@ def _land(entry: Entry, parts: tuple[Pairs, Pairs], late_s: float) -> None:
 
 
 def _cut(blocks: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """The blocks, [n, 3], in two parts; a single one is cut within."""
+    """The blocks, [n, 3], in two parts; a single one is split."""
     if len(blocks) != 1:
         return blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]
     at, to, size = blocks[0].tolist()

@@ -1,13 +1,12 @@
-"""The engine process: maps its worker's regions, runs the library, and answers one code a call.
+"""The engine process: maps its worker's regions, runs the library, and answers each call with its return code.
 
-It gets its end of a socket pair as standard input. It is a process of its own because the library ends its process on
-bad arguments, cannot cancel a call, and is sure to release memory only when its process ends.
+It is a separate process because the library ends its process on bad arguments, cannot cancel a call, and surely
+releases memory only when its process ends.
 
 Invariants:
-- It ends with its worker, like every child, and with the socket, also during a call. A thread waits for that.
+- It ends with its worker, and with the socket, also during a call.
 - After the first failed call it makes no other, because the library may still move bytes of the failed one.
-- If its run has a network, it enters that before the library is loaded.
-- The library sees only the variables that the worker sent; MC_ variables of the user's environment are dropped.
+- MC_ variables of the user's environment are dropped.
 """
 
 from __future__ import annotations
@@ -38,19 +37,16 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
 from kvcheck.core.cache.transfer.mooncake.library import INSTALL, LOAD_ONLY
 
 NOT_TRIED = -100_001
-"""Code of a call that came after one that failed. The library's own are above -10,000."""
+"""Code of a call after a failed one. The library's own are above -10,000."""
 NO_METADATA_SERVER = "P2PHANDSHAKE"
 STANDARD_INPUT = 0
 
 
 class Library(Protocol):
-    """What is used of the library's engine."""
-
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """0, or a negative code."""
 
-    def get_rpc_port(self) -> int:
-        """The port that peers name."""
+    def get_rpc_port(self) -> int: ...
 
     def register_memory(self, address: int, size: int) -> int:
         """0, or a negative code."""
@@ -68,18 +64,17 @@ class Unusable(Refused):
 
 
 def main() -> None:
-    """Set an engine up for one worker, then answer its calls until the worker is gone."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the worker, which decides
     link = socket.socket(fileno=os.dup(STANDARD_INPUT))
     try:
         run(Channel(link), link)
     except ChannelClosed:
-        os._exit(0)  # letting the library end by itself takes a second and waits for what it does
+        os._exit(0)  # the library's own exit takes a second and waits for its transfers
 
 
 def run(channel: Channel, link: socket.socket) -> None:
-    """Like `main`, but raises ChannelClosed when the worker is gone."""
+    """Answer the calls of one worker. Raise ChannelClosed when it is gone."""
     request = channel.receive(descriptors=MOST_DESCRIPTORS)
     asked = unpack_json(request.payload)
     try:
@@ -98,7 +93,6 @@ def run(channel: Channel, link: socket.socket) -> None:
 
 
 def join(network: object) -> None:
-    """Enter the network of the run's engines, if there is one."""
     if network is None:
         return
     try:
@@ -108,7 +102,7 @@ def join(network: object) -> None:
 
 
 def die_with(link: socket.socket) -> None:
-    """Start a thread that ends this process when the worker closes the socket."""
+    """End this process when the worker closes the socket."""
     poll = select.poll()
     poll.register(link.fileno(), select.POLLRDHUP)
 
@@ -120,7 +114,6 @@ def die_with(link: socket.socket) -> None:
 
 
 def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mmap]:
-    """Map the worker's regions into this process."""
     regions = asked["regions"]
     if not isinstance(regions, dict) or len(regions) != len(channel.descriptors):
         raise Refused(f"expected a descriptor for each region, got {len(channel.descriptors)} for {regions}")
@@ -134,7 +127,7 @@ def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mm
 
 
 def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
-    """An initialized engine with all regions registered, and the facts about it for the worker."""
+    """Initialize an engine and register all regions; return it with port and extents."""
     set_variables(asked["variables"])
     library = load(str(asked["flag"]))
     if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:
@@ -149,7 +142,7 @@ def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Librar
 
 
 def set_variables(variables: object) -> None:
-    """Set the library's environment variables, which are its only settings."""
+    """Set the environment, which has the library's only settings."""
     for name in [name for name in os.environ if name.startswith("MC_")]:
         del os.environ[name]
     if isinstance(variables, dict):
@@ -157,7 +150,7 @@ def set_variables(variables: object) -> None:
 
 
 def load(flag: str) -> Library:
-    """Load the library's engine class. flag: the option it must be built with, or "". Raises Unusable."""
+    """flag: the required build option, or "". Raise Unusable."""
     try:
         from mooncake import engine
     except ImportError as error:
@@ -169,7 +162,6 @@ def load(flag: str) -> Library:
 
 
 def serve(channel: Channel, library: Library) -> None:
-    """Answer calls in order until the process ends."""
     has_failed = False
     while True:
         frame = channel.receive()
@@ -179,14 +171,12 @@ def serve(channel: Channel, library: Library) -> None:
 
 
 def call(library: Library, frame: Frame) -> int:
-    """Make one call of the library and send its return code."""
     if frame.kind is not Kind.WRITE:
         raise ChannelClosed(f"unexpected frame {frame.kind.name}")
     return library.batch_transfer_sync_write(*unpack_call(frame.payload))
 
 
 def load_only() -> None:
-    """Exit 0 if the library loads. Otherwise print why it does not."""
     try:
         load("")
     except Unusable as error:

@@ -1,11 +1,11 @@
 """MooncakeEngine: a worker's side of Mooncake's transfer engine: whole regions registered once, checked writes.
 
 Invariants:
-- The library runs in a process of its own. This module holds numbers and a socket to that process.
-- Every wait ends: by the library's own bounds, else by the watchdog of the call, else because the process is killed.
+- The library runs in a process of its own.
+- Every wait ends: by the library's own bounds, by the watchdog of the call, or because the process is killed.
 - After a failed call nothing more is sent, and the source stays in use until `fence`. A code of -1 does not mean that
-  the library has stopped; only the end of its process does.
-- A code of 0 means that the library reports the write as done. The receiver checks what has arrived.
+  the library has stopped.
+- A code of 0 means that the library reports the write as done. The receiver checks the bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from kvcheck.core.cache.transfer.mooncake.library import (
 from kvcheck.core.cache.transfer.mooncake.plan import Batch, Extent, calls_of, entries_of
 
 CALLS_AHEAD = 4
-"""Calls the engine process is given before it answered; all of them fit the socket, so sending never blocks."""
+"""Most unanswered calls; all of them fit the socket, so sending never blocks."""
 SOCKET_BYTES = 1 << 20
 LOG_TAIL_BYTES = 2000
 LOG_BYTES = 1 << 20
@@ -56,7 +56,7 @@ SESSION = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """The address of a peer's engine and its registered regions. The caller gets it over its own channel."""
+    """A peer's engine and its registered regions."""
 
     session: str
     regions: Mapping[str, Extent]
@@ -72,20 +72,17 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A submitted write: its number on this engine, and its bytes."""
-
     number: int
     size_bytes: int
 
 
 class MooncakeEngine:
-    """A running engine process over shared regions. One thread at a time, except for `fence`.
+    """A running engine process. One thread at a time, except for `fence`. Raise UnknownVerdict without a usable
+    library.
 
-    protocol: a row of PROTOCOLS. The library may use another one: without the hardware, or with a build that lacks the
-    transport, most names silently give TCP. nvlink_intra takes device memory only. host: the address at which peers
-    reach this process. The library listens on all interfaces in any case and authenticates nobody, so use it only in
-    networks where everybody is trusted. network: the path of a PrivateNetwork, whose only interface is its own
-    loopback.
+    protocol: a row of PROTOCOLS. Without the hardware, or with a build that lacks the transport, most names silently
+    give TCP. nvlink_intra takes device memory only. host: address for peers. The library listens on all interfaces in
+    any case and authenticates nobody, so use it only in trusted networks. network: the path of a PrivateNetwork.
     """
 
     def __init__(
@@ -126,49 +123,40 @@ class MooncakeEngine:
         network: str | None = None,
         settings: EngineSettings | None = None,
     ) -> Self:
-        """An engine with every region registered whole. Raises UnknownVerdict without a usable library."""
         return cls(regions, protocol=protocol, host=host, network=network, settings=settings)
 
     def regions(self) -> dict[str, Extent]:
-        """Name to (address in the engine process, bytes): what a peer needs besides the session."""
+        """Name to (address in the engine process, bytes)."""
         return dict(self._regions)
 
     @property
     def info(self) -> PeerInfo:
-        """Session and regions together."""
         return PeerInfo(self.session, self.regions())
 
     @property
     def pid(self) -> int:
-        """The process id of the engine process."""
         return self._process.pid
 
     @property
     def is_poisoned(self) -> bool:
-        """True after a failed call: nothing is sent any more."""
         return self._poison is not None
 
     @property
     def is_fenced(self) -> bool:
-        """True once the engine process has ended. It then reads no source and writes no region of this side.
-
-        The peer's engine may still write bytes in flight. Those regions are safe once that engine is fenced.
-        """
+        """True once the engine process has ended. The peer's engine may still write here until it is fenced too."""
         return self._process.poll() is not None
 
     def write(self, peer: PeerInfo, batches: Sequence[Batch]) -> int:
-        """Move every block, and wait. Returns the bytes the library says it has moved.
+        """Copy every block, and wait. Return the bytes that the library reports.
 
-        Raises TransferError: for blocks outside a region or with shared targets before anything is sent; for a call
-        that failed or took too long, with the engine poisoned.
+        Raise TransferError for blocks outside a region or with shared targets, before anything is sent; and for a
+        failed or late call, with the engine poisoned.
         """
         return self.wait(self.submit(peer, batches))
 
     def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Submission:
-        """Check and queue a write without waiting. Calls run one after the other, in the order of submission.
-
-        The caller may change the blocks at once, and the source bytes only after `wait`.
-        """
+        """Check and queue a write. Calls run in the order of submission. The source bytes must not change before
+        `wait`."""
         with self._lock:
             self._check_usable()
             if os.fstat(self._log).st_size > LOG_BYTES:
@@ -185,7 +173,7 @@ class MooncakeEngine:
             return submission
 
     def is_done(self, submission: Submission) -> bool:
-        """True if the library reports all blocks as done. Never waits. Raises like `write`."""
+        """True if the library reports all blocks as done. Raises like `write`."""
         with self._lock:
             while self._is_open(submission):
                 self._check_usable()
@@ -194,7 +182,6 @@ class MooncakeEngine:
             return True
 
     def wait(self, submission: Submission) -> int:
-        """Wait for `is_done`; returns the submission's bytes."""
         with self._lock:
             while self._is_open(submission):
                 self._check_usable()
@@ -202,9 +189,9 @@ class MooncakeEngine:
             return submission.size_bytes
 
     def fence(self) -> None:
-        """Kill the engine process and wait for its end. It then uses no memory. This also closes a healthy engine.
+        """Kill the engine process and wait for its end. It then uses no memory.
 
-        Raises TransferError where the process does not end in time: then the memory stays in use.
+        Raise TransferError if it does not end in time: then the memory stays in use.
         """
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -215,7 +202,7 @@ class MooncakeEngine:
                 f"engine process {self.pid} does not end within {self._settings.fence_s} s of being killed; all its "
                 "regions stay in use"
             ) from error
-        with self._lock:  # whoever waits in it sees the socket's end at once
+        with self._lock:  # a waiting holder gets the socket's end at once
             self._poison = self._poison or "it was fenced"
             self._channel.close()
             if self._log >= 0:
@@ -273,7 +260,7 @@ class MooncakeEngine:
         return first is not None and first <= submission.number
 
     def _move(self, step: Callable[[], None]) -> bool:
-        """Run one step with the engine process; False if there was no answer yet. A failure poisons the engine."""
+        """Run one step; False if there was no answer yet. A failure poisons the engine."""
         try:
             step()
         except ChannelTimeout:
@@ -295,7 +282,6 @@ class MooncakeEngine:
             self._waiting.popleft()
 
     def _take(self, *, deadline: float) -> None:
-        """Take one answer, then send the calls that now fit."""
         frame = self._channel.receive(deadline=deadline)
         submission = self._ahead[0]
         if frame.kind is not Kind.DONE or frame.number != submission:
@@ -321,7 +307,6 @@ class MooncakeEngine:
             raise TransferError(f"this engine takes no more writes: {self._poison}; fence it and start another")
 
     def _end(self) -> str:
-        """How the engine process ended, in words."""
         try:
             code = self._process.wait(self._settings.fence_s)
         except subprocess.TimeoutExpired:
@@ -330,7 +315,6 @@ class MooncakeEngine:
         return f"process {self.pid} ended {how}"
 
     def _said(self) -> str:
-        """The end of what the library printed."""
         if self._log < 0:
             return ""
         text = tail(self._log, LOG_TAIL_BYTES)

@@ -1,16 +1,8 @@
 """Frames between a worker and its engine process: a header of numbers, then bytes, over a socket pair.
 
-    kind, number: uint32; length of the payload: uint64; payload
-    START    what to set up, as JSON; the regions' descriptors travel with it
-    READY    the port and the addresses, as JSON
-    REFUSED  why there is no engine, as JSON
-    WRITE    entries and 64-bit columns [local address | remote address | bytes], then the peer's session in UTF-8
-    DONE     the library's code, 64 bits
-
 Invariants:
-- A frame is numbers, JSON or raw columns, so a received frame cannot name code to run.
+- A frame is numbers, JSON or raw columns, so it cannot name code to run.
 - The size of a frame is checked before memory is allocated for it.
-- A wait ends at its deadline or when the other process ends, which closes the socket.
 """
 
 from __future__ import annotations
@@ -31,9 +23,13 @@ MOST_DESCRIPTORS = 250  # the kernel takes 253 in one message
 CHUNK_BYTES = 1 << 16
 
 
+# kind, number: uint32; length of the payload: uint64; payload
+# START    settings, as JSON; the regions' descriptors travel with it
+# READY    the port and the addresses, as JSON
+# REFUSED  the reason why there is no engine, as JSON
+# WRITE    entries and 64-bit columns [local address | remote address | bytes], then the peer's session in UTF-8
+# DONE     the library's code, 64 bits
 class Kind(IntEnum):
-    """The kind of a frame."""
-
     START = 1
     READY = 2
     REFUSED = 3
@@ -46,23 +42,21 @@ KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message. number: of the call it belongs to."""
-
     kind: Kind
     number: int
     payload: bytes
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or sent something that is no frame."""
+    """The other side is gone, or sent an invalid frame."""
 
 
 class ChannelTimeout(Exception):
-    """The deadline passed before the frame was complete."""
+    pass
 
 
 class Channel:
-    """Whole frames over a connected stream socket. Deadlines are times of `time.monotonic`; None waits for ever."""
+    """Whole frames over a stream socket. Deadlines are times of `time.monotonic`; None waits for ever."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -70,7 +64,6 @@ class Channel:
         self.descriptors: list[int] = []
 
     def fileno(self) -> int:
-        """For polling."""
         return self._link.fileno()
 
     def send(
@@ -82,7 +75,7 @@ class Channel:
         deadline: float | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Send one frame. The descriptors arrive in the receiver's `descriptors`."""
+        """The descriptors arrive in the receiver's `descriptors`."""
         data = memoryview(HEADER.pack(kind, number, len(payload)) + payload)
         try:
             self._limit(deadline)
@@ -96,7 +89,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, *, deadline: float | None = None, descriptors: int = 0) -> Frame:
-        """The next frame. descriptors: at most so many may come with it."""
+        """descriptors: most that may come with the frame."""
         while (frame := self._next()) is None:
             try:
                 self._limit(deadline)
@@ -115,12 +108,11 @@ class Channel:
         return frame
 
     def close(self) -> None:
-        """Close the channel for both sides."""
         self._link.close()
 
     def _limit(self, deadline: float | None) -> None:
         if deadline is not None:
-            self._link.settimeout(max(deadline - time.monotonic(), 0.0))  # 0: what is there at once, or nothing
+            self._link.settimeout(max(deadline - time.monotonic(), 0.0))  # 0: do not block
         elif self._link.gettimeout() is not None:
             self._link.settimeout(None)
 
@@ -139,12 +131,11 @@ class Channel:
 
 
 def pack_json(value: object) -> bytes:
-    """A value of plain types."""
     return json.dumps(value).encode()
 
 
 def unpack_json(payload: bytes) -> dict[str, object]:
-    """The JSON object in `payload`. Raises ChannelClosed for anything else."""
+    """Raise ChannelClosed unless it is a JSON object."""
     try:
         value = json.loads(payload)
     except ValueError as error:
@@ -160,7 +151,6 @@ def pack_call(columns: bytes, peer: str) -> bytes:
 
 
 def unpack_call(payload: bytes) -> tuple[str, list[int], list[int], list[int]]:
-    """The peer's session and the three columns."""
     (entries,) = COUNT.unpack_from(payload)
     end = COUNT.size + entries * 24
     if end > len(payload):

@@ -1,11 +1,10 @@
-"""The transfer engine's library: which builds are accepted, and how each protocol is asked for.
+"""The transfer engine's library: accepted builds, and the settings of each protocol.
 
 Invariants:
 - Exactly one build must be installed, none older than OLDEST. Builds silently overwrite each other's files, and older
   ones have other meanings for the same return code.
-- The library is not imported here, because bad input makes it end the process. A child process finds out if it loads.
-- A protocol's name does not prove which one is used: the library takes any name and may fall back to TCP. If it has an
-  option that forbids the fall-back, that is set.
+- The library is not imported here, because bad input makes it end the process.
+- The library takes any protocol name and may fall back to TCP. The option that forbids it is set if there is one.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.child import Streams, end, start
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 
-BUILDS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13")
 OLDEST = "0.3.13.post1"
 LIBRARIES = "apt-get install -y libibverbs1 libnuma1 libcurl4"
-"""How Debian and Ubuntu install what the library loads."""
+"""Installs the library's dependencies on Debian and Ubuntu."""
 INSTALL = f"pip install '{BUILDS[0]}>={OLDEST}'; on Debian and Ubuntu also {LIBRARIES}"
 ENGINE_PROCESS = "kvcheck.core.cache.transfer.mooncake.child"
 LOAD_ONLY = "load-only"
-"""Argument of the engine's process: load the library, say what stands in the way, and end."""
+"""Argument of the engine's process: load the library, print any error, and end."""
 LOAD_S = 60.0
 VERSION = re.compile(r"(\d+(?:\.\d+)*)(?:(a|b|rc|\.dev)(\d+))?(?:\.post(\d+))?(?:\+[\w.]+)?")
 SHORTEST_TRANSFER_S = 5  # the library reads anything below as this
@@ -33,7 +32,7 @@ SHORTEST_TRANSFER_S = 5  # the library reads anything below as this
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """How a protocol is asked for. flag: the library's name for being built with it; "" where every build is."""
+    """flag: the required build option; "" if every build has it."""
 
     told: str
     variables: dict[str, str]
@@ -52,10 +51,9 @@ PROTOCOLS = {
 class EngineSettings:
     """Limits and settings of an engine process, in seconds.
 
-    call_s: the longest that one engine call may take. It must exceed 61, for which the library waits for a peer that
-    accepts a connection and stays silent; otherwise healthy peers are given up during a handshake. transfer_s,
-    progress_s, status_s: the library's own limits, so that it fails before the watchdog. lanes, slice_bytes: of TCP.
-    variables: further MC_ variables, which replace all others. MC_ variables of the caller's environment are ignored.
+    call_s: watchdog of a call. It must exceed 61, for which the library waits for a peer that accepts a connection and
+    stays silent; otherwise healthy peers are given up during a handshake. transfer_s, progress_s, status_s: the
+    library's own limits, so that it fails before the watchdog. variables: MC_ variables that override these.
     """
 
     start_s: float = 120.0
@@ -77,7 +75,6 @@ class EngineSettings:
             raise UsageError(f"engine settings: not variables of the engine: {', '.join(map(repr, bad))}; expected MC_")
 
     def environment(self, protocol: str) -> dict[str, str]:
-        """The library's variables for `protocol`."""
         return {
             "MC_LOG_LEVEL": "ERROR",
             "MC_TRANSFER_TIMEOUT": str(self.transfer_s),
@@ -91,13 +88,12 @@ class EngineSettings:
 
 
 def require_protocol(protocol: str) -> None:
-    """Raise UsageError unless `protocol` is known here. The library itself takes any name."""
     if protocol not in PROTOCOLS:
         raise UsageError(f"unknown protocol {protocol!r}; known: {', '.join(PROTOCOLS)}")
 
 
 def require_library() -> str:
-    """The installed version. Raises UnknownVerdict unless there is one build and it is new enough."""
+    """Return the installed version. Raise UnknownVerdict unless there is one build, new enough."""
     found = {build: version for build in BUILDS if (version := _version_of(build)) is not None}
     if not found:
         raise UnknownVerdict(f"transport mooncake needs the mooncake transfer engine; next: {INSTALL}")
@@ -117,7 +113,7 @@ def require_library() -> str:
 
 
 def why_unusable() -> str | None:
-    """Why the library cannot be used on this machine, or None."""
+    """Reason why the library cannot be used on this machine, or None."""
     try:
         require_library()
         process = start(ENGINE_PROCESS, LOAD_ONLY, streams=Streams(stderr=subprocess.DEVNULL))
@@ -135,7 +131,6 @@ def why_unusable() -> str | None:
 
 
 def is_new_enough(version: str) -> bool:
-    """True if `version` is OLDEST or newer; False if it cannot be parsed."""
     rank, oldest = _rank(version), _rank(OLDEST)
     return rank is not None and oldest is not None and rank >= oldest
 
@@ -148,7 +143,7 @@ def _version_of(build: str) -> str | None:
 
 
 def _rank(version: str) -> tuple[tuple[int, ...], int, int] | None:
-    """(release padded to six numbers, 0 before the release and 1 from it on, number of the post release)."""
+    """(release padded to six numbers, 0 before the release and 1 from it on, post release)."""
     match = VERSION.fullmatch(version)
     if match is None:
         return None

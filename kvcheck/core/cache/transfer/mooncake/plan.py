@@ -1,9 +1,9 @@
 """Plan of a write: blocks are checked against both ends, merged, and cut into calls that the engine can make.
 
 Invariants:
-- Before the engine gets anything, every block is known to lie inside its two regions, and no two share a target.
+- Before anything is sent, every block lies inside its two regions, and no two share a target.
 - Neighbouring blocks become one entry, because an entry of any size costs the engine tens of microseconds.
-- A call has at most ENTRIES_OF_A_CALL entries. Twice as many fail, and a repeat of that cuts the peer off for good.
+- A call has at most ENTRIES_OF_A_CALL entries. Twice as many fail, and repeating that cuts the peer off for good.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvcheck.core.base.paging import IndexArray
 
 ENTRIES_OF_A_CALL = 1024
 BYTES_OF_A_CALL = 256 << 20
-"""The library allows a call a fixed time and a nanosecond a byte; a busy machine is slower than that."""
+"""The library allows a call a fixed time and a nanosecond a byte; a busy machine is slower."""
 
 LARGEST = 1 << 61
-"""No offset or length is above; far more than any address space."""
+"""Largest offset or length; far above any address space."""
 
 Extent: TypeAlias = tuple[int, int]
 """(address, bytes) of a region in the process that registered it."""
@@ -30,7 +30,7 @@ Extent: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Blocks between two regions by name. blocks: int64 [n, 3]: source offset, target offset, bytes."""
+    """Blocks between two regions: int64 [n, 3]: source offset, target offset, bytes."""
 
     local: str
     remote: str
@@ -45,7 +45,7 @@ class Batch:
 
 
 def entries_of(batches: Sequence[Batch], local: Mapping[str, Extent], remote: Mapping[str, Extent]) -> IndexArray:
-    """[3, m]: local addresses, remote addresses and bytes, by rising remote address, merged within each batch."""
+    """[3, m]: local addresses, remote addresses and bytes, by rising remote address, merged within a batch."""
     parts = [
         _entries_of_batch(batch, _extent(batch.local, local, "here"), _extent(batch.remote, remote, "at the peer"))
         for batch in batches
@@ -62,7 +62,7 @@ def entries_of(batches: Sequence[Batch], local: Mapping[str, Extent], remote: Ma
 
 
 def calls_of(entries: IndexArray) -> Iterator[IndexArray]:
-    """`entries` in pieces of [3, k] that one engine call can take."""
+    """Pieces [3, k] that one engine call can take."""
     count = entries.shape[1]
     if count <= ENTRIES_OF_A_CALL and int(entries[2].sum()) <= BYTES_OF_A_CALL:
         yield entries
@@ -78,7 +78,7 @@ def calls_of(entries: IndexArray) -> Iterator[IndexArray]:
 
 
 def _entries_of_batch(batch: Batch, local: Extent, remote: Extent) -> IndexArray:
-    """The entries of a batch that is not empty. It makes few passes, since every write pays for them."""
+    """Entries of a batch, in few passes, since every write pays for them."""
     columns = batch.blocks.T.copy()  # C order, and never the caller's
     source, target, length = columns
     if (
@@ -114,7 +114,7 @@ def _extent(name: str, extents: Mapping[str, Extent], where: str) -> Extent:
 
 
 def _misplaced(batch: Batch, local_bytes: int, remote_bytes: int) -> TransferError:
-    """The first block that is not inside its regions, in words. Python integers are used because they do not wrap."""
+    """Error for the first block outside its regions. Python integers do not wrap."""
     for at, (source, target, length) in enumerate(batch.blocks.tolist()):
         for where, offset, size in (
             (f"local region {batch.local}", source, local_bytes),
@@ -129,7 +129,6 @@ def _misplaced(batch: Batch, local_bytes: int, remote_bytes: int) -> TransferErr
 
 
 def _check_disjoint(target: IndexArray, length: IndexArray, where: str) -> None:
-    """Check that blocks, sorted by target, share no target byte."""
     shared = np.flatnonzero(target[:-1] + length[:-1] > target[1:])
     if len(shared):
         at = int(shared[0])

@@ -2,9 +2,9 @@
 
 Invariants:
 - A failed write may leave bytes in flight at both ends. This side's engine process is killed before the error is
-  raised, and the peer is asked to kill its own before any message that releases the memory.
+  raised, and the peer's before any message that releases the memory.
 - A lost peer may have bytes in flight too. This side's engine is replaced before the loss is reported.
-- A new engine is announced on every link. A write goes to the engine that its peer announced last.
+- A write goes to the engine that its peer announced last.
 - No two engines of a rank have the same address, so a write to an older one fails.
 """
 
@@ -34,8 +34,6 @@ SETTINGS = EngineSettings(transfer_s=5)
 
 
 class MooncakeWire(ProcessWire):
-    """A ProcessWire whose memory the engine processes of its peers write."""
-
     def __init__(self, backend: ScopedBackend) -> None:
         super().__init__(backend)
         self.engine: MooncakeEngine | None = None
@@ -45,7 +43,6 @@ class MooncakeWire(ProcessWire):
         self._writing = ""
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
-        """Start the engine, and wait for the peers' engines."""
         self.engine = self._start_engine()
         super().start(links, lease_s=lease_s)
         self._announce()
@@ -73,7 +70,7 @@ class MooncakeWire(ProcessWire):
         return self.backend.signal()  # never recorded: reached
 
     def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
-        """End a write to a lost peer at once, instead of when the library gives up."""
+        """End a write to a lost peer at once, not at the library's timeout."""
         if kind is FrameKind.GONE:
             with self._has_announced:
                 if self._writing == peer and self.engine is not None:
@@ -81,7 +78,7 @@ class MooncakeWire(ProcessWire):
         super()._take(peer, kind, payload)
 
     def rejoin(self, link: Link) -> None:
-        """Tell the peer's new process the address of this engine. It announces its own before it asks for anything."""
+        """Announce this engine to the peer's new process."""
         super().rejoin(link)
         self._announce_to([link.peer])
 
@@ -92,13 +89,12 @@ class MooncakeWire(ProcessWire):
         return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """Kill the engine that got the failed write, unless that is done already."""
+        """Replace the engine of the failed write, if it still runs."""
         with contextlib.suppress(ValueError):  # no JSON: it names no session of ours
             if self.engine is not None and json.loads(payload) == {"session": self.engine.session}:
                 self._renew()
 
     def _take_data(self, peer: str, payload: bytearray) -> None:
-        """Refuse bytes on a link: only the engine moves bytes."""
         raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
@@ -129,7 +125,7 @@ class MooncakeWire(ProcessWire):
         self._announce()
 
     def _start_engine(self) -> MooncakeEngine:
-        """Start an engine at an address that no earlier engine had."""
+        """Start an engine at a new address."""
         while True:
             engine = MooncakeEngine.start(self._shared(), network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:

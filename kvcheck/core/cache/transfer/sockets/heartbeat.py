@@ -1,8 +1,7 @@
 """Pulse: sends a heartbeat on every link, and closes the links of silent peers.
 
 Invariants:
-- A heartbeat never waits. A link that is busy, or whose peer reads nothing, gets none.
-- Any byte from a peer shows that it lives. A peer that sends none for `lease_s` seconds is cut off as if it had closed.
+- A heartbeat never waits, and any byte from a peer counts as one.
 - Time in which this process did not run does not count as silence of its peers.
 """
 
@@ -20,7 +19,7 @@ MOST_BEAT_S = 0.5
 
 
 class Pulse:
-    """A thread over the links of one rank. lease_s: how long a peer may be silent once it was heard."""
+    """A thread over the links of one rank. lease_s: longest silence of a peer."""
 
     def __init__(self, links: Sequence[Link], *, lease_s: float) -> None:
         self._links = links
@@ -48,5 +47,4 @@ class Pulse:
         return self._lease_s if link.heard else max(self._lease_s, HELLO_S)
 
     def _cut_off(self, link: Link) -> None:
-        """Close the peer's link. Nothing that it still sends is taken."""
         link.close()

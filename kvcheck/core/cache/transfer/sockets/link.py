@@ -1,22 +1,11 @@
-"""Links: one TCP connection between two ranks, with a thread that takes what the peer sends as it comes.
-
-    kind (1 byte), length (4 bytes), payload; first of all, as PROOF and HELLO, who is who:
-
-    connects          listens
-    nonce        ->
-                 <-   nonce
-    proof        ->               HMAC-SHA256 of both nonces by the key of the run
-                 <-   hello       under such a proof of its own, as is the next
-    hello        ->
+"""Links: one TCP connection between two ranks, with a thread that takes the peer's frames.
 
 Invariants:
-- Links use the loopback unless an address is given. The key authenticates and does not encrypt: across machines, use
-  links only in networks where everybody is trusted.
-- The key is never sent. A process that has not proved that it knows the key gets a nonce and nothing else.
+- Listeners use the loopback interface. The key authenticates and does not encrypt.
+- A process that has not proved that it has the key gets a nonce and nothing else.
 - A silent stranger delays nobody: connections are greeted in parallel, and the oldest is dropped if there are too many.
-- A listener that lacks file descriptors continues when there are some. Only closing ends it.
 - Every wait has a bound. A peer that reads nothing for SEND_S seconds counts as gone.
-- A link that this side has closed delivers what had arrived by then, and nothing later.
+- A link that this side has closed delivers the frames that had arrived by then.
 - Frames of one link arrive whole and in order. GONE arrives once, after all of them.
 """
 
@@ -42,19 +31,19 @@ MOST_BYTES = 64 << 20
 SEND_S = 20.0
 HELLO_S = 60.0
 STRANGER_S = 10.0
-"""How long one that connected may take to say its hello; peers say it at once."""
+"""Longest handshake of a new connection; peers finish it at once."""
 MOST_GREETINGS = 32
-"""Greeted at a time. Where more come, the eldest goes: a peer is done in milliseconds."""
+"""Handshakes at a time. If there are more, the eldest is dropped: a peer takes milliseconds."""
 PROOF_BYTES = 1024
-"""Most that is taken from one that has proved nothing."""
+"""Longest frame before the proof of the key."""
 LOOK_S = 0.05
-"""How soon a listener looks again: whether a peer was greeted, or whether there are descriptors."""
+"""Interval at which a listener checks for new links, or for free descriptors."""
 DIGEST_BYTES = 32
 LOCAL = "127.0.0.1"
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. MESSAGE, ENGINE, FENCE: JSON. DATA: bytes for regions. BEAT: empty. GONE: never sent."""
+    """MESSAGE, ENGINE, FENCE: JSON. DATA: bytes for regions. BEAT: empty. GONE: never sent."""
 
     HELLO = 1
     MESSAGE = 2
@@ -69,15 +58,15 @@ class FrameKind(IntEnum):
 _KINDS = {int(kind): kind for kind in FrameKind if kind is not FrameKind.GONE}
 
 Handler = Callable[[str, FrameKind, bytearray], None]
-"""Called by the link's thread: the peer, and a frame of it."""
+"""Called by the link's thread with the peer and a frame of it."""
 
 
 class LinkLost(Exception):
-    """The peer is gone, or sent something that is no frame."""
+    """The peer is gone, or sent an invalid frame."""
 
 
 class Link:
-    """A connection whose both ends have said hello. hello: what the peer said. heard: how often it was heard."""
+    """A connection after the handshake. heard: reads that returned bytes."""
 
     def __init__(self, connection: socket.socket, hello: dict[str, object]) -> None:
         self.hello = hello
@@ -89,13 +78,12 @@ class Link:
         self.heard = 0
 
     def start(self, handler: Handler) -> None:
-        """Start the thread that takes frames."""
         self._connection.settimeout(SEND_S)
         self._thread = threading.Thread(target=self._take, args=(handler,), name=f"link to {self.peer}", daemon=True)
         self._thread.start()
 
     def send(self, kind: FrameKind, *parts: bytes | memoryview) -> None:
-        """One frame; returns when the kernel has taken all of it. Raises LinkLost."""
+        """Send one frame. Raise LinkLost."""
         try:
             with self._sending:
                 if self.is_lost:
@@ -106,25 +94,23 @@ class Link:
             raise LinkLost(f"{self.peer} is gone: {error}") from error
 
     def beat(self) -> None:
-        """Send a heartbeat if that needs no waiting."""
         if self.is_lost or not self._sending.acquire(blocking=False):
             return  # a frame is being sent, which also shows that this side lives
         try:
             if select.select([], [self._connection], [], 0)[1]:
                 _send(self._connection, FrameKind.BEAT)
-        except (OSError, ValueError):  # closed under it; the link's thread says so
+        except (OSError, ValueError):  # closed meanwhile; the link's thread reports it
             self.close()
         finally:
             self._sending.release()
 
     def close(self) -> None:
-        """Close the link for both sides. What was sent before still arrives."""
+        """Close the link for both sides. Earlier frames still arrive."""
         self.is_lost = True
         with contextlib.suppress(OSError):  # closed by the peer already
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def free(self) -> None:
-        """Close and forget the socket, once the thread is done with it."""
         self.close()
         if self._thread is not None:
             self._thread.join(SEND_S)
@@ -136,7 +122,7 @@ class Link:
                 kind, payload = _receive(self._connection, deadline=None, heard=self._hear)
                 if kind is not FrameKind.BEAT:
                     handler(self.peer, kind, payload)
-        except (LinkLost, OSError, TransferError, ValueError, struct.error):  # gone, or it sent what nobody can read
+        except (LinkLost, OSError, TransferError, ValueError, struct.error):  # gone, or invalid data
             return
         finally:
             self.close()
@@ -147,8 +133,6 @@ class Link:
 
 
 class Listener:
-    """Where a rank waits for its peers, at first and when one of them has been started again."""
-
     def __init__(self) -> None:
         self._is_closed = False
         self._lock = threading.Lock()
@@ -161,11 +145,10 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """Where peers reach it."""
         return f"{LOCAL}:{self._listening.getsockname()[1]}"
 
     def accept(self, key: str, hello: dict[str, object], names: set[str]) -> list[Link]:
-        """A link to each of the named peers. Raises TransferError where one does not come in time."""
+        """Return a link to each of the named peers. Raise TransferError after HELLO_S."""
         deadline = time.monotonic() + HELLO_S
         links: dict[str, Link] = {}
         self._listening.settimeout(LOOK_S)
@@ -183,13 +166,12 @@ class Listener:
         return [links[name] for name in sorted(links)]
 
     def keep(self, key: str, hello: dict[str, object], handler: Callable[[Link], None]) -> None:
-        """Also greet later connections, each in its own thread, and pass on each link before it is started."""
+        """Accept later connections, and pass each link to `handler` before it is started."""
         self._listening.settimeout(None)
         threading.Thread(target=self._keep, args=(key, hello), name="listener", daemon=True).start()
         threading.Thread(target=self._hand_over, args=(handler,), name="listener's links", daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting connections."""
         self._is_closed = True
         with contextlib.suppress(OSError):  # wakes the thread that waits in it
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -205,7 +187,6 @@ class Listener:
                 handler(self._links.get(timeout=STRANGER_S))
 
     def _take_one(self, key: str, hello: dict[str, object]) -> None:
-        """Begin to greet a new connection, if there is one."""
         try:
             connection, _ = self._listening.accept()
         except TimeoutError:
@@ -237,7 +218,6 @@ class Listener:
 
 
 def connect(address: str, key: str, hello: dict[str, object]) -> Link:
-    """A link to the rank that listens there. Raises TransferError."""
     deadline = time.monotonic() + HELLO_S
     host, _, port = address.rpartition(":")
     try:
@@ -248,7 +228,15 @@ def connect(address: str, key: str, hello: dict[str, object]) -> Link:
 
 
 def _meet(connection: socket.socket, key: str, hello: dict[str, object], deadline: float, *, is_first: bool) -> Link:
-    """Both sides prove the key and say hello; is_first: this side connected, and proves it first."""
+    """Exchange proofs of the key and hellos; is_first: this side connected."""
+    # kind (1 byte), length (4 bytes), payload; first the PROOF and HELLO frames:
+    #
+    # connects          listens
+    # nonce        ->
+    #              <-   nonce
+    # proof        ->               HMAC-SHA256 of both nonces by the key of the run
+    #              <-   hello       under such a proof of its own, as is the next
+    # hello        ->
     ours, sides = secrets.token_hex(16), ("connects", "listens")
     mine, other = sides if is_first else sides[::-1]
     try:
@@ -281,13 +269,13 @@ def _meet(connection: socket.socket, key: str, hello: dict[str, object], deadlin
 
 
 def _proof(key: str, what: str, nonces: tuple[str, str], text: bytes = b"") -> bytes:
-    """A proof that only a holder of the key can make, valid for this connection, this side and this text."""
+    """Valid for this connection, this side and this text."""
     said = json.dumps([what, *nonces]).encode() + text
     return hmac.digest(key.encode(), said, "sha256")
 
 
 def _said(connection: socket.socket, kind: FrameKind, deadline: float) -> bytearray:
-    """The payload of the next frame, which has to be of that kind. A HELLO is taken only with a proof of the key."""
+    """The payload of the next frame, which must be of that kind."""
     said, payload = _receive(connection, deadline=deadline, most=PROOF_BYTES if kind is FrameKind.PROOF else MOST_BYTES)
     if said is not kind:
         raise LinkLost(f"expected a frame {kind.name}, got {said.name}")
@@ -303,8 +291,7 @@ def _send(connection: socket.socket, kind: FrameKind, *parts: bytes | memoryview
         connection.sendall(part)
 
 
-def _nobody() -> None:
-    """Whom it does not matter to that something came."""
+def _nobody() -> None: ...
 
 
 def _receive(

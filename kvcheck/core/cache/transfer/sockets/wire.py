@@ -1,11 +1,10 @@
 """ProcessWire: a rank's end of a wire to ranks in other processes; and SocketWire, which sends bytes on the links.
 
 Invariants:
-- Messages travel on the link to their peer, in order. What a lost peer had sent is delivered before its loss.
-- A room that a lost peer had asked for ends: the wire delivers an abort in the peer's place, once.
+- Messages travel on the link to their peer, in order. A lost peer's messages are delivered before its loss.
+- For each open Want of a lost peer the wire delivers one Abort in the peer's place.
 - A peer that is silent for `lease_s` seconds counts as lost. If it goes on later, it finds its links closed.
-- `receive` and `write` are called by one thread. Links have threads of their own, which write registered memory (DATA)
-  and queue the rest.
+- `receive` and `write` are called by one thread. Link threads write registered memory (DATA) and queue the rest.
 """
 
 from __future__ import annotations
@@ -33,20 +32,16 @@ from kvcheck.kernels.page_copy import copy_bytes_torch
 COUNTS = struct.Struct("=HI")
 BYTES_OF_A_FRAME = 1 << 20
 LOOK_S = 0.2
-"""How soon a wire that waits for its peers sees that one of them is lost."""
+"""Interval at which a wire that waits for its peers checks for lost ones."""
 
 
 def in_time(leg: str, ticket: Ticket) -> float:
-    """No copy is late."""
     return 0.0
 
 
 class ProcessWire(ABC):
-    """Everything but the bytes of a write, which `_move` moves.
-
-    network: where its engine is. paths: leg -> "ordered" or "async", and late_s: seconds by which a copy is late; read
-    by a wire that takes paths.
-    """
+    """A Wire without the byte copies, which `_move` adds. paths: leg -> "ordered" or "async", and late_s: delay of a
+    copy in seconds; only if takes_paths."""
 
     takes_paths: ClassVar[bool] = False
 
@@ -66,12 +61,11 @@ class ProcessWire(ABC):
         self.late_s: Callable[[str, Ticket], float] = in_time
 
     def register(self, region: str, memory: torch.Tensor) -> None:
-        """Peers may write this memory."""
         check_region(region, memory)
         self.regions[region] = memory
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
-        """All regions are registered: talk to the peers from now on. lease_s: how long they may be silent."""
+        """Start the links, after all regions are registered."""
         self._lease_s = lease_s
         self.links = {link.peer: link for link in links}
         for link in links:
@@ -79,7 +73,6 @@ class ProcessWire(ABC):
         self._pulse(links, lease_s=lease_s)
 
     def _await(self, has_come: Callable[[str], bool], what: str, within_s: float, changed: Condition) -> None:
-        """Wait until something has come from every peer that is not lost. Raises TransferError."""
         deadline = time.monotonic() + within_s
         with changed:
             while missing := [peer for peer, link in self.links.items() if not has_come(peer) and not link.is_lost]:
@@ -90,20 +83,18 @@ class ProcessWire(ABC):
     # A peer that was started again
 
     def offer(self, link: Link) -> None:
-        """A new link to a peer, from any thread. Where the old one still stands, it has no peer any more."""
+        """Offer a new link to a peer, from any thread. It closes the old one."""
         self.links[link.peer].close()
         self._offered.append(link)
 
     def newcomers(self) -> list[Link]:
-        """Offered links of peers whose old link is finished: all that came on it was taken, and it writes no memory any
-        more."""
+        """Offered links of peers that are gone: their frames were taken, and they write no memory any more."""
         ready = [link for link in self._offered if link.peer in self._gone]
         for link in ready:
             self._offered.remove(link)
         return ready
 
     def rejoin(self, link: Link) -> None:
-        """Talk to the peer again."""
         self._gone.remove(link.peer)
         self.links[link.peer] = link
         link.start(self._take)
@@ -112,7 +103,7 @@ class ProcessWire(ABC):
     def write(
         self, peer: str, leg: str, writes: Sequence[RegionWrite], *, ticket: Ticket, after: Sequence[Signal]
     ) -> Signal:
-        """Move the bytes; returns when they are handed over. Raises TransferError."""
+        """Raise TransferError if the peer is gone."""
         for signal in after:
             self.backend.wait(signal)
         if self.links[peer].is_lost:
@@ -120,11 +111,11 @@ class ProcessWire(ABC):
         return self._move(peer, leg, writes, ticket)
 
     def flush(self, peer: str) -> Signal:
-        """Writes are handed over before they return, and messages are behind them."""
+        """Reached: writes are handed over before they return, and messages are behind them."""
         return self.backend.signal()
 
     def send(self, peer: str, message: Message, *, after: Sequence[Signal] = ()) -> None:
-        """Send a message. It is lost if the peer is gone. After a refusal the peer's loss aborts that room no more."""
+        """Send a message; it is lost if the peer is gone. After a Drained the peer's loss no longer aborts the room."""
         for signal in after:
             self.backend.wait(signal)
         key = (peer, message.room)
@@ -133,7 +124,7 @@ class ProcessWire(ABC):
         self._tell(peer, FrameKind.MESSAGE, encode(message))
 
     def receive(self) -> list[tuple[str, Message]]:
-        """Messages that have arrived, and the aborts of peers that are gone."""
+        """Messages that have arrived, and the Aborts of peers that are gone."""
         messages: list[tuple[str, Message]] = []
         unsafe: list[tuple[str, FrameKind, bytearray]] = []
         while self._arrived:
@@ -154,40 +145,39 @@ class ProcessWire(ABC):
         return messages
 
     def gone(self) -> tuple[str, ...]:
-        """Peers that are gone, and write this rank's memory no more."""
+        """Peers that are gone, and no longer write this rank's memory."""
         return tuple(self._gone)
 
     def verified(self, peer: str, ticket: Ticket) -> None:
-        """Nothing to do: no order depends on it here."""
         return
 
-    # What a kind of wire adds
+    # Defined by each kind of wire
 
     @abstractmethod
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
-        """Move the blocks of every write. The signal is what `write` returns. Raises TransferError."""
+        """Copy the blocks. Return the signal of `write`. Raise TransferError."""
 
     @abstractmethod
     def _make_safe(self, peer: str) -> bool:
-        """The peer is gone. True once none of its writes can still land here; asked again with every `receive`."""
+        """True once no write of a lost peer can land here; retried at every `receive`."""
 
     @abstractmethod
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """A write of the peer broke down on its way here."""
+        """A write of the peer to this rank failed."""
 
     @abstractmethod
     def _take_data(self, peer: str, payload: bytearray) -> None:
-        """Bytes for a region; called by the link's thread."""
+        """Take bytes for a region, in the link's thread."""
 
     @abstractmethod
     def _take_engine(self, peer: str, payload: bytearray) -> None:
-        """Where the peer's engine, or its memory, is now; called by the link's thread."""
+        """Take the peer's announcement of its engine or memory, in the link's thread."""
 
     def _tell(self, peer: str, kind: FrameKind, *parts: bytes | memoryview) -> bool:
         try:
             self.links[peer].send(kind, *parts)
         except LinkLost:
-            return False  # the link's thread says so when all that came is taken
+            return False  # the link's thread reports it behind the peer's last frame
         return True
 
     def _take(self, peer: str, kind: FrameKind, payload: bytearray) -> None:
@@ -202,7 +192,7 @@ class ProcessWire(ABC):
         try:
             message = decode(bytes(payload))
         except TransferError:
-            self.links[peer].close()  # a peer that sends what nobody understands is cut off
+            self.links[peer].close()  # a peer that sends invalid messages is cut off
             return
         if isinstance(message, Want):
             self._asked[peer, message.room] = (message.attempt, message.generation)
@@ -212,7 +202,7 @@ class ProcessWire(ABC):
 
 
 class SocketWire(ProcessWire):
-    """Sends bytes on the links themselves. They land in the order of the messages around them."""
+    """Sends bytes on the links, in the order of the messages around them."""
 
     def _move(self, peer: str, leg: str, writes: Sequence[RegionWrite], ticket: Ticket) -> Signal:
         for write in writes:
@@ -243,20 +233,17 @@ class SocketWire(ProcessWire):
             end += size
 
     def _make_safe(self, peer: str) -> bool:
-        """Nothing to do: the link's thread reports a lost peer after it has taken all that came."""
+        """The link's thread reports a lost peer after its last frame."""
         return True
 
     def _fence_asked(self, peer: str, payload: bytearray) -> None:
-        """There is no engine."""
         self.links[peer].close()
 
     def _take_engine(self, peer: str, payload: bytearray) -> None:
-        """There is no engine."""
         raise TransferError(f"{peer} has an engine, and this end has none")
 
 
 def _frames(blocks: list[list[int]]) -> Iterator[list[list[int]]]:
-    """Blocks in groups that fit a frame; a longer one is cut."""
     group: list[list[int]] = []
     size = 0
     for source, target, length in blocks:

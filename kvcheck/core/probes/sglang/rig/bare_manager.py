@@ -1,7 +1,6 @@
 """Bare manager: the attributes of a transfer manager that is made without its start-up, in any release.
 
-Invariants:
-- It has one rank and no optional feature. An attribute that is missing here ends the probe with its name.
+It has one rank and no optional feature. An attribute that is missing here ends the probe with its name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 
 
 def plain_manager() -> dict[str, Any]:
-    """Attributes of a manager of one rank without optional features."""
     ones = ("attn_tp_size", "attn_cp_size", "attn_dp_size", "state_tp_size", "pp_size", "dcp_size", "kv_shard_size")
     zeros = ("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "pp_rank", "dcp_rank", "kv_shard_rank", "bootstrap_port")
     off = (

@@ -1,7 +1,6 @@
-"""Byte copies: source and target addresses of a copy, from first bytes, indices and sizes, as in the kernels.
+"""Byte copies: source and target addresses of a copy, from start addresses, indices and sizes, as in the kernels.
 
-Invariants:
-- Memory that is given by its first byte has no known shape. A wrong size gives wrong addresses, as in the kernels.
+Memory given by its start address has no known shape: a wrong size gives wrong addresses, as in the kernels.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ Place = Callable[[int, int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ByteCopy:
-    """Bytes from one address to another."""
-
     source: int
     target: int
     size: int
 
 
 Pieces = Sequence[Sequence[ByteCopy]]
-"""A copy, in pieces that run one after the other."""
+"""A copy, in sequential pieces."""
 
 
 class Refused(Exception):
@@ -33,7 +30,7 @@ class Refused(Exception):
 
 
 def reads_lists_on(backend: str, device: str) -> str | None:
-    """The side on which copies of an `io_backend` need their index lists. None: on either.
+    """Return the side on which copies of an `io_backend` need their index lists; None: on either.
 
     A kernel reads the lists on the device. Direct copies first take both lists to the host: a list on the device costs
     a wait and is no error.
@@ -42,7 +39,6 @@ def reads_lists_on(backend: str, device: str) -> str | None:
 
 
 def paired(sources: torch.Tensor, targets: torch.Tensor) -> list[tuple[int, int]]:
-    """(source, target) indices."""
     if sources.numel() != targets.numel():
         raise Refused(f"{sources.numel()} and {targets.numel()} indices")
     if sources.dtype is not torch.int64 or targets.dtype is not torch.int64:
@@ -51,7 +47,6 @@ def paired(sources: torch.Tensor, targets: torch.Tensor) -> list[tuple[int, int]
 
 
 def moved(source: Place, target: Place, pairs: Sequence[tuple[int, int]], *, layer: int, size: int) -> list[ByteCopy]:
-    """Parts of `size` bytes of one layer."""
     return [
         ByteCopy(start, end, size)
         for one, other in pairs
@@ -60,7 +55,6 @@ def moved(source: Place, target: Place, pairs: Sequence[tuple[int, int]], *, lay
 
 
 def rows(start: int, apart: int) -> Place:
-    """Memory of one layer. Its items begin `apart` bytes from each other."""
     return lambda _, index: (start + index * apart,)
 
 
@@ -70,7 +64,6 @@ def pages(start: int, page: int, item: int) -> Place:
 
 
 def by_head(start: int, item: int, heads: int) -> Place:
-    """Rows of one layer, head by head."""
     return lambda _, index: [start + index * item + head * (item // heads) for head in range(heads)]
 
 

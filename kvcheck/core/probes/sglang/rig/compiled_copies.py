@@ -1,14 +1,11 @@
 """Compiled copies: the engine's own copies between the tiers, on a device, each behind a hold of its stream.
 
-The engine calls them by their names in the modules of its host pools. There each name stands for the same function
-behind a hold, so that a copy is late on the stream that the engine has chosen for it. The functions are those of
+The copies are replaced in the modules of the engine's host pools by the same functions behind a hold: those of
 `sgl_kernel.kvcacheio`, and those that newer releases compile at run time.
 
 Invariants:
-- Arguments go to the compiled function as they are, and nothing here keeps them: index lists that the engine frees too
-  early are lost, as in a server.
-- What the compiled function refuses goes to `complain` and is not made, as with the stand-ins of a CPU. An error of the
-  device itself, or of a compiler, is no finding.
+- Arguments are passed on unchanged and not kept: index lists that the engine frees too early are lost, as in a server.
+- A call that the compiled function refuses goes to `complain`. An error of the device or of a compiler is no finding.
 """
 
 from __future__ import annotations
@@ -33,16 +30,16 @@ from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 
 MODULE = "sgl_kernel.kvcacheio"
 PACKAGES = ("sglang-kernel", "sgl-kernel")
-"""Distributions that bring it: the newer name first."""
+"""Distributions that contain it: the newer name first."""
 TRIAL = "transfer_kv_per_layer_mla"
 ROWS, WORDS = 8, 16
 OF_THE_MACHINE = ("cuda error", "cuda driver error", "device-side assert", "nvcc", "ninja", "compil")
-"""In what is said where a device or a compiler fails, whoever asked for the work."""
+"""In error texts of a device or compiler that fails."""
 
 
 @dataclass(slots=True)
 class CompiledCopies:
-    """All copies that were asked for. complain: called with what a compiled copy refuses."""
+    """complain: called with the text of a refusal. asked: calls by name."""
 
     machine: CudaMachine
     complain: Callable[[str], None]
@@ -50,12 +47,10 @@ class CompiledCopies:
 
     @property
     def has_copied(self) -> bool:
-        """Whether any copy was asked for by a name that is known."""
         return bool(self.asked)
 
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
-        """In here copies that the engine's modules ask for are held."""
         with ExitStack() as stack:
             for module in dict.fromkeys(modules):
                 own = {name: vars(module)[name] for name in (*AOT_KERNELS, *JIT_KERNELS) if name in vars(module)}
@@ -64,7 +59,6 @@ class CompiledCopies:
             yield
 
     def _asked(self, name: str, copy: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Hold the stream, and queue the copy behind the hold."""
         self.asked[name] = self.asked.get(name, 0) + 1
         self.machine.delay()
         try:
@@ -77,8 +71,8 @@ class CompiledCopies:
 
 
 def require_compiled(device: str) -> str:
-    """What compiled copies there are, in words. Raises CannotDrive, with the next command, unless they are in the
-    environment and a trial copy arrives on this device."""
+    """Describe the compiled copies. Raises CannotDrive unless they are installed and a trial copy arrives on this
+    device."""
     found = attempt(lambda: import_module(MODULE))
     if isinstance(found, StubModule):
         raise CannotDrive(f"{MODULE} is not in this environment; {_next()}")
@@ -99,7 +93,6 @@ def require_compiled(device: str) -> str:
 
 
 def _trial_arrives(copy: Callable[..., Any], device: torch.device) -> bool:
-    """Whether two rows arrive where they should, and no others."""
     source = torch.arange(1, ROWS * WORDS + 1, device=device).view(ROWS, WORDS)
     target, wanted = torch.zeros_like(source), torch.zeros_like(source)
     one, other = torch.tensor([1, 4], device=device), torch.tensor([6, 2], device=device)
@@ -124,7 +117,7 @@ def _next() -> str:
     except metadata.PackageNotFoundError:
         version = "VERSION"
     return (
-        f"next: kvcheck engine-env sglang=={version} VENV --device cuda, then --target sglang:VENV "
+        f"next: kvcheck env sglang=={version} VENV --device cuda, then kvcheck probe sglang:VENV "
         f"(this is {sys.executable})"
     )
 

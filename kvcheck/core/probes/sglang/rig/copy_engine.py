@@ -1,10 +1,8 @@
 """Copy engine: copies between host and device pools, in place of the compiled ones, on the stand-in streams.
 
-They are no stubs: they copy the bytes. A copy is queued on the current stream and runs late, when the engine waits for
-the stream or the seed lets it run.
-
 Invariants:
-- Index lists are read when a copy is asked for. Bytes are read and written when it runs.
+- Index lists are read at the call. Bytes are read and written when the copy runs: at a wait for its stream, or at a
+  moment drawn from the seed.
 - A copy that the compiled one refuses, or that leaves the memory of both tiers, goes to `complain` and is not made. A
   call with unknown parameters ends the probe.
 """
@@ -31,7 +29,7 @@ ABSENT = object()
 
 @dataclass(slots=True)
 class CopyEngine:
-    """All copies. complain: called with a wrong request. regions: sorted (first byte, bytes) that may be used."""
+    """complain: called with a wrong request. regions: sorted (address, bytes) of both tiers' memory."""
 
     machine: Machine
     complain: Callable[[str], None]
@@ -41,21 +39,17 @@ class CopyEngine:
 
     @property
     def has_copied(self) -> bool:
-        """Whether bytes have moved."""
         return bool(self.moved_bytes)
 
     @contextmanager
     def lent_to(self, modules: Iterable[ModuleType]) -> Iterator[None]:
-        """In here the engine's modules find these copies under the names of the compiled ones."""
         with lent(modules, self.table()):
             yield
 
     def table(self) -> dict[str, Callable[..., None]]:
-        """Every copy by the name of its compiled function."""
         return {name: partial(self._asked, name, call) for name, call in (AOT_KERNELS | JIT_KERNELS).items()}
 
     def _asked(self, name: str, call: Callable[..., Pieces], *arguments: object, **named: object) -> None:
-        """Queue a copy that the engine asks for."""
         try:
             inspect.signature(call).bind(*arguments, **named)
         except TypeError as error:
@@ -86,7 +80,7 @@ class CopyEngine:
 
 @contextmanager
 def lent(modules: Iterable[ModuleType], table: Mapping[str, object]) -> Iterator[None]:
-    """In here these names of the modules mean what the table says. Afterwards they are as before."""
+    """Replace names of the modules by the table's values in this block."""
     kept = [(vars(module), {name: vars(module).get(name, ABSENT) for name in table}) for module in modules]
     for names, _ in kept:
         names.update(table)

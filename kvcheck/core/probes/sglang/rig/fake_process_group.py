@@ -1,8 +1,7 @@
 """Fake process group: the ranks of an engine as threads of one process, with an all-reduce between them.
 
-Invariants:
-- The result does not depend on which thread runs first. A call ends when every rank has made it or has ended.
-- A rank that waits for an ended rank, or brings a different shape, gets CollectiveMismatch. A real group would hang.
+A call ends when every rank has made it or has ended. A rank that waits for an ended rank, or brings a different shape,
+gets CollectiveMismatch. A real group would hang.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 
 
 class CollectiveMismatch(Exception):
-    """The ranks do not make the same collective call."""
+    pass
 
 
 class FakeProcessGroup:
-    """The ranks of a group."""
-
     def __init__(self, size: int) -> None:
         self._size = size
         self._moved = threading.Condition()
@@ -86,7 +83,7 @@ class FakeProcessGroup:
                 self._close(torch.amin)
 
     def _close(self, reduce: Callable[..., torch.Tensor]) -> None:
-        """End a collective call. The caller holds the lock."""
+        """The caller holds the lock."""
         tensors = [self._brought[rank] for rank in sorted(self._brought)]
         same = len(tensors) == self._size and len({tuple(each.shape) for each in tensors}) == 1
         self._result = reduce(torch.stack(tensors), dim=0) if same else None
@@ -97,5 +94,4 @@ class FakeProcessGroup:
 
 
 def is_mismatch(result: object) -> bool:
-    """Whether a rank ended because the other ranks did not make the same call."""
     return isinstance(result, Fault) and result.text.startswith(CollectiveMismatch.__name__)

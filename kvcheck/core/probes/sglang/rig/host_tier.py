@@ -1,12 +1,7 @@
 """Host tier: a release's own prefix tree over a small pool, for its cache controller and its host pools.
 
-The tree is made by its constructor with a server's arguments, so the release itself puts pools and controller together.
-On a CPU copies between the tiers are those of `copy_engine.py`; on a device they are the engine's own, held
-(`compiled_copies.py`).
-
-Invariants:
-- Host memory is found by a search for tensors. The sizes of its axes tell its layout, not the layout's name.
-- What was replaced while the tree was made is put back.
+The tree is made by its constructor with a server's arguments, so the release itself connects pools and controller. Host
+memory is found by a search for tensors. The sizes of its axes determine its layout, not the layout's name.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from kvcheck.core.probes.sglang.rig.server_args import published
 RATIO = 1.4
 """Host pages to device pages: 17 to 12. No other dimension is 17."""
 SCRATCH = "staging"
-"""In the names of staging memory, which some copies go through. Nothing stays in it."""
+"""In the names of staging memory, which some copies go through and which keeps nothing."""
 HOST_POOLS = ("host.mha", "host.mla", "host.index")
 LATE = "late"
 """Part of a subject: copies by JIT kernels."""
@@ -57,11 +52,10 @@ class HostBuffer:
     paged: int = 0
 
     def rows(self, layer: int, ids: Sequence[int]) -> torch.Tensor:
-        """A copy of these units of a layer: [units, bytes]."""
+        """Return a copy of units of a layer: [units, bytes]."""
         return self.layers[layer][self._at(ids)].contiguous().flatten(1).view(torch.uint8)
 
     def fill(self, layer: int, ids: Sequence[int], rows: torch.Tensor) -> None:
-        """Write the bytes of these units."""
         memory, at = self.layers[layer], self._at(ids)
         memory[at] = rows.contiguous().view(memory.dtype).view(memory[at].shape)
 
@@ -72,8 +66,6 @@ class HostBuffer:
 
 @dataclass(slots=True, kw_only=True)
 class HostTier:
-    """A pool with its host tier. buffers: of the host."""
-
     made: SmallPool
     tree: Any
     controller: Any
@@ -84,7 +76,6 @@ class HostTier:
     pinned: PinnedMemory
 
     def close(self) -> None:
-        """Give the host memory back, once nothing uses it."""
         if self.pinned.starts:
             self.machine.settle()
             self.pinned.give_back()
@@ -96,7 +87,6 @@ class HostTier:
         return tuple(name for name in self.made.writer.found.names() if name not in has)
 
     def extras(self, phase: str, names: Any, **indices: torch.Tensor | None) -> dict[str, Any]:
-        """Arguments that the tree gives the controller in addition to the indices of a node."""
         if hasattr(self.tree, "_get_extra_pools"):
             extra: dict[str, Any] = self.tree._get_extra_pools()
             return extra
@@ -109,12 +99,10 @@ class HostTier:
         return {}
 
     def pages(self, host: torch.Tensor) -> dict[str, list[int]]:
-        """Units of these host slots, by kind."""
         ids = host.to(torch.int64).tolist()
         return {"token": ids, "page": [first // self.made.page_size for first in ids[:: self.made.page_size]]}
 
     def check_host(self, judge: ProbeJudge, request: int, host: torch.Tensor, when: str) -> None:
-        """Check that every buffer of these host pages holds the request's content."""
         right: dict[str, int] = {}
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
@@ -131,7 +119,7 @@ class HostTier:
             judge.find("KV304", "contract", text, buffer=name, request=request, tier="host")
 
     def write_host(self, content: Callable[[BufferView, int], torch.Tensor], host: torch.Tensor) -> None:
-        """Write these host pages. content: (buffer, number of units) -> rows."""
+        """content: (buffer, number of units) -> rows."""
         for buffer, held in self._paired():
             ids = self.pages(host)[held.unit]
             buffer.fill(held.layer, ids, content(held, len(ids)))
@@ -144,17 +132,14 @@ class HostTier:
 
 
 def host_tier_needs(family: str) -> tuple[str, ...]:
-    """Capabilities that a host tier of the family needs in any release."""
     return (*pool_names(family), "tree.params", "server.args", "server.publish")
 
 
 def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier:
-    """A fresh host tier. Raises CannotDrive if the release cannot make it. Close it.
-
-    On a device the release itself takes the copies that it compiles at run time, for rows that are wide enough.
-    """
+    """Make a fresh host tier, to be closed. Raises CannotDrive if the release cannot make it."""
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
     real = not isinstance(rig.machine, Machine)
+    # On a device the release itself selects copies compiled at run time, for rows that are wide enough.
     made = small_pool(rig, family, is_wide=late and real)
     pinned = PinnedMemory()
     own = {
@@ -206,8 +191,6 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
 
 
 def _copies(rig: Rig, memory: Sequence[torch.Tensor]) -> CopyEngine | CompiledCopies:
-    """The copies for these streams. memory: of both tiers."""
-
     def complain(text: str) -> None:
         rig.judge.find("KV301", "contract", text, lane="copy")
 
@@ -219,7 +202,6 @@ def _copies(rig: Rig, memory: Sequence[torch.Tensor]) -> CopyEngine | CompiledCo
 
 @contextmanager
 def _late(rig: Rig) -> Iterator[None]:
-    """In here host pools are made as if there were a device with compiled JIT kernels."""
     able = SimpleNamespace(capabilities=SimpleNamespace(hicache_device_kernels=True))
     own = {
         "_is_cuda": True,
@@ -235,7 +217,6 @@ def _late(rig: Rig) -> Iterator[None]:
 
 
 def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
-    """Modules of the host pools' classes, which call the copies by name."""
     pools = [host, *(entry.host_pool for entry in getattr(host, "entries", ()))]
     kinds = [kind.__module__ for pool in pools for kind in type(pool).__mro__]
     names = dict.fromkeys(name for name in kinds if name.partition(".")[0] == package)
@@ -243,7 +224,7 @@ def _modules(host: Any, package: str) -> tuple[ModuleType, ...]:
 
 
 def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], tokens: int) -> Iterator[HostBuffer]:
-    """Host memory as buffers. The n-th host memory of a unit belongs to the n-th device buffer of that unit."""
+    """The n-th host memory of a unit belongs to the n-th device buffer of that unit."""
     parts: dict[str, list[tuple[str, list[torch.Tensor]]]] = {"token": [], "page": []}
     paged: dict[str, int] = {}
     for name, at, tensor in found:
@@ -264,10 +245,7 @@ def _buffers(made: SmallPool, found: Sequence[tuple[str, int, torch.Tensor]], to
 
 
 def _pieces(name: str, tensor: torch.Tensor, page_size: int, tokens: int) -> tuple[str, int, list[list[torch.Tensor]]]:
-    """Unit, tokens of a page (0 without such an axis), and the layers of each buffer in a tensor, units first.
-
-    The sizes of the axes tell their meaning.
-    """
+    """Return the unit, tokens of a page (0 without such an axis), and the layers of each buffer, units first."""
     shape = list(tensor.shape)
     pages = [at for at, size in enumerate(shape) if size in (tokens // page_size, tokens // page_size + 1)]
     rows = [at for at, size in enumerate(shape) if size == tokens]

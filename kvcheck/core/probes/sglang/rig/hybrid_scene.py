@@ -1,12 +1,10 @@
 """HybridScene: calls the hybrid controller with lists of pages and states, as a tree of hybrid models does.
 
-The group of host pools is the release's own. Its pools are stand-ins that allocate ids and record the lists that a copy
-gets.
+The group of host pools is the release's own. Its pools are stand-ins that allocate ids and record the lists of a copy.
 
 Invariants:
-- The lists that the tree keeps do not change after the controller has got them: same values, same side, on both tiers.
-- The lists that the copy gets pair the same host and device pages. They lie on the side where the copy needs them, if
-  it needs one.
+- The tree's lists do not change after the controller has received them: same values, same side, on both tiers.
+- The copy's lists pair the same host and device pages, and lie on the side that the copy requires, if any.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from kvcheck.core.probes.sglang.rig.byte_copies import reads_lists_on
 LAYERS, HOST_SLOTS = 2, 64
 SIDES = {"device": DEVICE, "host": HOST}
 STAGED_BACKUPS = ((False, False), (True, True), (True, False), (False, True))
-"""Whether backups of pages, and of states, are staged page by page: copies that read host ids on the host as well."""
+"""Whether backups of pages, and of states, are staged page by page: these copies read host ids on the host as well."""
 POLICIES = ("write_through", "write_back", "write_through_selective")
 
 
 @dataclass(frozen=True, slots=True)
 class GivenLists:
-    """Lists that a copy gets. is_staged: it can read the list of host ids on either side."""
+    """Lists of a copy. is_staged: it can read the host ids on either side."""
 
     host: torch.Tensor
     device: torch.Tensor
@@ -45,7 +43,7 @@ class GivenLists:
 
 @dataclass(slots=True)
 class KeptList:
-    """A list that the tree keeps. copy: its values when it was allocated."""
+    """A list of the tree. copy: its values when it was allocated."""
 
     what: str
     name: str
@@ -57,10 +55,7 @@ class KeptList:
 
 @dataclass(slots=True)
 class HybridScene:
-    """A controller over pools that allocate ids and record the lists that a copy gets.
-
-    staged: one of STAGED_BACKUPS: whether the way of copying, and each pool of the group, may be staged.
-    """
+    """staged: one of STAGED_BACKUPS: whether the way of copying, and each pool of the group, may be staged."""
 
     rig: Rig
     way: tuple[str, str]
@@ -72,14 +67,12 @@ class HybridScene:
     issued: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, nodes: int, how: str) -> None:
-        """Back up so many nodes, evict them from the device, and load them again."""
         _hybrid(self, nodes, how)
         self.rig.judge.count("requests", nodes)
         self.rig.judge.count("backups", nodes)
         self.rig.judge.count("loads", nodes)
 
     def plain(self) -> None:
-        """Copy one page without a side pool. There is nothing to reorder, and nobody keeps the list."""
         controller, rig = self.controller("hicache.hybrid"), self.rig
         host = rig.measured(partial(controller.write, self.ids(1, DEVICE), node_id=0), "write")
         value, was_host = self.issued[-2:]
@@ -102,15 +95,13 @@ class HybridScene:
     def keep(
         self, what: str, name: str, tier: str, read: Callable[[], torch.Tensor | None], was: torch.Tensor | None = None
     ) -> None:
-        """Watch this list. It may not have changed since it was allocated with these values, and may not change
-        later."""
+        """Watch a list: it may not have changed since its allocation, and may not change later."""
         value = read()
         if value is None:
             raise CannotDrive(f"{what}: no list of {tier} pages where the release has kept one")
         self.kept.append(KeptList(what, name, tier, read, SIDES[tier], on_host(value if was is None else was)))
 
     def check(self, how: str) -> None:
-        """Check that every kept list has its values and lies on its side."""
         judge = self.rig.judge
         for kept in self.kept:
             value = kept.read()
@@ -128,7 +119,6 @@ class HybridScene:
                 judge.find("KV303", "contract", text, tier=kept.tier, lane=kept.name)
 
     def check_given(self, how: str) -> None:
-        """Check that the copy got the same pairs, on the side where it reads them."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], DEVICE)
         for given in self.given:
@@ -148,7 +138,6 @@ class HybridScene:
         self.given, self.pairs = [], []
 
     def controller(self, name: str) -> Any:
-        """A controller made without its start-up."""
         names = self.rig.names
         own = self._pools()
         counter = fitted(names["layers.counter"], {"num_layers": LAYERS})
@@ -183,7 +172,6 @@ class HybridScene:
         return made
 
     def _pools(self) -> dict[str, Any]:
-        """The release's group over pools of pages and states, and the allocators of device ids."""
         group = self._group(self.staged)
         if self.staged != (False, False) and not hasattr(group, "can_use_write_back_jit"):
             group = self._group((False, False))  # a release without staged backups
@@ -217,7 +205,6 @@ class HybridScene:
         return fitted(names["hicache.host-group"], {"entries": entries})
 
     def _host_pool(self, is_staged: bool) -> SimpleNamespace:
-        """A host pool, with the attributes that a group and a controller read."""
         return SimpleNamespace(
             alloc=lambda count, *_, **__: self.ids(count, HOST),
             free=lambda ids: len(ids),
@@ -235,7 +222,6 @@ class HybridScene:
     def _submitted(
         self, is_backup: bool, transfers: Any, *_: object, on_layer_done: Any = None, **__: object
     ) -> SimpleNamespace:
-        """Submit the copies of a controller together, and report them as done."""
         for each in transfers:
             is_staged = is_backup and each.host_pool.can_use_write_back_jit
             self._take(each.host_indices, each.device_indices, is_staged)
@@ -244,12 +230,10 @@ class HybridScene:
         return SimpleNamespace(start_event=None, finish_event=None, timing_enabled=False)
 
     def _take(self, host: torch.Tensor, device: torch.Tensor, is_staged: bool) -> None:
-        """Record the lists that a copy gets."""
         self.given.append(GivenLists(host, device, is_staged))
 
 
 def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
-    """Back up and load with a side pool, by the calls of a hybrid model's tree."""
     names, rig = scene.rig.names, scene.rig
     controller = scene.controller("hicache.hybrid")
     transfer = names["hicache.transfer"]
@@ -287,7 +271,6 @@ def _hybrid(scene: HybridScene, nodes: int, how: str) -> None:
 
 
 def _reader(holder: Any, name: str) -> Callable[[], torch.Tensor | None]:
-    """A function that reads an attribute, which may be "name.name", at each call."""
     return lambda: operator.attrgetter(name)(holder)
 
 

@@ -1,10 +1,7 @@
-"""AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python: which bytes each of them copies.
+"""AOT kernels: the functions of `sgl_kernel.kvcacheio` in Python, as lists of byte copies.
 
-Kernels copy item by item, by the first byte and the sizes that they are given. Direct copies copy runs of rows or whole
-pages between slices of tensors. They take both index lists to the host first, wherever those lie.
-
-Invariants:
-- Names and parameters are those of the compiled functions. What those refuse raises Refused.
+Names and parameters are those of the compiled functions. Calls that those refuse raise Refused. Direct copies take both
+index lists to the host first.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ def per_layer(
     block_quota: int = 0,
     num_warps_per_block: int = 0,
 ) -> Pieces:
-    """One layer to the device, from memory of that layer, from items with all layers, or from heads of pages."""
+    """To the device, from memory of one layer, from items with all layers, or from heads of pages."""
     _words(item_size)
     pairs, done = paired(src_indices, dst_indices), []
     for source, target in ((src_k, dst_k), (src_v, dst_v), (src, dst)):
@@ -85,7 +82,7 @@ def all_layers(
     block_quota: int = 0,
     num_warps_per_block: int = 0,
 ) -> Pieces:
-    """All layers from the device, by a table of their addresses, to such a table, to items, or to heads of pages."""
+    """From the device, by a table of addresses, to such a table, to items, or to heads of pages."""
     _words(item_size)
     pairs = paired(src_indices, dst_indices)
     done: list[list[ByteCopy]] = [[] for _ in range(num_layers)]
@@ -119,7 +116,7 @@ def direct(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> Pieces:
-    """Rows of each layer. Rows that are neighbours on both sides go in one copy."""
+    """Rows that are neighbours on both sides go in one copy."""
     _whole_pages(src_indices, page_size)
     if len(src_layers) != len(dst_layers):
         raise Refused(f"{len(src_layers)} and {len(dst_layers)} layers")
@@ -143,7 +140,7 @@ def direct_to_layer(
     layer_id: int,
     page_size: int,
 ) -> Pieces:
-    """One layer of each page to the device. The first index of a page names the page."""
+    """The first index of a page names the page."""
     _whole_pages(src_indices, page_size)
     each = len(dst_ptrs) // len(src_ptrs)
     pieces = []
@@ -163,7 +160,7 @@ def direct_to_pages(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> Pieces:
-    """All layers of each page from the device. The first index of a page names the page."""
+    """The first index of a page names the page."""
     _whole_pages(src_indices, page_size)
     each = len(src_ptrs) // len(dst_ptrs)
     pieces = []
@@ -209,7 +206,6 @@ def _first(memory: torch.Tensor | None) -> int:
 
 
 def _row(memory: torch.Tensor) -> int:
-    """Bytes of a row."""
     if not memory.is_contiguous():
         text = f"rows of {list(memory.shape)} lie {list(memory.stride())} apart, which no direct copy here can do"
         raise CannotDrive(text)
@@ -217,7 +213,6 @@ def _row(memory: torch.Tensor) -> int:
 
 
 def _part(memory: torch.Tensor, page: int, layer: int) -> int:
-    """A layer's part of a page of [pages, layers, ...]."""
     if not (0 <= page < memory.shape[0] and 0 <= layer < memory.shape[1]):
         raise Refused(f"layer {layer} of page {page} of {list(memory.shape[:2])}")
     return memory[page, layer].data_ptr()

@@ -1,8 +1,6 @@
 """JIT kernels: the copies that newer releases compile at run time and prefer on a device, in Python.
 
-Invariants:
-- Rows are as far apart as the strides of their tensors. For addresses in tables the distance is a parameter.
-- Staged copies go through the staging memory, as much at a time as it holds.
+Rows are a stride of their tensor apart; for addresses in tables the stride is a parameter.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ def one_layer(
     block_quota: int | None = None,
     page_size: int | None = None,
 ) -> Pieces:
-    """Rows of one layer, by the stride of each tensor."""
     pairs, done = paired(indices_src, indices_dst), []
     for source, target in ((k_cache_src, k_cache_dst), (v_cache_src, v_cache_dst), (cache_src, cache_dst)):
         if source is not None and target is not None:
@@ -60,7 +57,6 @@ def all_layers(
     block_quota: int | None = None,
     page_size: int | None = None,
 ) -> Pieces:
-    """Rows of all layers, by tables of addresses on both sides."""
     start_apart = kv_cache_src_stride_bytes or cache_src_stride_bytes
     end_apart = kv_cache_dst_stride_bytes or cache_dst_stride_bytes
     pairs = paired(indices_src, indices_dst)
@@ -91,7 +87,7 @@ def staged(
     unroll: int | None = None,
     block_quota: int | None = None,
 ) -> Pieces:
-    """Pages gathered with all their layers, then copied whole. The first index of a page names the page."""
+    """Gather pages in the staging memory, then copy them whole. The first index of a page names the page."""
     if src_indices.numel() % page_size:
         raise Refused(f"{src_indices.numel()} indices for pages of {page_size}")
     first = paired(src_indices, dst_indices)[::page_size]

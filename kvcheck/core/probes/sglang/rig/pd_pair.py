@@ -1,11 +1,10 @@
 """PD pair: a prefill and its decode ranks, from the engine's own transfer managers, in one process.
 
-The transfer worker of the prefill and the receive loop of a decode rank are the engine's own. The managers are made
-without their start-up. The transfer engine and the sockets between them are kvcheck's, so that a schedule says when
-bytes and messages arrive.
+The transfer worker of the prefill and the receive loop of a decode rank are the engine's own, in managers without their
+start-up. The transfer engine and the sockets are kvcheck's, so that a schedule decides when bytes and messages arrive.
 
 Invariants:
-- Bytes are copied only between registered memory. Anything else is refused, as hardware refuses it.
+- Bytes are copied only between registered memory. Anything else is refused, as by hardware.
 - Late bytes land in the order in which they were sent. The message behind them does not wait for them.
 - An exception of the engine's threads is judged by its cause, not by the exception that wraps it.
 """
@@ -35,14 +34,14 @@ PREFILL = "prefill"
 
 
 class Drained(BaseException):
-    """A queue is empty. This ends the engine's endless loop; its `except Exception` does not catch it."""
+    """A queue is empty. Ends the engine's endless loop, whose `except Exception` does not catch it."""
 
 
 @dataclass(slots=True)
 class Link:
     """The transfer engine and the sockets. late: whether a write to this address lands after it was reported done.
 
-    fails: whether a copy to this address fails, as over a broken link. failed: how many copies did.
+    fails: whether a copy to this address fails, as over a broken link.
     """
 
     late: Callable[[int], bool] = lambda _: False
@@ -55,13 +54,12 @@ class Link:
     failed: int = 0
 
     def register(self, session: str, pointers: Sequence[int], lengths: Sequence[int]) -> None:
-        """Allow reads and writes of this memory under the session's name."""
         self.ranges[session] += list(zip(pointers, lengths, strict=True))
 
     def batch_transfer_sync(
         self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        """What the managers call. Returns 0 for done, -1 for refused or failed."""
+        """Return 0 for done, -1 for refused or failed."""
         for source, target, length in zip(sources, targets, lengths, strict=True):
             if not (self._holds(PREFILL, source, length) and self._holds(session, target, length)):
                 self.refused += 1
@@ -77,18 +75,15 @@ class Link:
         return 0
 
     def land(self, session: str, most: int | None = None) -> None:
-        """Let so many late writes land, or all."""
         flying = self.flying[session]
         for _ in range(len(flying) if most is None else min(most, len(flying))):
             target, data = flying.popleft()
             ctypes.memmove(target, data, len(data))
 
     def wire(self, endpoint: str) -> SimpleNamespace:
-        """A socket to the port at the end of the endpoint."""
         return SimpleNamespace(send_multipart=lambda parts, *_, **__: self.send(endpoint, parts))
 
     def send(self, endpoint: str, parts: Sequence[bytes]) -> None:
-        """Put a message in the inbox of the endpoint's port."""
         self.wires[int(endpoint.rpartition(":")[2])].append([bytes(part) for part in parts])
 
     def _holds(self, session: str, address: int, length: int) -> bool:
@@ -97,7 +92,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory that a side registers: (pointers, lengths, bytes of an item) of pages, metadata and states."""
+    """Registered memory of a side: (pointers, lengths, bytes of an item) of pages, metadata and states."""
 
     pages: tuple[list[int], list[int], list[int]]
     metadata: tuple[list[int], list[int], list[int]] = ([], [], [])
@@ -110,8 +105,6 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes on one decode rank."""
-
     pages: Sequence[int]
     slot: int
     states: list[int]
@@ -129,7 +122,7 @@ class Sent:
 
 
 class PDPair:
-    """One prefill and its decode ranks. kinds: names that releases had for this kind of state; empty: no states.
+    """One prefill and its decode ranks. kinds: names of this kind of state in known releases; empty: no states.
 
     flat: a layer has one buffer, not keys and values.
     """
@@ -150,12 +143,12 @@ class PDPair:
         self.chunks: dict[int, Any] = {}
 
     def nested(self, values: list[int]) -> list[Any]:
-        """Values of the one kind of state, as a list of kinds in releases that have several."""
+        """Wrap values of the one kind of state as a list of kinds, in releases that have several."""
         several = self._rig.names.has("transfer.kinds")
         return ([values] if self._kind else []) if several else values
 
     def send(self, requests: Sequence[Sent]) -> Fault | None:
-        """Let the engine's worker send the requests in order. Returns the exception that ended it, if any."""
+        """Return the exception that ended the engine's worker, if any."""
         waiting = deque(self._chunk(request) for request in requests)
         with self._rig.stubs.window() as called:
             died = self._run(lambda: self.sender.transfer_worker(_Queue(waiting), _AtOnce()), "transfer_worker")
@@ -163,7 +156,7 @@ class PDPair:
         return died
 
     def deliver(self, rank: int, most: int | None = None) -> Fault | None:
-        """Let the rank's receive loop take so many messages, or all. Returns the exception that ended it, if any."""
+        """Return the exception that ended the rank's receive loop, if any. most: messages; None: all."""
         self._allowed[rank] = len(self.link.wires[rank + 1]) if most is None else most
         with self._rig.stubs.window() as called:
             died = self._run(self._loops[rank], "decode_thread")
@@ -171,13 +164,11 @@ class PDPair:
         return died
 
     def status(self, manager: Any, room: int) -> str:
-        """The engine's name of a request's status on one side."""
         value = manager.request_status.get(room)
         known = self._rig.names["transfer.poll"]
         return next((name for name in STATUSES if getattr(known, name, None) == value), f"{value}")
 
     def reason(self, manager: Any, room: int) -> str:
-        """The reason that a side gives for a failed request."""
         return str(manager.failure_records.get(room, ""))
 
     # How a side is made
@@ -286,7 +277,6 @@ class PDPair:
         }
 
     def _receive_loop(self, rank: int) -> Callable[[], None]:
-        """The body of the thread that `start_decode_thread` would start."""
         manager, inbox = self.ranks[rank], self.link.wires[rank + 1]
 
         def receive(*_: object) -> list[bytes]:
@@ -326,13 +316,10 @@ STATUSES = ("Failed", "Bootstrapping", "WaitingForInput", "Transferring", "Succe
 
 
 def session(rank: int) -> str:
-    """The session name of a decode rank."""
     return f"decode-{rank}"
 
 
 class _Queue:
-    """The queue of a transfer worker. It ends the worker when it is empty."""
-
     def __init__(self, waiting: deque[Any]) -> None:
         self._waiting = waiting
 
@@ -343,8 +330,6 @@ class _Queue:
 
 
 class _AtOnce:
-    """An executor that runs work at once."""
-
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_result(work(*arguments))
@@ -353,8 +338,6 @@ class _AtOnce:
 
 @contextmanager
 def _caught_threads(module: Any, bodies: list[Callable[[], None]]) -> Iterator[None]:
-    """In here the module starts no thread. The bodies of its threads are collected."""
-
     def make(target: Callable[[], None], **_: object) -> SimpleNamespace:
         bodies.append(target)
         return SimpleNamespace(start=lambda: None, join=lambda *_: None)

@@ -1,11 +1,7 @@
-"""Pinned memory: what an engine pins of the host while its pools are made, and how it is given back.
+"""Pinned memory: host memory that an engine pins while its pools are made, and its release.
 
-Releases pin the memory of a host pool and let it go with the process. A probe makes many host pools in one process. The
-system gives their addresses out again, and what is pinned already cannot be pinned.
-
-Invariants:
-- The engine's calls go to the real runtime. They are only remembered.
-- Memory is given back when nothing is queued on the device any more.
+Releases pin the memory of a host pool until the process ends. A probe makes many host pools in one process, the system
+reuses their addresses, and memory that is pinned already cannot be pinned.
 """
 
 from __future__ import annotations
@@ -22,13 +18,12 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 
 @dataclass(slots=True)
 class PinnedMemory:
-    """First bytes of what was pinned in `watched` and not given back since."""
+    """Addresses pinned in `watched` and not unpinned since."""
 
     starts: list[int] = field(default_factory=list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """In here what the engine pins is remembered."""
         before: Callable[[], Any] = torch.cuda.cudart
         torch.cuda.cudart = lambda: _Runtime(before(), self.starts)
         try:
@@ -37,7 +32,7 @@ class PinnedMemory:
             torch.cuda.cudart = before
 
     def give_back(self) -> None:
-        """Unpin all. Raises CannotDrive if the runtime does not."""
+        """Raises CannotDrive if the runtime refuses. No work may be queued on the device."""
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         refused = [code for start in self.starts if (code := int(runtime.cudaHostUnregister(start)))]
         self.starts.clear()
@@ -48,8 +43,6 @@ class PinnedMemory:
 
 
 class _Runtime:
-    """The CUDA runtime as torch has it, which remembers what is pinned."""
-
     def __init__(self, runtime: Any, starts: list[int]) -> None:
         self._runtime = runtime
         self._starts = starts

@@ -1,9 +1,9 @@
 """Pools: small pools of SGLang's families on the CPU, with their allocator and request table.
 
 Invariants:
-- Numbers of units differ from each other and from every other dimension. So the first dimension of a tensor tells what
-  its rows hold.
-- Which units belong to a request follows from its slots and the engine's own maps.
+- Numbers of units differ from each other and from every other dimension, so the first dimension of a tensor identifies
+  the unit of its rows.
+- A request's units follow from its slots and the engine's own maps.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ INDEX_HEAD_DIM, SCALE_BYTES = 128, 4
 PAGE_SIZES = {"nsa": 64}
 """Tokens of a page if not 16. The layout of the index buffer needs 64."""
 UNPAGED = ("swa",)
-"""Families whose allocator gives out lists of tokens only for pages of one token, in some releases."""
+"""Families whose allocator hands out lists of tokens only with pages of one token, in some releases."""
 
 REGISTERED = ("get_contiguous_buf_infos", "get_state_buf_infos")
-"""Methods that name the memory of a pool that a transfer moves: what a request owns."""
+"""Methods that return the memory of a pool for transfers: the memory that a request owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,17 @@ class Arrival:
     rows: torch.Tensor
 
     def arrive(self) -> None:
-        """Write them, in the order of the current stream."""
         self.held.rows.index_copy_(0, self.ids, self.rows)
 
 
 def arrive(arrivals: Sequence[Arrival]) -> None:
-    """All of them, in the order of the current stream."""
     for each in arrivals:
         each.arrive()
 
 
 @dataclass(slots=True, kw_only=True)
 class SmallPool:
-    """One pool with its allocator and its request table. writer: over all tensors of the pool.
-
-    page_size: tokens that probes take at a time: a page, if the pool has pages.
-    """
+    """One pool with its allocator and its request table. page_size: tokens that probes take at a time."""
 
     family: str
     pool: Any
@@ -92,7 +87,6 @@ class SmallPool:
     writer: ContentWriter
 
     def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[Owned]:
-        """The units that a request with these slots owns, kind by kind."""
         ids, size = tokens.to(torch.int64), self.page_size
         yield Owned("token", tuple(ids.tolist()))
         pages = (ids[::size] // size).tolist()
@@ -103,13 +97,11 @@ class SmallPool:
             yield Owned("state", (state,))
 
     def write(self, request: int, tokens: torch.Tensor, state: int | None = None) -> None:
-        """Write the request's content to all units that it owns."""
         for owned in self.owned(tokens, state):
             self.writer.write(request, owned.unit, owned.ids)
 
     def arrivals(self, request: int, tokens: torch.Tensor, state: int | None = None) -> list[Arrival]:
-        """What writes the request's content to all units that it owns, on the side of each buffer: work that is queued
-        may not wait for the host."""
+        """The rows lie on each buffer's device: queued work may not wait for the host."""
         found = []
         for owned in self.owned(tokens, state):
             for held in self.writer.found.buffers:
@@ -122,7 +114,7 @@ class SmallPool:
     def check(
         self, judge: ProbeJudge, request: int, tokens: torch.Tensor, state: int | None = None, *, when: str
     ) -> None:
-        """Check that all units of the request hold its content. Of a part page, the bytes of its tokens count."""
+        """Of a partial page, only the bytes of its tokens count."""
         for owned in self.owned(tokens, state):
             whole = len(owned.ids) - (1 if owned.tail else 0)
             lost = self.writer.check(judge, request, owned.unit, owned.ids[:whole], when=when)
@@ -161,9 +153,9 @@ def small_pool(
     *,
     is_wide: bool = False,
 ) -> SmallPool:
-    """A fresh pool of the family. Raises CannotDrive if the release lacks it, or if a tensor's rows are unknown.
+    """Make a pool of the family. Raises CannotDrive if the release lacks it, or if a tensor's rows are unknown.
 
-    page_size: of its allocator. 0: the page size that the family's copies need. is_wide: as `WIDE` says.
+    page_size: of its allocator; 0: as the family's copies require. is_wide: see `WIDE`.
     """
     size = page_size or PAGE_SIZES.get(family, 16)
     tokens = pages * size
@@ -196,7 +188,6 @@ def small_pool(
 
 
 def make_pools(rig: Rig, family: str, offered: Mapping[str, Any], device: str) -> tuple[Any, Any, Any]:
-    """A pool of the family, its allocator and its request table. offered: what `sizes` returns."""
     pool_name, rows_name, allocator_name = pool_names(family, offered["page_size"])
     offered = {**offered, "device": device}
     if family == "mamba":
@@ -209,7 +200,6 @@ def make_pools(rig: Rig, family: str, offered: Mapping[str, Any], device: str) -
 
 
 def pool_names(family: str, page_size: int = 0) -> tuple[str, str, str]:
-    """Capabilities that a pool of the family needs: the pool, its request table and its allocator."""
     size = page_size or PAGE_SIZES.get(family, 16)
     paged = "allocator.paged" if size > 1 else "allocator.token"
     allocator = "allocator.swa" if family == "swa" else paged
@@ -217,7 +207,7 @@ def pool_names(family: str, page_size: int = 0) -> tuple[str, str, str]:
 
 
 def sizes(page: int, tokens: int, window: int, states: int = STATES) -> dict[str, Any]:
-    """Values of every parameter that a pool, its allocator or its request table has in some release."""
+    """Values of every parameter of a pool, its allocator or its request table in any known release."""
     return {
         "size": tokens,
         "size_swa": window,
@@ -248,14 +238,13 @@ def sizes(page: int, tokens: int, window: int, states: int = STATES) -> dict[str
 
 
 def state_params() -> Any:
-    """Shapes and types of a recurrent state that a pool reads."""
     shape = SimpleNamespace(conv=[(6, 4)], temporal=(2, 4, 8))
     dtype = SimpleNamespace(conv=torch.bfloat16, temporal=torch.float32)
     return SimpleNamespace(shape=shape, dtype=dtype, layers=[0, 2])
 
 
 def take(made: SmallPool, pages: int) -> torch.Tensor:
-    """Slots of so many pages from the engine's allocator. Raises CannotDrive if it has none left."""
+    """Raises CannotDrive if the allocator has too few pages."""
     ids = made.allocator.alloc(pages * made.page_size)
     if ids is None:
         raise CannotDrive(f"the allocator has no {pages} pages left; it has {made.allocator.available_size()} tokens")
@@ -264,6 +253,5 @@ def take(made: SmallPool, pages: int) -> torch.Tensor:
 
 
 def optional(call: Callable[..., Any], **values: Any) -> dict[str, Any]:
-    """Those values for which the call has parameters in this release."""
     known = inspect.signature(call).parameters
     return {name: value for name, value in values.items() if name in known}

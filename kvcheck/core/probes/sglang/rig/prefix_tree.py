@@ -1,11 +1,7 @@
 """Prefix trees: SGLang's own, made by their constructors, and those over a host tier with their lists.
 
-The device under a tree with a host tier is a stand-in (`frame/device.py`): its index lists have values and report that
-they lie on it. The compiled copies are missing, so the probe gets the lists that a host pool should copy.
-
-Invariants:
-- The trees of a release are found by name. Every list that a node holds is seen, on both tiers.
-- Pools give out their slots in a shuffled order, so that a sorted list differs from the original.
+The device under a tree with a host tier is a stand-in (`frame/device.py`). Host pools' copies are replaced, so that the
+probe gets their lists. Pools hand out their slots in a shuffled order, so that a sorted list differs from the original.
 """
 
 from __future__ import annotations
@@ -43,9 +39,9 @@ COPIES = {
 
 @dataclass(frozen=True, slots=True)
 class TreeKind:
-    """A tree over a host tier. name: of its capability. also: capabilities that it needs besides.
+    """A tree over a host tier. name: of its capability. also: further capabilities that it needs.
 
-    device: where its device lists lie. A compiled core takes no stand-in tensors, so its lists lie in host memory.
+    device: of its device lists. A compiled core takes no stand-in tensors, so its lists lie in host memory.
     """
 
     name: str
@@ -74,7 +70,7 @@ NEEDS = ("tree.params", "tree.key", "tree.insert", "tree.match", "tree.evict", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A list that a node of a tree holds. tokens: of the node."""
+    """A list of a tree's node. tokens: of the node."""
 
     kind: str
     tier: str
@@ -83,20 +79,17 @@ class Listed:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The tokens that its slots must hold. A state is known by the last token of its prefix."""
+        """The tokens that its slots must hold; for a state, the last token of its prefix."""
         return self.tokens if self.kind == PAGES else self.tokens[-1:]
 
 
 Given = Callable[[str, bool, torch.Tensor, torch.Tensor], None]
-"""Called with what a host pool is told to copy: kind, whether to the host, host ids, device ids."""
+"""Called with the arguments of a host pool's copy: kind, whether to the host, host ids, device ids."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Tree:
-    """A tree with its pools. states: the allocator of states; None if the model has none.
-
-    device: where its device lists lie. known: prefixes that were inserted.
-    """
+    """A tree with its pools. states: the allocator of states, or None. known: prefixes that were inserted."""
 
     rig: Rig
     device: str
@@ -108,28 +101,23 @@ class Tree:
     known: list[tuple[int, ...]] = field(default_factory=list)
 
     def insert(self, tokens: Sequence[int], pages: torch.Tensor, state: torch.Tensor | None) -> None:
-        """Insert what a finished request has computed."""
         offered = {"key": self._key(tokens), "value": pages, "mamba_value": state}
         params = fitted(self.rig.names["tree.insert"], offered)
         self.known.append(tuple(tokens))
         self.rig.measured(lambda: self.cache.insert(params), f"{self.name}: insert")
 
     def evict(self, tokens: int, states: int) -> None:
-        """Evict from the device."""
         params = fitted(self.rig.names["tree.evict"], {"num_tokens": tokens, "mamba_num": states})
         self.rig.measured(lambda: self.cache.evict(params), f"{self.name}: evict")
 
     def evict_host(self, tokens: int) -> None:
-        """Evict from the host."""
         self.rig.measured(lambda: self.cache.evict_host(tokens), f"{self.name}: evict_host")
 
     def evict_host_states(self, count: int) -> None:
-        """Evict states from the host, in trees that evict them separately."""
         if hasattr(self.cache, "evict_mamba_host"):
             self.rig.measured(lambda: self.cache.evict_mamba_host(count), f"{self.name}: evict_mamba_host")
 
     def ask_load(self, tokens: Sequence[int]) -> None:
-        """Match the prefix and ask to load what the host has of it."""
         names, call = self.rig.names, self.cache.init_load_back
         found = self._match(tokens)
         if names.has("tree.load"):
@@ -145,15 +133,13 @@ class Tree:
             self.rig.measured(lambda: call(found.last_host_node, found.host_hit_length), f"{self.name}: init_load_back")
 
     def start_loads(self) -> None:
-        """Start the loads that were asked for."""
         self.rig.measured(self.cache.ready_to_load_host_cache, f"{self.name}: ready_to_load_host_cache")
 
     def settle(self) -> None:
-        """Let the tree take note of finished copies, as each step of the scheduler does."""
         self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
 
     def lists(self) -> Iterator[Listed]:
-        """Every list of the tree. A compiled core shows no nodes: of it, the device lists of each known prefix."""
+        """A compiled core shows no nodes: of it, the device lists of each known prefix."""
         core, names = getattr(self.cache, "tree_core", self.cache), self.rig.names
         if names.has("tree.compiled-core") and isinstance(core, names["tree.compiled-core"]):
             yield from self._by_prefix(core)
@@ -204,7 +190,7 @@ class Tree:
 
 
 def found_kinds(rig: Rig, model: str) -> list[TreeKind]:
-    """Trees of this release for such a model. Raises CannotDrive with every missing name if there are none."""
+    """Raises CannotDrive with every missing name if there are none."""
     names, missing = rig.names, []
     kinds = []
     for kind in KINDS[model]:
@@ -229,10 +215,8 @@ def make_tree(
     host_tier: Any = None,
     **more: Any,
 ) -> Any:
-    """A tree of the release, by its constructor. name: its capability. more: parameters that not all trees have.
-
-    host_tier: server arguments for a tree with a host tier. None: a tree without one.
-    """
+    """name: its capability. more: parameters that not all trees have. host_tier: server arguments for a tree with
+    one."""
     names = rig.names
     offered = {
         "disable": False,
@@ -259,10 +243,7 @@ def make_tree(
 
 
 def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, tokens: int = TOKENS) -> Tree:
-    """A tree with a host tier over pools of its own. arguments: of the server. tokens: slots on the device.
-
-    Raises the engine's ValueError if it refuses the io_backend and the layout of the arguments.
-    """
+    """Raises the engine's ValueError if it refuses the io_backend and the layout of the arguments."""
     family = FAMILIES[model]
     _, allocator, rows = make_pools(rig, family, sizes(1, tokens, tokens, STATES), kind.device)
     cache = make_tree(rig, kind.name, family, request_pool=rows, allocator=allocator, page_size=1, host_tier=arguments)
@@ -289,7 +270,6 @@ def build(rig: Rig, kind: TreeKind, model: str, arguments: Any, given: Given, to
 
 
 def _hosts(cache: Any) -> dict[str, Any]:
-    """Host pools by the kind of their lists."""
     host = cache.cache_controller.mem_pool_host
     entries = list(getattr(host, "entries", ()))
     if not entries:
@@ -300,7 +280,6 @@ def _hosts(cache: Any) -> dict[str, Any]:
 
 
 def _stand_in(host: Any, kind: str, given: Given) -> None:
-    """Replace the copies of a host pool by calls of `given`."""
     for name, is_backup in COPIES.items():
         if hasattr(host, name):
             setattr(host, name, _copying(inspect.signature(getattr(host, name)), kind, is_backup, given))
@@ -315,7 +294,6 @@ def _copying(signature: inspect.Signature, kind: str, is_backup: bool, given: Gi
 
 
 def _shuffle(rig: Rig, pool: Any) -> None:
-    """Take all slots and free them in a drawn order."""
     taken = pool.alloc(pool.available_size())
     order = list(range(len(taken)))
     mixed = [order.pop(rig.mix.below(len(order))) for _ in range(len(taken))]
@@ -323,7 +301,6 @@ def _shuffle(rig: Rig, pool: Any) -> None:
 
 
 def _request(found: Any) -> SimpleNamespace:
-    """The attributes of a request that a tree reads."""
     return SimpleNamespace(
         rid="0",
         mamba_pool_idx=None,

@@ -1,7 +1,6 @@
-"""Readers: a pool's getters of a layer, found by their parameters, and what they return as rows of its buffers.
+"""Readers: a pool's getters of a layer, found by their parameters, and their results as rows of its buffers.
 
-Invariants:
-- What a getter returned is copied at once. A getter whose result is not understood is reported by name, not passed.
+A result is copied at once. A getter whose result is not understood is reported by name, not passed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kvcheck.core.probes.sglang.rig.pools import INDEX_HEAD_DIM, SmallPool
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Rows that a reader returned of one buffer. part: their bytes of a whole row. ids: their units."""
+    """Rows of one buffer that a reader returned. part: their bytes of a whole row. ids: their units."""
 
     held: BufferView
     rows: torch.Tensor
@@ -32,14 +31,12 @@ class Seen:
     ids: tuple[int, ...]
 
     def whole(self) -> torch.Tensor:
-        """Rows of full size. Bytes that were not returned are 0."""
         full = torch.zeros((len(self.ids), self.held.rows.shape[1]), dtype=torch.uint8)
         full[:, self.part] = self.rows.cpu()
         return full
 
 
 def understood(rig: Rig, made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
-    """What a getter returns of the first layer, or why it cannot be judged."""
     with rig.stubs.window() as called:
         got = attempt(partial(_try, made, name, tokens), rig.package)
     if called:
@@ -59,7 +56,6 @@ def _try(made: SmallPool, name: str, tokens: torch.Tensor) -> list[Seen] | str:
 
 
 def readers(pool: Any) -> list[str]:
-    """Names of the pool's `get_` methods that take a layer."""
     names = []
     for name in dir(type(pool)):
         method = getattr(type(pool), name)
@@ -71,7 +67,6 @@ def readers(pool: Any) -> list[str]:
 
 
 def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
-    """Call a getter for these slots of a layer."""
     method: Callable[..., Any] = getattr(made.pool, name)
     size = len(tokens)
     pages = (tokens[:: made.page_size] // made.page_size).to(torch.int32)
@@ -90,14 +85,13 @@ def call(made: SmallPool, name: str, layer: int, tokens: torch.Tensor) -> Any:
 
 
 def tensors_of(got: Any) -> list[torch.Tensor]:
-    """The tensors that a getter returned, in order."""
     return [each for each in (got if isinstance(got, (tuple, list)) else (got,)) if isinstance(each, torch.Tensor)]
 
 
 def seen(
     made: SmallPool, got: Any, layer: int, tokens: torch.Tensor, taken: Sequence[torch.Tensor] | None = None
 ) -> Iterator[Seen]:
-    """The returned tensors as rows of buffers, copied now. taken: what these tensors held when they were read."""
+    """Yield the returned tensors as rows of buffers, copied now. taken: their values when they were read."""
     behind, returned = 0, tensors_of(got)
     for tensor, values in zip(returned, returned if taken is None else taken, strict=True):
         for held in made.writer.found.buffers:
@@ -115,9 +109,9 @@ def _rows_of(
     tokens: torch.Tensor,
     behind: int,
 ) -> Seen | None:
-    """A tensor as rows of a buffer. It is the buffer, the first part of its rows, or gathered rows, keys or scales.
+    """A tensor is the buffer itself, the first part of its rows, or gathered rows, keys or scales.
 
-    values: what it held. behind: bytes of the rows that the tensors before it held, if rows are returned in parts.
+    behind: bytes of the rows in earlier tensors, if rows are returned in parts.
     """
     ids = next((owned.ids for owned in made.owned(tokens) if owned.unit == held.unit), ())
     size = held.rows.shape[1]

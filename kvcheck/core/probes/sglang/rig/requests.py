@@ -1,7 +1,6 @@
 """Requests: makes SGLang's own request objects for a probe, and reads their fields in any release.
 
-Invariants:
-- An attribute that was renamed or moved is found by trying its names, never by a version.
+A renamed or moved attribute is found by trying its names, never by a version.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ VOCABULARY = 1 << 20
 
 
 def make_request(rig: Rig, name: str, prompt: Sequence[int], outputs: int) -> Any:
-    """A request of this prompt that may produce so many tokens."""
     sampling = rig.names["request.sampling"](max_new_tokens=outputs, temperature=0)
     sampling.normalize(None)
     offered = {
@@ -38,7 +36,7 @@ def make_request(rig: Rig, name: str, prompt: Sequence[int], outputs: int) -> An
 
 
 def make_committed_request(rig: Rig, committed: int) -> Any:
-    """A request with KV of so many tokens. It has one token more, the last, which has no KV yet."""
+    """Make a request with KV of `committed` tokens, and one last token without KV."""
     request = make_request(rig, "probe", range(1, committed), 8)
     request.output_ids.extend((7, 8))
     if request.seqlen - 1 != committed:
@@ -47,30 +45,26 @@ def make_committed_request(rig: Rig, committed: int) -> Any:
 
 
 def record_of(request: Any) -> Any:
-    """The object that says which row and state a request holds: the request, or a record of its own."""
+    """In some releases, row and state of a request lie in its `kv` record."""
     record = getattr(request, "kv", None)
     return record if hasattr(record, "req_pool_idx") else request
 
 
 def row_of(request: Any) -> int | None:
-    """The request's row of token ids, if it holds one."""
     row = record_of(request).req_pool_idx
     return None if row is None else int(row)
 
 
 def state_of(request: Any) -> int | None:
-    """The request's slot of recurrent state, if it holds one."""
     slot = getattr(record_of(request), "mamba_pool_idx", None)
     return None if slot is None else int(slot)
 
 
 def prefix_of(request: Any) -> int:
-    """Tokens of its prefix that the tree found."""
     return int(request.prefix_len) if hasattr(request, "prefix_len") else len(request.prefix_indices)
 
 
 def end_of(request: Any) -> int:
-    """The position behind its last token of this round."""
     for name in ("extend_end", "extend_range.end", "fill_len"):
         try:
             return int(operator.attrgetter(name)(request))
@@ -80,7 +74,6 @@ def end_of(request: Any) -> int:
 
 
 def extend_to(request: Any, end: int) -> None:
-    """This round computes the prompt up to that position, by each release's word for it: see `end_of`."""
     request.extend_end = request.fill_len = end
     request.fill_ids = request.origin_input_ids[:end]
     if hasattr(request, "set_extend_range"):

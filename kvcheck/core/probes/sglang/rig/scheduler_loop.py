@@ -1,13 +1,13 @@
 """Scheduler loop: one rank of SGLang's scheduler without its processes, on the engine's own batches, tree and pools.
 
-Each step does what a step of the scheduler does: stash the request that is prefilled in chunks, merge the prefilled
-batch, admit requests that fit or else decode, retract if decoding does not fit, then give each request one token.
+A step stashes the request that is prefilled in chunks, merges the prefilled batch, admits requests that fit or else
+decodes, retracts if decoding does not fit, and gives each request one token.
 
 Invariants:
 - It makes the scheduler's calls in the scheduler's order. The engine decides on room, locks and eviction.
 - Batches do not overlap: one is answered before the next is made.
-- A request's own word about its row is not enough: a release may never take the number back. A row is the request's
-  that got it last, until the table has it free.
+- A row belongs to the request that got it last, until the table has it free: a release may never reset a request's own
+  row field.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from kvcheck.core.probes.sglang.rig.requests import (
 CHUNK = 8
 INPUT = 1 << 12
 RATIO = 0.1
-"""new_token_ratio: the share of possible output for which room is kept. It is small, so that requests are retracted."""
+"""new_token_ratio: the share of possible output for which room is reserved; small, so that requests are retracted."""
 RUNNING = 5
 STATES_EACH = 3
 """States that the engine's own sizing counts for a running request."""
 SQUEEZE = 6
-"""One decode in so many retracts a request although there is room."""
+"""One decode in so many retracts a request despite enough room."""
 SCHEDULER_NEEDS = (
     *REQUEST_NEEDS,
     "tree.params",
@@ -67,15 +67,14 @@ class SchedulerLoop:
         self.chunked: Any = None
         self.last: Any = None
         self.must_retract: bool | None = None
-        """Whether the next decode retracts a request although there is room. None: drawn."""
+        """Whether the next decode retracts a request despite enough room. None: drawn."""
         self._rows = sorted(made.request_pool.free_slots)
         self._given: dict[int, str] = {}
-        """The request that got a row last."""
+        """The last request of each row."""
         self.running: Any = fitted(rig.names["batch"], {"reqs": [], "batch_is_full": False})
 
     @property
     def held(self) -> list[TrackedRequest]:
-        """Requests that hold a row of token ids now."""
         free = self.made.request_pool.free_slots
         rows = {tracked.name: row_of(tracked.request) for tracked in self.unfinished.values()}
         return [
@@ -85,7 +84,7 @@ class SchedulerLoop:
         ]
 
     def require_rows(self, when: str) -> None:
-        """Raise CannotDrive where a row is not held by one request or free: it is not known then who holds one."""
+        """Raise CannotDrive if a row is neither free nor held by exactly one request."""
         free = sorted(self.made.request_pool.free_slots)
         held = {tracked.name: row_of(tracked.request) for tracked in self.held}
         if sorted([*free, *(row for row in held.values() if row is not None)]) != self._rows:
@@ -94,12 +93,10 @@ class SchedulerLoop:
             raise CannotDrive(f"{text}, requests name {named}, and by what they were given they hold {held}")
 
     def add(self, tracked: TrackedRequest) -> None:
-        """Add a request to the waiting queue."""
         self.unfinished[tracked.name] = tracked
         self.waiting.append(tracked)
 
     def step(self) -> None:
-        """One step of the scheduler."""
         self._stash()
         self._merge()
         batch = self._prefill()
@@ -110,7 +107,7 @@ class SchedulerLoop:
             self._run(batch)
 
     def abort(self, tracked: TrackedRequest) -> None:
-        """The client is gone. A waiting request leaves the queue; a running one ends with its next token."""
+        """A waiting request leaves the queue; a running one ends with its next token."""
         self.rig.judge.count("aborts")
         if tracked not in self.waiting:
             tracked.request.to_finish = self.rig.names["batch.abort"]()
@@ -129,8 +126,7 @@ class SchedulerLoop:
             self._park(request)
 
     def _park(self, request: Any) -> None:
-        """Free the row of a chunk, in releases whose table gives out numbers and knows no request: the next chunk gets
-        another row there, and their scheduler frees this one."""
+        """Free the row of a chunk, in releases whose table does not keep rows by request."""
         free, row = self.made.request_pool.free, row_of(request)
         if known := optional(free, free_index=row, free_mamba_cache=False):
             self.rig.measured(lambda: free(**known), "freeing the row of a chunk")
@@ -181,7 +177,6 @@ class SchedulerLoop:
         return self._batch_of(adder)
 
     def _admit(self, adder: Any, tracked: TrackedRequest) -> bool:
-        """Match its prefix and let the adder decide. Returns whether to go on with the next request."""
         rig, request, added = self.rig, tracked.request, self.rig.names["batch.added"]
         if len(adder.can_run_list) >= self.most_running - self.running.batch_size():
             self.running.batch_is_full = True
@@ -264,7 +259,6 @@ class SchedulerLoop:
         return self.rig.mix.chance(1, SQUEEZE) if self.must_retract is None else self.must_retract
 
     def _run(self, batch: Any) -> None:
-        """Compute the batch, then give each request its token."""
         is_extend = bool(batch.forward_mode.is_extend())
         ends = [int(end) for end in batch.seq_lens_cpu.tolist()]
         starts = [int(at) for at in batch.prefix_lens] if is_extend else [end - 1 for end in ends]
@@ -299,7 +293,6 @@ class SchedulerLoop:
             self._publish(request, chunked=False)
 
     def _move_states(self, batch: Any) -> None:
-        """Copy and clear the states that the scheduler leaves to the forward pass."""
         if getattr(batch, "mamba_clear_indices", None) is not None:
             self.made.request_pool.mamba_pool.clear_slots(batch.mamba_clear_indices)
         if getattr(batch, "mamba_cow_src_indices", None) is not None:
@@ -326,22 +319,21 @@ class SchedulerLoop:
         self.rig.measured(lambda: release(request, self.tree, **known), "release_kv_cache")
 
     def table(self, tracked: TrackedRequest, end: int) -> tuple[int, ...]:
-        """Slots of its row before that position."""
         row = row_of(tracked.request)
         return () if row is None else tuple(self.made.request_pool.req_to_token[row, :end].tolist())
 
     # Hooks for a subclass that judges
 
     def matched(self, tracked: TrackedRequest, hit: int) -> None:
-        """The tree matched so many of its tokens."""
+        """Hook: the tree matched `hit` of its tokens."""
 
     def computed(
         self, served: Sequence[TrackedRequest], starts: Sequence[int], ends: Sequence[int], is_extend: bool
     ) -> None:
-        """Positions starts .. ends - 1 of these requests are computed now."""
+        """Hook: positions starts .. ends - 1 of these requests are computed now."""
 
     def published(self, tracked: TrackedRequest, end: int) -> None:
-        """Its tokens before `end` were given to the tree. Its row may have changed."""
+        """Hook: its tokens before `end` were given to the tree. Its row may have changed."""
 
 
 def _chunks(request: Any) -> int:

@@ -1,8 +1,6 @@
 """Server arguments: publishes the arguments that SGLang reads when its pools, trees and requests are made.
 
-Invariants:
-- They are published by name, in the same way as SGLang's own tests do it. No version is read.
-- Arguments that were published for one probe are gone for the next.
+They are published by name, as in SGLang's own tests, without reading a version.
 """
 
 from __future__ import annotations
@@ -19,13 +17,12 @@ STATE_CHUNK: Final = 4
 
 
 def prepare(names: Names) -> None:
-    """Publish the arguments of a server of one rank."""
     _publish(names, {})
 
 
 @contextmanager
 def published(names: Names, **values: object) -> Iterator[Any]:
-    """In here the server's arguments have these values. Yields the arguments, or None where a release has none."""
+    """Yields the arguments, or None in a release without them."""
     try:
         yield _publish(names, values)
     finally:

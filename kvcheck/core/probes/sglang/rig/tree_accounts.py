@@ -2,8 +2,7 @@
 
 Invariants:
 - The tree is walked from its root. The sizes and locks that it reports are compared with the walk.
-- Requests are known by the rows that they hold, not by the tree's locks.
-- The units are those that were free before the first request, whatever their numbers are.
+- Requests are identified by the rows that they hold, not by the tree's locks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a tree holds. nodes: None if its nodes cannot be read. free_*: without a lock."""
+    """Contents of a tree. nodes: None if its nodes cannot be read. free_*: without a lock."""
 
     nodes: tuple[Node, ...] | None
     tokens: tuple[int, ...]
@@ -47,7 +46,7 @@ class View:
 
 
 def view_of(tree: Any, kinds: Any) -> View:
-    """All nodes but the root. kinds: the engine's component types, None if the tree has no components."""
+    """Return all nodes except the root. kinds: the engine's component types, None if the tree has no components."""
     core = getattr(tree, "tree_core", None)
     if core is not None and _is_compiled(core):
         return _view_of_compiled(core, kinds)
@@ -66,7 +65,6 @@ def view_of(tree: Any, kinds: Any) -> View:
 
 
 def _is_compiled(core: Any) -> bool:
-    """Whether the core is compiled, so that its nodes cannot be read."""
     return hasattr(core, "walk_for_kv_canary") and not hasattr(core, "components_by_type")
 
 
@@ -125,7 +123,6 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def free_pages(allocator: Any) -> list[int]:
-    """Free pages of an allocator, in its order."""
     pages: Callable[[], torch.Tensor] | None = getattr(allocator, "get_all_free_pages", None)
     free = pages() if pages is not None else torch.cat((allocator.free_pages, allocator.release_pages))
     ids: list[int] = free.tolist()
@@ -136,8 +133,6 @@ def free_pages(allocator: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The owners of one kind of unit. units: all that there are."""
-
     what: str
     units: list[int]
     free: list[int]
@@ -146,7 +141,7 @@ class Account:
 
 
 class TreeAccounts:
-    """The accounts of one tree over one pool, made while the pool is fresh. kinds: see `view_of`."""
+    """Accounts of one tree over one pool, made while the pool is fresh. kinds: see `view_of`."""
 
     def __init__(self, rig: Rig, made: SmallPool, tree: Any, kinds: Any) -> None:
         self._rig, self._made, self._tree, self._kinds = rig, made, tree, kinds
@@ -168,11 +163,10 @@ class TreeAccounts:
             raise CannotDrive(f"slots of window pages {sorted(mapped)} are mapped before the first request")
 
     def free(self) -> list[int]:
-        """Free pages of the pool of full attention."""
         return free_pages(getattr(self._made.allocator, "full_attn_allocator", self._made.allocator))
 
     def check(self, rows: dict[str, tuple[int, ...]], states: dict[str, int], when: str) -> None:
-        """Check all accounts. rows: request -> slots that it holds. states: request -> its state slot."""
+        """rows: request -> slots that it holds. states: request -> its state slot."""
         view = view_of(self._tree, self._kinds)
         self._rig.judge.count("orderings_checked")
         self._settle(self._pages(view, rows), when)
@@ -220,7 +214,6 @@ class TreeAccounts:
         return free
 
     def _settle(self, account: Account, when: str) -> None:
-        """Check that each unit has exactly one owner."""
         find, what, known = self._rig.judge.find, account.what, set(account.units)
         owners: dict[int, list[str]] = {}
         for owner, units in (("free", account.free), ("the tree", account.in_tree), *account.held):
@@ -239,7 +232,6 @@ class TreeAccounts:
             find("KV401", "accounting", text, page=lost[0], lane=what)
 
     def _locks(self, view: View, rows: dict[str, tuple[int, ...]], when: str) -> None:
-        """Check that a node has as many locks as requests have its tokens in their rows."""
         find = self._rig.judge.find
         users = Counter(each for row in rows.values() for each in set(row))
         for token in view.tokens:
@@ -257,7 +249,6 @@ class TreeAccounts:
                 find("KV301", "accounting", f"{when}: {text}", lane="nodes")
 
     def _sizes(self, view: View, when: str) -> None:
-        """Check the reported evictable and protected sizes against the walk."""
         tree, family = self._tree, self._made.family
         prefix = "full_" if family in ("swa", "mamba") else ""
         walked = {

@@ -1,11 +1,11 @@
-"""TreeScene: follows what each slot holds while pages of a tree are copied, and compares it with the tree's lists.
+"""TreeScene: tracks the content of each slot while pages of a tree are copied, and compares it with the tree's lists.
 
-A slot holds a token of a prefix, or the state at a prefix's end. A copy moves the contents of the slots that it pairs,
-in this record alone; no bytes are moved. If the engine reorders, moves or mixes up a list that the tree keeps, the list
-itself, the slots that it names, or the engine's own error at a free shows it.
+A slot holds a token of a prefix, or the state at a prefix's end. A copy moves contents between paired slots in this
+record only; no bytes are moved. A list that the engine reorders, moves or mixes up shows in the list itself, in its
+slots, or in the engine's own error at a free.
 
 Invariants:
-- A list of device slots lies on the device, and a list of host slots on the host. This holds for pages and states.
+- A list of device slots lies on the device, and a list of host slots on the host.
 - The slots of a list hold the tokens of its node in order. The slot of a state holds the end of its prefix.
 """
 
@@ -24,17 +24,16 @@ from kvcheck.core.probes.sglang.rig.byte_copies import reads_lists_on
 from kvcheck.core.probes.sglang.rig.prefix_tree import PAGES, STATE, STATES, TOKENS, Tree, TreeKind, build
 
 SHARED, TAIL = 4, 16
-"""Tokens that two prefixes share, and the longest end that one has alone, where a tree loads ten tokens or more."""
+"""Tokens that two prefixes share, and the most that one has alone, if a tree loads ten tokens or more."""
 WORTH = 6
 """Tokens by which the longest end is longer than the fewest that a tree loads; drawn ends are up to three shorter."""
 
 
 @dataclass(slots=True)
 class TreeScene:
-    """A tree and what its slots hold. way: how copies are made.
+    """A tree and the contents of its slots. way: of copying.
 
-    tail: the most tokens that a prefix adds. tokens: slots on the device. Both are set as the release's tree needs
-    them.
+    tail: the most tokens that a prefix adds. tokens: slots on the device. Both are set as the release's tree requires.
     """
 
     rig: Rig
@@ -77,7 +76,6 @@ class TreeScene:
         return prefixes
 
     def run(self) -> None:
-        """Back up, evict from the device, load back, evict from the host, and repeat with the freed slots."""
         rig, tree = self.rig, self.tree
         prefixes = self.fill()
         self._evict("after the first leaf was evicted from the device", 1, 0)
@@ -116,10 +114,7 @@ class TreeScene:
         rig.judge.count("loads", self.copies[PAGES, False])
 
     def check(self, step: str, *, is_loading: bool = False) -> None:
-        """Check that every list of the tree lies on its side, and that its slots hold the tokens of its node.
-
-        is_loading: some device slots are allocated and nothing has been copied there yet.
-        """
+        """is_loading: some device slots are allocated and not filled yet."""
         judge, name = self.rig.judge, self.tree.name
         self.step = step
         sides = {"device": self.tree.device, "host": HOST}
@@ -142,8 +137,7 @@ class TreeScene:
                 judge.find("KV303", "contract", text, tier=listed.tier, lane=lane)
 
     def account(self, step: str) -> None:
-        """Check that no free slot is in a list, and none is free twice. All slots are allocated to see which are
-        free."""
+        """Check that no free slot is in a list or free twice. All free slots are allocated to list them."""
         listed = list(self.tree.lists())
         pools = [("device", PAGES, self.tree.allocator), ("device", STATE, self.tree.states)]
         pools += [("host", kind, host) for kind, host in self.tree.hosts.items()]
@@ -166,7 +160,6 @@ class TreeScene:
             pool.free(given)
 
     def _insert(self, tokens: Sequence[int]) -> None:
-        """Insert the tokens that a request has computed on the device."""
         tree = self.tree
         pages = tree.allocator.alloc(len(tokens))
         state = tree.states.alloc(1) if tree.states is not None else None
@@ -192,7 +185,7 @@ class TreeScene:
             raise CannotDrive(f"{self.tree.name}: no {way} of {kind} was asked for, {self.step}")
 
     def _copy(self, kind: str, is_backup: bool, host: torch.Tensor, device: torch.Tensor) -> None:
-        """Record a copy of a host pool. All layers have the same lists, so one is enough."""
+        """All layers have the same lists, so one copy is enough."""
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], self.tree.device)
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1

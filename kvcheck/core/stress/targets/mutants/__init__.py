@@ -1,7 +1,7 @@
 """Mutants: each puts one historical bug, or half of its fix, back into the fixed implementation.
 
 Invariants:
-- Names are unique, and each row's name is its key.
+- A subclass changes one line of the fix, or the reaction to one situation, and restates nothing else.
 """
 
 from __future__ import annotations
@@ -42,5 +42,4 @@ def mutant(name: str) -> Mutant:
 
 
 def mutant_target(name: str) -> BuiltinTarget:
-    """The builtin target with that bug put back."""
     return BuiltinTarget(mutant(name).parts)

@@ -1,8 +1,4 @@
-"""Right bytes, read wrongly: scales, positions, windows, lengths, picks and states of the attention itself.
-
-Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
-"""
+"""Mutants of the attention itself: right bytes with wrong scales, positions, windows, lengths, picks or states."""
 
 from __future__ import annotations
 
@@ -21,10 +17,7 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 class ScaledTwice(AttentionInputs):
-    """Rows are multiplied by their scales once more."""
-
     def scaled(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """As a kernel does whose caller has scaled the rows already."""
         return super().scaled(super().scaled(rows, scales), scales)
 
 
@@ -36,75 +29,65 @@ class ShiftedPositions(AttentionInputs):
         self._first: dict[int, Held] = {}
 
     def position(self, holding: Held, start: int) -> int:
-        """One more where the request has another holding than at its first chunk here."""
         is_resumed = self._first.setdefault(holding.request, holding) is not holding
         return super().position(holding, start) + is_resumed
 
 
 class ShortWindow(AttentionInputs):
-    """The window ends one token too soon."""
+    """The window ends one token too soon: `<` in the place of `<=`."""
 
     def first_seen(self, position: int) -> int:
-        """`<` where `<=` is meant."""
         return super().first_seen(position) + (position + 1 >= self._window)
 
 
 class LengthWithoutOwn(AttentionInputs):
-    """A decode step reads what was there before it."""
+    """A decode step reads the length before its own token."""
 
     def length(self, start: int, stop: int) -> int:
-        """The length before the step's own token was written."""
         return start if start and stop == start + 1 else super().length(start, stop)
 
 
 class IndexWithoutOpenPage(AttentionInputs):
-    """The last page of a request is ranked once it is full."""
+    """The last page of a request is ranked only once it is full."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._page_size = shape.page_size
 
     def ranked(self, length: int) -> int:
-        """Whole pages, and the first one as far as it is filled."""
         return max(floor_to_page(length, self._page_size), min(length, self._page_size))
 
 
 class OthersPicks(AttentionInputs):
-    """A request reads the positions that were picked for the request before it in the batch."""
-
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._before: torch.Tensor | None = None
 
     def picked(self, scores: torch.Tensor, count: int) -> torch.Tensor:
-        """As in a table of picks whose rows are one off: the first request reads what the last call left there.
-
-        Positions behind the own end are the last one.
-        """
+        """The table of picks is one row off: the first request reads the last row of the call before. Positions beyond
+        its own end become the last one."""
         own = super().picked(scores, count)
         before, self._before = self._before, own
         return own if before is None or before.shape != own.shape else before.clamp(max=scores.shape[1] - 1)
 
 
 class TokenTwice(AttentionInputs):
-    """The first token after a resume is taken into the state twice."""
+    """The first token after a resume updates the state twice."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._last: dict[int, Held] = {}
 
     def times(self, holding: Held) -> int:
-        """Twice where the request has got another holding since its last chunk here."""
         before = self._last.setdefault(holding.request, holding)
         self._last[holding.request] = holding
         return 1 + (before is not holding)
 
 
 class OlderState(Offload):
-    """The state of a request is saved at its first retraction, and kept for later ones."""
+    """The state of a request is saved at its first retraction alone."""
 
     def save(self, holding: Holding) -> OffloadedKV:
-        """Everything but the state is as it is now."""
         value = super().save(holding)
         self._backend.wait(value.saved)
         kept: dict[tuple[int, str], torch.Tensor] = self.__dict__.setdefault("_states", {})

@@ -1,8 +1,4 @@
-"""Bugs that show only where an abort, a retraction or the end of patience meets a request in a certain state.
-
-Invariants:
-- Each subclass changes what is done in one situation, and nothing else.
-"""
+"""Mutants that show only if an abort, a retraction or a timeout meets a request in a certain state."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 class ReusesOldCopy(DecodeScheduler):
-    """A request that is retracted while its restore is kept gets its earlier copy back, and nothing is saved."""
+    """A request retracted while its restore is kept gets its earlier copy back, and nothing is saved."""
 
     def _retract(self, active: RunningRequest) -> None:
         kept = next((each for each in self._restoring if each[1].request == active.request_id), None)
@@ -29,7 +25,7 @@ class ReusesOldCopy(DecodeScheduler):
 
 
 class DropsRestoredTwice(DecodeScheduler):
-    """An abort gives back what was saved of a request that was just resumed; the next round does so again."""
+    """An abort of a just resumed request discards its saved value; the next round does so again."""
 
     def _abort(self, active: RunningRequest) -> None:
         super()._abort(active)
@@ -39,7 +35,7 @@ class DropsRestoredTwice(DecodeScheduler):
 
 
 class AbortKeepsSaved(DecodeScheduler):
-    """An abort of a retracted request takes it off its queue and forgets what was saved of it."""
+    """An abort of a retracted request leaves its saved value allocated."""
 
     def _abort(self, active: RunningRequest) -> None:
         if active.offloaded is None:
@@ -49,7 +45,7 @@ class AbortKeepsSaved(DecodeScheduler):
 
 
 class ArrivedIsFreed(DecodeScheduler):
-    """A rank that has verified a room gives it back when it is aborted, and waits for no other rank."""
+    """An aborted room that this rank has verified is freed without waiting for other ranks."""
 
     def _end(self, active: RunningRequest, reason: str) -> None:
         super()._end(active, reason)
@@ -61,20 +57,18 @@ class ArrivedIsFreed(DecodeScheduler):
 
 
 class TimeOutDrains(Receiver):
-    """A source that was too late counts as one that writes nothing any more."""
+    """A source that timed out counts as drained."""
 
     def fail(self, receiving: InboundRoom, reason: str) -> None:
-        """Only an abort is drained."""
         super().fail(receiving, reason)
         if self._clock() >= receiving.deadline - self._patience and "nothing complete" in reason:
             receiving.writers.clear()
 
 
 class AbortFreesAtOnce(Sender):
-    """Memory of a prompt that was aborted is free at once, though its row and its seal may be under way."""
+    """Memory of an aborted prompt is freed at once, with writes of its row or seal in progress."""
 
     def state(self, room: int) -> int:
-        """No write is waited for after an abort."""
         sending = self._rooms[room]
         if sending.slot is not None and sending.reason.startswith("aborted"):
             sending.flushed.clear()
@@ -83,7 +77,7 @@ class AbortFreesAtOnce(Sender):
 
 
 class GivesUpAtOnce(Sender):
-    """Memory of a prompt that nobody took in time is free at once."""
+    """Memory of a prompt that was not taken in time is freed at once."""
 
     def _give_up(self, sending: OutboundRoom) -> None:
         super()._give_up(sending)

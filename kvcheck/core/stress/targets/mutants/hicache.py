@@ -1,8 +1,4 @@
-"""Bugs b and d put back, others of their class, and caches that lose hits: evictions, copies and fetches left wrong.
-
-Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
-"""
+"""Bugs b and d put back, others of their class, and caches that lose hits."""
 
 from __future__ import annotations
 
@@ -36,7 +32,6 @@ class UngatedReader(BufferSet):
     piece = ""
 
     def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
-        """Straight to the tensor, for this reader."""
         if name == INDEX and piece == self.piece and lane.name == "forward":
             return self._words[name]
         return super().read_view(name, layers, lane, piece=piece)
@@ -72,40 +67,38 @@ class WrongEntryGate(LayerGate):
 
 
 class LoadLaneGate(LayerGate):
-    """The lane that loads waits for itself; the reader does not wait."""
+    """The load lane waits for itself; the reader does not wait."""
 
     def _waiting_lane(self, lane: Lane) -> Lane:
         return self._backend.lane("hicache.h2d.0")
 
 
 class EagerRing(LayerGate):
-    """An entry is armed again while its last load is in flight."""
+    """A ring entry is armed again while its last load is in flight."""
 
     @property
     def has_room(self) -> bool:
-        """Always."""
         return True
 
 
 class UnorderedBackup(TransferController):
-    """A backup does not wait for the forward pass that produces what it reads."""
+    """A backup does not wait for the forward pass that produces its data."""
 
     def _behind_forward(self) -> tuple[Signal, ...]:
         return ()
 
 
 class KvAloneController(TransferController):
-    """A transfer counts as done when the lane of the KV rows is."""
+    """A transfer counts as done once the KV rows are copied."""
 
     def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
         return transfer.done[:1]
 
 
 class InPlaceController(TransferController):
-    """Index values are sorted in place, also for the others that hold them."""
+    """Index values are sorted in place, though others hold the same array."""
 
     def move(self, copies: tuple[SpaceCopy, ...]) -> tuple[SpaceCopy, ...]:
-        """In place."""
         if self.host.method == "direct":
             for copy in copies:
                 order = np.argsort(copy.host, kind="stable")
@@ -116,8 +109,6 @@ class InPlaceController(TransferController):
 
 
 class NoLoadPin(Movement):
-    """The pages of a load are not pinned."""
-
     def _pin(self, transfer: Transfer) -> None:
         if transfer.kind != "load":
             super()._pin(transfer)
@@ -128,8 +119,6 @@ class NoLoadPin(Movement):
 
 
 class NoBackupPin(Movement):
-    """The pages of a backup are not pinned."""
-
     def _pin(self, transfer: Transfer) -> None:
         if transfer.kind != "backup":
             super()._pin(transfer)
@@ -140,10 +129,9 @@ class NoBackupPin(Movement):
 
 
 class NoPutPin(StorageTier):
-    """The pages of a put are not pinned."""
+    """A put pins the root, which is never evicted, in the place of its pages."""
 
     def store(self, node: Node, request: int) -> None:
-        """The root is pinned in the node's place, and nobody evicts it."""
         begun = len(self._writes)
         super().store(node, request)
         for write in self._writes[begun:]:
@@ -160,7 +148,7 @@ class KeptLock(Movement):
 
 
 class QueueView(Movement):
-    """A node keeps a view of the tensor in which the next operation's ids will be put together."""
+    """A node keeps a view of the tensor that is reused for the next operation's ids."""
 
     _queue: IndexArray = np.zeros(0, dtype=np.int64)
 
@@ -181,7 +169,7 @@ class QueueView(Movement):
 
 
 class TwiceFreedHost(Residency):
-    """A host slot is given back by the eviction and once more by the owner of the node."""
+    """A host slot is freed by the eviction and again by the owner of the node."""
 
     def _free_host(self, space: str, ids: IndexArray) -> None:
         super()._free_host(space, ids)
@@ -189,10 +177,9 @@ class TwiceFreedHost(Residency):
 
 
 class MostRecentFirst(Residency):
-    """The node that was used last goes first."""
+    """The most recently used node is evicted first."""
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
-        """By the other end of the order."""
         order = self._order
         self._order = lambda node: tuple(-each for each in order(node))
         victim = super().device_victim(space, spared)
@@ -201,7 +188,7 @@ class MostRecentFirst(Residency):
 
 
 class HalvedHostHits(HiCache):
-    """A request starts in the middle of what was loaded back for it."""
+    """A request starts in the middle of the pages loaded for it."""
 
     def _adopt(self, holding: Holding, match: Match) -> None:
         kept = match.pages - (match.pages - match.device_pages + 1) // 2
@@ -219,14 +206,14 @@ class SkippedBackup(Movement):
 
 
 class NoHostEviction(Movement):
-    """A backup takes free host pages alone."""
+    """A backup evicts nothing on the host."""
 
     def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
         return self.controller.host.allocators[space].allocate(count, request)
 
 
 class NoDeviceEviction(Movement):
-    """A load takes free device pages alone."""
+    """A load evicts nothing on the device."""
 
     def _device_ids(self, gaps: list[Gap], request: int) -> list[IndexArray] | None:
         self._make_room = lambda space, count: 0
@@ -234,8 +221,6 @@ class NoDeviceEviction(Movement):
 
 
 class NoPrefetch(StorageTier):
-    """What the store holds is never fetched."""
-
     def begin(self, tokens: Tokens, request: int) -> None:
         """Nothing."""
 

@@ -1,8 +1,7 @@
-"""Bugs that show only where something is late: the process asks whether it is done, is told "no", and then goes wrong.
+"""Mutants that show only if a completion poll returns "no" or a message is late.
 
-Each class changes what is done after such an answer. In the eager order every answer is "yes", and nothing is changed.
-The row says how many times the answer has to be "no", or a message late, before the bug can show. A message that a
-scenario loses is late too, and counts for one.
+In the eager order every answer is "yes", and nothing is changed. The row has the number of "no" answers or late
+messages, lost ones included, before the bug can show.
 
 Invariants:
 - A row's two parts have one fault each, and either alone does no harm within the bound of the row.
@@ -28,14 +27,13 @@ from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 
 class LateBackupUnpinned(Movement):
-    """A backup loses its pins when so many polls were told that it is not done."""
+    """A backup loses its pins after so many polls that found it pending."""
 
     polls = 1
     _told: dict[int, int] | None = None
-    """By number of the transfer, how many polls were told so."""
+    """By number of the transfer, the polls that found it pending."""
 
     def poll(self) -> bool:
-        """What is the oldest afterwards was asked about and is not done."""
         is_some = super().poll()
         told = self._told = self._told or {}
         for transfer in self._oldest():
@@ -57,17 +55,16 @@ class TwiceLateBackupUnpinned(LateBackupUnpinned):
 
 
 class LateLoadUnpinned(LateBackupUnpinned):
-    """A load loses its pins when a poll was told that it is not done."""
+    """A load loses its pins after a poll that found it pending."""
 
     def _oldest(self) -> tuple[Transfer, ...]:
         return self.controller.loads[0] if self.controller.loads else ()
 
 
 class AskedLoadRetired(TransferController):
-    """A load that was asked about gives its entry of the ring back, whatever the answer was."""
+    """A polled load frees its ring entry, done or not."""
 
     def finished_loads(self) -> int:
-        """The first one that is not done counts as seen to finish."""
         done = super().finished_loads()
         for started in self.loads[done : done + 1]:
             assert started[0].producer is not None
@@ -76,20 +73,18 @@ class AskedLoadRetired(TransferController):
 
 
 class LooksTwice(TransferController):
-    """A wait looks twice and goes on, as one with a time limit does."""
+    """A wait polls twice and goes on, as one with a time limit does."""
 
     def wait(self, transfer: Transfer) -> None:
-        """Nobody looks at what came of it."""
         for signal in self._acknowledged_by(transfer):
             if not self._backend.query(signal):
                 self._backend.query(signal)
 
 
 class LatePutUnpinned(StorageTier):
-    """A put that is not done when it is asked about loses its pin."""
+    """A put that a poll finds pending loses its pin."""
 
     def poll(self) -> None:
-        """The root is pinned in the node's place, and nobody evicts it."""
         super().poll()
         for late in self._writes[:1]:
             self._tree.unlock_host(late.node)
@@ -98,7 +93,7 @@ class LatePutUnpinned(StorageTier):
 
 
 class RetractAsks(DecodeScheduler):
-    """A retraction asks whether its save is done, and waits for nothing."""
+    """A retraction polls its save and does not wait for it."""
 
     def _retract(self, active: RunningRequest) -> None:
         self._running.remove(active)
@@ -111,12 +106,11 @@ class RetractAsks(DecodeScheduler):
 
 
 class FirstSavePinned(Offload):
-    """The pages of a request are pinned for its first save; a later one finds the request noted, and pins nothing."""
+    """The pages of a request are pinned for its first save alone."""
 
     _noted: frozenset[int] = frozenset()
 
     def save(self, holding: Holding) -> OffloadedKV:
-        """The pins of a later save end at once."""
         value = super().save(holding)
         if holding.request in self._noted:
             kept = self._kept[value.number]
@@ -128,22 +122,20 @@ class FirstSavePinned(Offload):
 
 
 class DrainAskedOnce(Receiver):
-    """A room that was not drained when it was asked about counts as drained the next time."""
+    """A room that a poll found undrained counts as drained at the next one."""
 
     def is_drained(self, receiving: InboundRoom) -> bool:
-        """Nobody looks for what has not come."""
         is_drained = super().is_drained(receiving)
         receiving.writers.clear()
         return is_drained
 
 
 class AbortHeardLater(Sender):
-    """An abort is handled with the poll after the one that took it."""
+    """An abort is handled one poll late."""
 
     _heard: tuple[tuple[str, Abort], ...] = ()
 
     def poll(self) -> None:
-        """What was heard last time comes first."""
         heard, self._heard = self._heard, ()
         for peer, message in heard:
             super()._take(peer, message)

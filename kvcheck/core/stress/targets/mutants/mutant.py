@@ -1,8 +1,7 @@
 """Mutant: a bug as a value, with its card and the oracle that must kill it.
 
 Invariants:
-- A mutant differs from FIXED in one part; one of two faults that do harm together alone differs in two.
-- What it breaks is read off the part that it replaces, and written nowhere.
+- A mutant differs from FIXED in one part, or in two if two faults do harm only together.
 """
 
 from __future__ import annotations
@@ -15,14 +14,9 @@ from kvcheck.core.stress.targets.parts import FIXED, TargetParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A bug, and the oracle that must find it.
-
-    name: for --mutant. bug: row of the bug table (a to e). shape: preset that shows it. code: the finding it gives.
-    decoder: the one that shows it. strategy: the one that finds it. within: fewest answers that have to be "no", late
-    messages included, before it shows; 0 where the eager order can show it.
-
-    shows, matters, example: the card that `kvcheck explain` prints, with `breaks`.
-    """
+    """bug: row of the bug table (a to e). shape: preset that shows it. code: its finding. within: fewest "no" answers
+    and late messages before it shows; 0 if the eager order can show it. shows, matters, example: the card of `kvcheck
+    explain`, with `breaks`."""
 
     name: str
     bug: str
@@ -40,18 +34,17 @@ class Mutant:
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The fixed functions that it overrides, each as "kvcheck/core/cache/offload.py: Offload.save"."""
+        """The overridden functions of the fixed code, each as "kvcheck/core/cache/offload.py: Offload.save"."""
         pairs = [(getattr(FIXED, row.name), getattr(self.parts, row.name)) for row in fields(TargetParts)]
         return tuple(place for fixed, part in pairs for place in overridden(fixed, part))
 
     @property
     def bound(self) -> str | None:
-        """The answers that it needs, in words; None where the eager order can show it."""
+        """None if the eager order can show it."""
         return f"{self.strategy} within {self.within}" if self.within else None
 
     @property
     def faults(self) -> tuple[TargetParts, ...]:
-        """Each part that differs from FIXED, by itself."""
         names = [
             row.name for row in fields(TargetParts) if getattr(self.parts, row.name) is not getattr(FIXED, row.name)
         ]
@@ -59,10 +52,7 @@ class Mutant:
 
 
 def overridden(fixed: type, part: type) -> list[str]:
-    """What a subclass of a fixed class overrides, each where the fixed code defines it; nothing for that class itself.
-
-    Names that the fixed class lacks are the subclass's own, and no function of the fixed code.
-    """
+    """Functions that a subclass overrides, at their place in the fixed code."""
     own = part.__mro__[: part.__mro__.index(fixed)]
     places = []
     for name in dict.fromkeys(name for each in own for name in vars(each)):

@@ -1,8 +1,4 @@
-"""Bug e put back, piece by piece: success before the bytes, memory freed too early, ranks that do not agree.
-
-Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
-"""
+"""Bug e put back, piece by piece: success before the bytes, memory freed too early, ranks that do not agree."""
 
 from __future__ import annotations
 
@@ -22,43 +18,36 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 class OwnStride(Writer):
-    """The address of a peer's slot is computed with this end's stride."""
+    """A peer's slot is addressed with this end's stride."""
 
     def _stride(self, peer: str) -> int:
         return self._layout.row_bytes
 
 
 class SealWithoutKV(Sealer):
-    """The seal covers state and metadata."""
-
     def _buffers(self, content: Content) -> list[BufferLayout]:
         return [each for each in super()._buffers(content) if each.leg != "kv"]
 
 
 class SealWithoutState(Sealer):
-    """The seal covers KV and metadata."""
-
     def _buffers(self, content: Content) -> list[BufferLayout]:
         return [each for each in super()._buffers(content) if each.leg != "state"]
 
 
 class SealWithoutAux(Sealer):
-    """The seal covers KV and state."""
-
     def plan(self, content: Content) -> SealPlan:
-        """The metadata row is left out."""
         return super().plan(replace(content, row=None))
 
 
 class RoomAlone(Receiver):
-    """A row whose room is not zero counts as arrived."""
+    """A row with a nonzero room counts as arrived."""
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         return bool(self._metadata.row_view(receiving.slot)[-64:].any()) or self.sources[peer].rank != self._row_sender
 
 
 class OldSeal(Receiver):
-    """Any seal in the slot counts, and a slot keeps its seal when it gets a new owner."""
+    """Any seal in the slot counts, and a slot keeps its seal for a new owner."""
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         seal = self._found(peer, receiving)
@@ -71,8 +60,6 @@ class OldSeal(Receiver):
 
 
 class FailedOverwritten(Receiver):
-    """A status table in which a failure can be overwritten."""
-
     def _is_open(self, receiving: InboundRoom) -> bool:
         return receiving.status != SUCCESS
 
@@ -89,7 +76,7 @@ class GenerationKept(Receiver):
 
 
 class AbortSaidOnce(Receiver):
-    """A sender is asked to stop once."""
+    """The stop message to a sender is not repeated."""
 
     def _ask_again(self, receiving: InboundRoom) -> None:
         return
@@ -99,7 +86,6 @@ class DrainedAtOnce(Receiver):
     """Memory of a failed room is freed while peers may still write it."""
 
     def is_drained(self, receiving: InboundRoom) -> bool:
-        """No peer is asked."""
         receiving.writers.clear()
         return True
 
@@ -116,10 +102,7 @@ class PagesFreedEarly(DecodeScheduler):
 
 
 class DecidesAlone(RankGroup):
-    """Every rank decides by its own poll."""
-
     def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Nothing is reduced."""
         return [list(values) for values in known]
 
 

@@ -1,8 +1,4 @@
-"""Reports, messages and progress: bugs that move no wrong byte, and that repeats, time limits or the end hide.
-
-Invariants:
-- Each subclass changes what is told, when it is told, or when room is used, and no byte of any request.
-"""
+"""Mutants of reports, messages and progress, which move no wrong byte."""
 
 from __future__ import annotations
 
@@ -17,35 +13,32 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 class ReportKept(DecodeScheduler):
-    """A round's report goes on with the one before it."""
+    """A round's report continues the one before it."""
 
     def step(self) -> StepReport:
-        """The report is not renewed."""
         report = super().step()
         self._report = report
         return report
 
 
 class AbortUntold(DecodeScheduler):
-    """A request that is aborted is ended, and nobody is told."""
+    """An aborted request is ended, and its peer gets no message."""
 
     def abort(self, request_id: int) -> bool:
-        """As where one end does both."""
         return Scheduler.abort(self, request_id)
 
 
 class StopLate(Receiver):
-    """Whoever writes a failed room is asked to stop when its drain is late."""
+    """The writers of a failed room get their stop message only when its drain is late."""
 
     def fail(self, receiving: InboundRoom, reason: str) -> None:
-        """Nobody is asked yet."""
         writers, receiving.writers = receiving.writers, set()
         super().fail(receiving, reason)
         receiving.writers = writers
 
 
 class WholeBatches(DecodeScheduler):
-    """While requests run, no prompt is asked for."""
+    """While requests run, no prompt is requested."""
 
     def _admit(self) -> None:
         if not self._running:
@@ -53,7 +46,7 @@ class WholeBatches(DecodeScheduler):
 
 
 class BatchWaits(DecodeScheduler):
-    """While prompts are on their way, the batch is not computed."""
+    """While prompts are being transferred, the batch is not computed."""
 
     def _decode(self) -> bool:
         return not self._prefilling and super()._decode()

@@ -1,8 +1,4 @@
-"""Bug a put back, piece by piece: what a retracted request loses, keeps too long, or shares.
-
-Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
-"""
+"""Bug a put back, piece by piece: data that a retracted request loses, keeps too long, or shares."""
 
 from __future__ import annotations
 
@@ -20,17 +16,14 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 class ViewMetadata(MetadataBuffers):
-    """`get` hands out the slot itself."""
+    """`get` returns a view of the slot."""
 
     def get(self, slot: int, request: int) -> MetadataRow:
-        """The copy is gone; the check of the owner is not."""
         self._slots.check_owner(slot, request)
         return MetadataRow(self.row_view(slot), self.fields)
 
 
 class UnclearedMetadata(MetadataBuffers):
-    """A freed slot keeps its fields."""
-
     def clear(self, slot: int) -> None:
         """Nothing is cleared."""
 
@@ -50,12 +43,11 @@ class RestoreSkipsIndex(Offload):
     """The index buffer is saved and not restored."""
 
     def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
-        """All but the index buffer."""
         return tuple(kept for kept in offloaded.buffers if kept.name != "index_k_with_scale")
 
 
 class SaveTakesNextPages(Offload):
-    """Index pages are computed one too high, as a ceiling instead of a floor would."""
+    """Index pages are computed one too high, as by a ceiling in the place of a floor."""
 
     def _saved_rows(self, extent: Extent, space: str, buffer: BufferSpec) -> IndexArray:
         rows = super()._saved_rows(extent, space, buffer)
@@ -66,10 +58,9 @@ class SaveTakesNextPages(Offload):
 
 
 class AliasingOffload(Offload):
-    """The value keeps the pool's own tensor and the row ids, and gathers when it is restored."""
+    """The value keeps the pool's own tensor and the row ids, and gathers at the restore."""
 
     def save(self, holding: Holding) -> OffloadedKV:
-        """No copy is made: rows are remembered, bytes are not."""
         value = super().save(holding)
         self._backend.wait(value.saved)
         self.discard(value)
@@ -84,7 +75,6 @@ class AliasingOffload(Offload):
         return replace(value, buffers=tuple(kept))
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """What the pool holds by now is copied."""
         done = super().restore(offloaded, holding)
         self._backend.wait(done)
         return done
@@ -96,7 +86,7 @@ class AliasingOffload(Offload):
 
 
 class DeclaresLess(Offload):
-    """The footprint of a copy is made from one page less than its index list."""
+    """The footprint of a copy lacks one page of its index list."""
 
     def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
         named = super()._footprint(extent, space, buffer, whole=whole)
@@ -106,26 +96,23 @@ class DeclaresLess(Offload):
 
 
 class DropsBeforeRestored(Offload):
-    """A value is dropped when its restore has been queued."""
+    """A value is dropped once its restore is queued."""
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
-        """Nothing is kept for copies that are pending."""
         done = super().restore(offloaded, holding)
         self._kept[offloaded.number].copies.clear()
         super().discard(offloaded)
         return done
 
     def discard(self, offloaded: OffloadedKV) -> None:
-        """It may be gone already."""
         if offloaded.number in self._kept:
             super().discard(offloaded)
 
 
 class FreeKeepsIndex(BufferSet):
-    """`free` walks its own list of buffers, without the index buffer."""
+    """`free` has its own list of buffers, without the index buffer."""
 
     def free(self) -> None:
-        """The index buffer stays allocated."""
         for buffer in self.spec.buffers:
             if buffer.name != "index_k_with_scale":
                 self._backend.release(self.memory_name(buffer.name))

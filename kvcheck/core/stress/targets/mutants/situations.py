@@ -1,8 +1,4 @@
-"""Bugs that only a rare situation shows: an abort, a split or a second owner just while something is on its way.
-
-Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
-"""
+"""Mutants that only a rare situation shows: an abort, a split or a second owner during a transfer."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ class DtypeFreeKeys(StorageTier):
 
     @staticmethod
     def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
-        """Without the dtype."""
         return replace(namespace, dtype="any").key(space, chain)
 
 
@@ -32,20 +27,18 @@ class RankFreeKeys(StorageTier):
 
     @staticmethod
     def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
-        """Without the rank."""
         return replace(namespace, rank=0).key(space, chain)
 
 
 class ForgottenFetch(StorageTier):
-    """The fetch of an aborted request is no longer known, so nobody frees what it has taken."""
+    """The fetch of an aborted request is forgotten, so its memory is never freed."""
 
     def forget(self, request: int) -> None:
-        """Forget it at once."""
         self._prefetches = [each for each in self._prefetches if each.request != request]
 
 
 class SplitForgetsLoad(PrefixTree):
-    """The new half of a node that is being loaded does not know of the load."""
+    """The new half of a node split during its load is not marked as loading."""
 
     def _split(self, node: Node, at: int) -> Node:
         upper = super()._split(node, at)
@@ -56,7 +49,7 @@ class SplitForgetsLoad(PrefixTree):
 
 
 class ReplacingTree(PrefixTree):
-    """What was fetched is hung where it belonged when the fetch began."""
+    """Fetched pages are inserted at the path of the fetch's start, though the tree has changed."""
 
     def _path_now(self, keys: list[bytes], start: int) -> list[Node]:
         return self._walk(keys[:start])

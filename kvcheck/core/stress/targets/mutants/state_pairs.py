@@ -1,8 +1,4 @@
-"""Bug c put back, piece by piece: state lists that differ are trimmed, broadcast, or not looked at.
-
-Invariants:
-- Each subclass removes one line of the fix and restates nothing else.
-"""
+"""Bug c put back, piece by piece: state lists of different lengths are trimmed, broadcast, or not checked."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from kvcheck.core.stress.targets.parts import FIXED
 
 
 def _by_place(source: PageRun, target: PageRun, needed: range) -> tuple[IndexArray, IndexArray]:
-    """Both lists, each from its own beginning."""
     return source.pages[max(0, needed.start - source.first) :][: len(needed)], target.pages[: len(needed) + 1]
 
 
@@ -42,8 +37,6 @@ class TrimsOneSide(Sender):
 
 
 class TrimsTail(Sender):
-    """The longer list loses its tail."""
-
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
         if "state" not in what:
             return super()._pair(source, target, needed=needed, what=what)
@@ -53,7 +46,7 @@ class TrimsTail(Sender):
 
 
 class Broadcasts(Sender):
-    """Unequal lists are broadcast against each other, as array arithmetic does with a list of one."""
+    """Unequal lists are broadcast against each other, as arithmetic does with a list of one."""
 
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
         if "state" not in what:
@@ -64,7 +57,7 @@ class Broadcasts(Sender):
 
 
 class TrimChangesRequest(Sender):
-    """The longer list is cut in place: the request forgets pages that it holds."""
+    """The longer list is cut in place, so the request loses track of pages that it holds."""
 
     def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
         assert sending.holding is not None
@@ -75,8 +68,6 @@ class TrimChangesRequest(Sender):
 
 
 class StateResultIgnored(Sender):
-    """The result of the state write is ignored."""
-
     def _send_state(
         self, sending: OutboundRoom, want: Want, peer: str, pairs: Mapping[str, IndexArray], after: Sequence[Signal]
     ) -> None:

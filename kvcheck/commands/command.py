@@ -1,0 +1,75 @@
+"""Parsers of commands: they read settings, and their help has options under headings and examples to copy.
+
+Invariants:
+- Options without a heading of their own stand under Options, which is the last one.
+- `ctx.obj`, from which a record's command is made, has the words of the settings too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from kvcheck.commands.settings import read_settings, words_set
+
+CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+"""Settings of the parser: columns that a help uses at most; a narrower terminal has fewer."""
+
+
+class Command(TyperCommand):
+    """A command without commands of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse what was typed, and what is set for a command of kvcheck. Commands of commands are only typed."""
+        typed = [*args]
+        is_set = ctx.parent is not None and "config" in ctx.parent.params and not ctx.resilient_parsing
+        if is_set:
+            read_settings(ctx)
+        left = super().parse_args(ctx, args)
+        if is_set and (words := words_set(ctx)):
+            ctx.obj[:] = [*ctx.info_name.split(), *words, *typed]
+        return left
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then options by heading."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        others: list[tuple[str, str]] = []
+        for each in self.get_params(ctx):
+            if (row := each.get_help_record(ctx)) is None:
+                continue
+            if each.param_type_name == "argument":
+                sections["Arguments"].append(row)
+            elif (heading := getattr(each, "rich_help_panel", None)) is None:
+                others.append(row)
+            else:
+                sections.setdefault(heading, []).append(row)
+        for heading, rows in (*sections.items(), ("Options", others)):
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Examples, as they are typed."""
+        write_examples(self.epilog, formatter)
+
+
+class Group(TyperGroup):
+    """A command with commands of its own, which are only typed."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each command with all that is said of it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.help or "") for name, each in self.commands.items()])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Examples, as they are typed."""
+        write_examples(self.epilog, formatter)
+
+
+def write_examples(epilog: str | None, formatter: Any) -> None:
+    """Each command of an epilog in a line of its own, which is not broken: it can be copied."""
+    if epilog:
+        with formatter.section("Examples"):
+            for each in epilog.split(" | "):
+                formatter.write(f"{'':{formatter.current_indent}}{each}\n")

@@ -1,0 +1,46 @@
+"""Words that belong to another command than the one they were typed for, and the command that takes them.
+
+Invariants:
+- Nothing is run in another command's place: a word that belongs elsewhere is one line and exit 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.clients.connection import address_of
+from kvcheck.core.stress.targets.own import is_own
+
+COMMANDS_THAT_MOVED = {
+    "run": "schedules are run by kvcheck stress",
+    "campaign": "many seeds are run by kvcheck stress --seeds A-B",
+    "engine-env": "environments are made by kvcheck env ENGINE==VERSION DIR",
+    "reference": "answers of a server are kept by kvcheck model reference URL DIR",
+    "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
+    "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
+}
+"""Commands that kvcheck had, or that people try: what does it now."""
+
+
+def check_subject(command: str, words: Iterable[str]) -> None:
+    """Raise UsageError for a word that names a subject of another command than this one."""
+    for word in words:
+        if (told := belongs_to(command, word)) is not None:
+            raise UsageError(told)
+
+
+def belongs_to(command: str, word: str) -> str | None:
+    """What is said of a word that another command takes; None for any other word."""
+    engine, equals, _ = word.partition("==")
+    if equals and engine in ENGINE_NAMES:
+        made = f"next: kvcheck env {word} DIR, then kvcheck probe {engine}:DIR"
+        return f"{word}: expected an environment that has this release; {made}"
+    if command != "live" and (address := address_of(word)) is not None:
+        return f"{word}: a running server is judged by kvcheck live {address}"
+    if command != "probe" and is_engine(word):
+        return f"{word}: an installed engine is judged by kvcheck probe {word}"
+    if command == "probe" and not is_engine(word) and is_own(word):
+        return f"{word}: code of your own is run by kvcheck stress --target {word}"
+    return None

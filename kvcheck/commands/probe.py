@@ -1,0 +1,129 @@
+"""`kvcheck probe ENGINE[:ENV]`: an installed engine, whose own code is driven in a child of its own environment.
+
+Invariants:
+- Everything the user named is checked before the engine is imported.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from kvcheck.commands.elsewhere import check_subject
+from kvcheck.commands.options import (
+    DEFAULT_OUT,
+    SEARCH,
+    SUBJECT,
+    ConditionalFails,
+    Format,
+    MinSchedules,
+    Out,
+    Outputs,
+    Reports,
+    Resume,
+    Seed,
+    check_plan,
+    draw_seed,
+)
+from kvcheck.commands.probes import installed_engine
+from kvcheck.commands.run_cells import DEFAULT_CPU_S, DEFAULT_SCHEDULES, Asked, run_cells
+from kvcheck.commands.terminal import passing
+from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
+from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.misspelt import unknown_name
+from kvcheck.core.run.plan import Plan
+
+Engine = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENGINE[:ENV]",
+        help=f"{', '.join(ENGINE_NAMES)}; with :ENV, the one in that environment, else the one beside kvcheck.",
+    ),
+]
+Probes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--probe",
+        metavar="NAME",
+        help="A probe, a scenario of probes or PROBE.SUBJECT; repeatable. Default: all of the engine.",
+        rich_help_panel=SUBJECT,
+    ),
+]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        help="A variable of the engine, such as MC_LOG_LEVEL; repeatable.",
+        rich_help_panel=SUBJECT,
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=SUBJECT)]
+Schedules = Annotated[
+    int | None,
+    typer.Option(help=f"Schedules of each probe. Default: {DEFAULT_SCHEDULES}.", rich_help_panel=SEARCH),
+]
+MaxTime = Annotated[
+    float | None,
+    typer.Option(
+        help=f"Seconds after which the run stops. Default: {DEFAULT_CPU_S:g} CPU seconds.", rich_help_panel=SEARCH
+    ),
+]
+
+
+def probe(
+    ctx: typer.Context,
+    engine: Engine,
+    probes: Probes = None,
+    variables: Variables = None,
+    device: Device = "cpu",
+    schedules: Schedules = None,
+    min_schedules: MinSchedules = None,
+    max_time: MaxTime = None,
+    seed: Seed = None,
+    fail_on_conditional: ConditionalFails = False,
+    out: Out = DEFAULT_OUT,
+    output: Outputs = None,
+    format_name: Format = "text",
+    reports: Reports = True,
+    resume: Resume = False,
+) -> int:
+    """Run the probes that were named, and judge them."""
+    from kvcheck.core.probes.runner import engine_env
+    from kvcheck.core.run.runners import row_of
+
+    asked = Asked(
+        argv=ctx.obj,
+        began=time.monotonic(),
+        schedules=schedules,
+        min_schedules=min_schedules,
+        max_time=max_time,
+        seed=seed,
+        out=out,
+        output=output,
+        format_name=format_name,
+        resume=resume,
+        reports=reports,
+        fails_on_conditional=fail_on_conditional,
+    )
+    check_subject("probe", (engine,))
+    if not is_engine(engine):
+        raise UsageError(unknown_name("engine", engine, ENGINE_NAMES))
+    passing("loading")
+    base = Plan(
+        scenario="",
+        probe="",
+        target=engine,
+        backend="simulated" if kind_of(device) == "cpu" else kind_of(device),
+        device=device,
+        seed=draw_seed() if seed is None else seed,
+        engine_env=engine_env(variables or ()),
+    )
+    check_plan(base)
+    plans = row_of(base).cells(base, [], probes or [])
+    asked.check_places()
+    with installed_engine(base) as runner:
+        return run_cells(asked, base, plans, engine=runner)

@@ -1,0 +1,349 @@
+"""The cells of a run of `kvcheck stress` or `kvcheck probe`: planned, run, printed and closed.
+
+Invariants:
+- The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted with what was judged saved.
+- A pass says how many schedules ran of how many wanted, and what they did not try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvcheck.commands import worker
+from kvcheck.commands.closing import close
+from kvcheck.commands.exploring import plan_exploring
+from kvcheck.commands.options import FORMATS, check_choice, check_positive, identity, repro
+from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
+from kvcheck.commands.report import check_outputs, parse_outputs
+from kvcheck.commands.smaller import look_for_smaller
+from kvcheck.commands.stories import tell_stories
+from kvcheck.commands.targets import target_of, unfound_mutant
+from kvcheck.commands.terminal import Terminal, cell_lines, complain, warn
+from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
+from kvcheck.core.report.gate.builds import changes
+from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.cell_task import CellTask, Limit, Report
+from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import RUN_FILE, RunStore, make_folder
+from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
+from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
+
+if TYPE_CHECKING:
+    from kvcheck.core.probes.runner import ProbeRunner
+    from kvcheck.core.run.outcome import Runner
+
+DEFAULT_SCHEDULES = 24
+DEFAULT_CPU_S = 55.0
+"""CPU seconds of each process: on an idle machine, a run of everything takes a minute and a half. A busy one takes
+longer, and tries as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Options that runs of cells share. argv: the command's words. within: as in Cell. began: a time.monotonic()."""
+
+    argv: Sequence[str]
+    began: float
+    schedules: int | None
+    min_schedules: int | None
+    max_time: float | None
+    seed: int | None
+    out: Path
+    output: list[str] | None
+    format_name: str
+    resume: bool
+    reports: bool
+    jobs: int | None = None
+    within: int | None = None
+    fails_on_conditional: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a value that no run takes."""
+        check_choice("--format", self.format_name, FORMATS)
+        for name in ("schedules", "min_schedules", "max_time", "jobs"):
+            check_positive(f"--{name.replace('_', '-')}", getattr(self, name))
+        if self.schedules is not None and self.schedules < (self.min_schedules or 0):
+            raise UsageError(
+                f"--min-schedules {self.min_schedules}: expected at most --schedules, which is {self.schedules}"
+            )
+
+    @property
+    def outputs(self) -> list[tuple[str, Path]]:
+        """Reports that -o names. Raises UsageError."""
+        return parse_outputs(self.output, self.format_name)
+
+    def check_places(self) -> None:
+        """Raise UsageError where a report or the run cannot be written; the folder of runs is made."""
+        check_outputs(self.outputs)
+        make_folder(self.out)
+
+    def wanted(self, *, is_once: bool) -> int:
+        """Schedules of a cell. is_once: one is enough."""
+        return self.schedules or max(1 if is_once else DEFAULT_SCHEDULES, self.min_schedules or 0)
+
+    def limit(self, *, is_once: bool, beside_s: float) -> Limit:
+        """The bound of a run. beside_s: CPU seconds that are left to the cell beside."""
+        is_bounded = not is_once and self.schedules is None and self.max_time is None and self.within is None
+        return Limit(
+            cpu_s=DEFAULT_CPU_S - beside_s if is_bounded else None,
+            until=None if self.max_time is None else self.began + self.max_time,
+        )
+
+
+def run_cells(
+    asked: Asked,
+    base: Plan,
+    named: list[Plan],
+    *,
+    engine: ProbeRunner | None = None,
+    beside: MooncakeCell | None = None,
+) -> int:
+    """Run the plans that were named, and judge them. base: their plan without scenario and shape.
+
+    engine: the installed one, started. beside: the cell that a run has beside them.
+    """
+    from kvcheck.core.run.runners import row_of
+
+    row, beside = row_of(base), beside or MooncakeCell()
+    is_once = base.trace is not None or row.is_once
+    wanted = asked.wanted(is_once=is_once)
+    plans, absent = split_absent(named, engine)
+    session = _session(asked, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
+    # On a device processes would take turns, and a lane that one of them holds is held for its turn only.
+    workers = asked.jobs or (1 if row.is_alone or base.on_device else min(len(plans), Session.cpus()))
+    _plan_cells(asked, session, plans, wanted, asked.min_schedules)
+    _plan_cells(asked, session, beside.plans, min(wanted, MOST), MOST)
+    tasks = _tasks(session, asked.out if asked.resume else None)
+    for line in (exposed := exposure(base)):
+        warn(line)
+    session.warnings += [*absent, *(of_row := row.untried(base, named)), *beside.untried, *exposed]
+    _tell_head(session, base, workers, engine)
+    interrupted = _collect(session, tasks, workers, asked.limit(is_once=is_once, beside_s=beside.cpu_s), engine)
+    _tell_end(session, base.mutant, asked.max_time, interrupted=interrupted)
+    shown = of_row if base.own_target or row.tells_notes or base.on_device else ()
+    for line in (*absent, *shown, *beside.untried):
+        session.say(f" ----  {line}")
+    return close(session, asked.outputs, reports=asked.reports, interrupted=interrupted)
+
+
+def _session(asked: Asked, base: Plan, plan: dict[str, object], engine: ProbeRunner | None) -> Session:
+    if asked.within is not None:
+        plan = {"answers_within": asked.within, **plan}
+    about = identity(base.trace, engine, own=base.own_target)
+    session = Session(
+        argv=[*asked.argv],
+        repro=repro([word for word in asked.argv if word != "--resume"], seed=asked.seed, drawn=base.seed),
+        seed=base.seed,
+        plan={"max_time_s": asked.max_time, **plan},
+        out=asked.out,
+        teller=Terminal(is_quiet=asked.format_name == "json"),
+        resumes=True,
+    )
+    session.facts, session.identity = engine_facts(engine), about
+    return session
+
+
+def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, interrupted: bool) -> None:
+    """Print what comes after the cells: stories, smaller schedules, and a mutant that was not found."""
+    if not interrupted:
+        with session.ticking():
+            tell_stories(session, max_time)
+            look_for_smaller(session, max_time)
+    is_found = any(cell.findings for cell in session.cells.values())
+    for line in unfound_mutant(mutant, is_found=is_found):
+        session.warnings.append(line)
+        for cell in session.cells.values():
+            cell.reason = cell.reason or line
+            _tell_cell(session, cell)
+
+
+def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:
+    """The first line of a run."""
+    cells = counted(len(session.cells), "cell")
+    about = f"{cells}, {counted(workers, 'process')}"
+    if base.own_target is not None:
+        about = f"{about}, {base.own_target}"
+    if engine is not None:
+        hello = engine.start()
+        torch = f", torch {hello.torch}" if hello.torch else ""
+        about = f"{cells}, {hello.engine} {hello.version} on Python {hello.python}{torch}"
+    session.say(f"kvcheck {session.version}  seed {base.seed}  run {session.run_id}  {about}")
+    for line in pass_lines([(cell.plan, cell.floor) for cell in session.cells.values()], session.plan["max_time_s"]):
+        session.say(line)
+    session.say()
+
+
+def _plan_cells(asked: Asked, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
+    from kvcheck.core.run.coverage import floor_of
+
+    for plan in plans:
+        floor = floor_of(plan, wanted=wanted, least=least)
+        cell = ScheduleCell(plan=plan, wanted=wanted, floor=floor, fails_on_conditional=asked.fails_on_conditional)
+        if asked.within is not None:
+            plan_exploring(cell, within=asked.within, workloads=asked.schedules)
+        session.cells[plan.cell] = cell
+
+
+def _tasks(session: Session, out: Path | None) -> list[CellTask]:
+    """What is left to run. out: the folder with the interrupted run to go on with; None: all cells start anew."""
+    if out is not None:
+        _resume(session, out)
+    return [_task(cell) for cell in session.cells.values() if not cell.is_done]
+
+
+def _task(cell: ScheduleCell) -> CellTask:
+    from kvcheck.core.run.runners import row_of
+
+    return CellTask(
+        plan=cell.plan,
+        schedules=cell.wanted,
+        floor=cell.floor,
+        before=cell.evidence,
+        confirms=row_of(cell.plan).confirms,
+        fails_on_conditional=cell.fails_on_conditional,
+        within=cell.within,
+    )
+
+
+def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> bool:
+    """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
+    session.progress(f"starting with {counted(len(tasks), 'cell')}")
+    try:
+        with session.ticking():
+            for name, report in _reports(tasks, workers, limit, shared):
+                _take(session, session.cells[name], report)
+    except KeyboardInterrupt:
+        complain("interrupted: what was judged is kept")
+        return True
+    except KvcheckError as error:
+        if not session.findings or isinstance(error, InternalError):
+            raise
+        complain(str(error))
+        for cell in session.cells.values():
+            if not (cell.is_done or cell.is_enough):
+                cell.is_done, cell.reason = True, cell.reason or f"the run ended before it: {error}"
+    return False
+
+
+def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
+    """The reports of all cells, each with its cell's id.
+
+    Cells of real processes mostly wait: of several processes, they share one beside those of the others. A process that
+    has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one. So does code
+    of the user's own, which may end its process by itself.
+    """
+    from kvcheck.core.run.runners import row_of
+    from kvcheck.core.run.turns import take_turns
+    from kvcheck.core.run.workers import run_in_workers
+
+    alone = [number for number, task in enumerate(tasks) if row_of(task.plan).is_alone]
+    others = [number for number in range(len(tasks)) if number not in alone]
+    shares = [others[first::workers] for first in range(min(workers, len(others)))]
+    is_apart = any(task.plan.backend == "cuda" or task.plan.own_target is not None for task in tasks)
+    if shared is not None or (not is_apart and (workers == 1 or len(shares) + bool(alone) == 1)):
+        reports = take_turns([*enumerate(tasks)], limit, target_of, shared)
+    else:
+        reports = run_in_workers(tasks, shares, limit, worker.__name__, beside=alone)
+    for report in reports:
+        yield tasks[report.cell].plan.cell, report
+
+
+def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
+    if report.note and report.note not in session.warnings:
+        session.warnings.append(report.note)
+        cell.notes += [report.note] * report.is_note_told
+    if report.error is not None:
+        _child_died(session, cell, report)
+        return
+    if report.is_left:
+        return
+    session.take(cell, report)
+    if report.evidence is not None:
+        if cell.told is None and not cell.findings and cell.result().verdict is Verdict.PASS:
+            _tell_cell(session, cell)
+        return
+    _tell_cell(session, cell)
+
+
+def _tell_cell(session: Session, cell: ScheduleCell) -> None:
+    """The cell's line: once it has run what a pass takes, and again only if its end says something else."""
+    for note in cell.notes:
+        session.say(f"       {note}")
+    cell.notes.clear()
+    found = sum(each.cell == cell.id for each in session.findings)
+    row = cell.result()
+    if cell.told != found or row.verdict is not Verdict.PASS:
+        for line in cell_lines(row, session.findings):
+            session.say(line)
+    cell.told = found
+
+
+def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
+    """The end of a cell whose process has stopped: a finding, unless the process gave another reason."""
+    cell.is_done = True
+    if report.exit_code in (2, 4, 70):
+        cell.reason = report.error
+    else:
+        from kvcheck.core.run.workers import died
+
+        session.add(cell, (died(cell.plan, report),), Evidence(schedules=1), 0.0)
+    _tell_cell(session, cell)
+
+
+def _resume(session: Session, out: Path) -> None:
+    """Take over what the newest interrupted run with the same plan has judged: cells that ended, and begun ones.
+
+    Nothing where such runs are about something else or contradict themselves: then all cells start anew.
+    """
+    is_refused = False
+    for run_id in reversed(RunStore(out).run_ids()):
+        if run_id == session.run_id:
+            continue
+        try:
+            record = read_record(out / run_id / RUN_FILE)
+        except UsageError as error:
+            text = f"--resume skips a run: {error}"
+            session.warnings.append(text)
+            warn(text)
+            continue
+        if record.complete or record.plan != session.plan:
+            continue
+        if other := _not_gone_on_with(record, session):
+            text = f"--resume skips run {record.run_id}, which {other}"
+            session.warnings.append(text)
+            warn(text)
+            is_refused = True
+            continue
+        session.keep(record.findings)
+        for row in record.scenarios:
+            session.cells[row.id].take_over(row, sum(each.cell == row.id for each in record.findings))
+        kept = [cell for cell in session.cells.values() if cell.evidence.schedules]
+        session.warnings += [
+            line for line in record.warnings if any(line.startswith(f"{cell.id}: ") for cell in kept if cell.is_done)
+        ]
+        done = sum(cell.is_done for cell in kept)
+        cells = counted(len(record.scenarios), "cell")
+        session.say(f"resuming {record.run_id}: done {done} of {cells}, {len(kept) - done} begun")
+        return
+    if is_refused:
+        session.say("resuming nothing: all cells start anew")
+        return
+    session.withdraw()
+    raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
+
+
+def _not_gone_on_with(record: RunRecord, session: Session) -> str | None:
+    """Why the session cannot continue an interrupted run of its plan, or None."""
+    if wrong := contradictions(record):
+        return f"contradicts itself: {'; '.join(wrong)}"
+    changed = changes(record.identity, session.identity)
+    if not changed and (then := record.environment.get("engine")) != (now := session.facts.get("engine")):
+        changed = [f"the engine's surroundings: {then} then, {now} now"]
+    return f"is about something else: {'; '.join(changed)}" if changed else None

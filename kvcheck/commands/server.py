@@ -1,0 +1,203 @@
+"""How a command reaches a running server: its address, its key, and the limits of what may be sent to it.
+
+Invariants:
+- A key comes from the environment by name. It is in no record, no line and no message.
+- Only --admin lets anything be flushed, paused or reset; only --allow-remote lets another machine be asked.
+- Each run has names of its own, so that its requests are in no cache of an earlier one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvcheck.commands.options import check_positive, draw_seed
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.live.clients.client import Client, Trouble
+from kvcheck.core.live.clients.connection import Connection, connect
+from kvcheck.core.live.exchange import Served
+from kvcheck.core.live.line import check_sizes
+from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.own.prompts import USUAL_IDS
+from kvcheck.core.live.own.runner import USUAL_LENGTH
+from kvcheck.core.model.alphabet import Alphabet
+
+if TYPE_CHECKING:
+    from kvcheck.core.model.folder import KnownAnswers
+
+DEFAULT_REQUESTS = 24
+DEFAULT_OWN_REQUESTS = 50
+DEFAULT_CONCURRENCY = 8
+DEFAULT_TIMEOUT_S = 120.0
+MOST_TIMEOUT_S = 86400.0
+MASK = "<key>"
+SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
+REACHED, MODEL, SENT = "How the server is reached", "Which answers are right", "What is sent"
+"""Headings of options in the help."""
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")]
+KNOWN_ANSWERS = typer.Option(
+    "--known-answers",
+    metavar="DIR",
+    help="The model that the server serves, by kvcheck model make.",
+    rich_help_panel=MODEL,
+)
+Vocabulary = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="With a model of your own: token ids below N are sent. Default: 1000, which every model has.",
+        rich_help_panel=SENT,
+    ),
+]
+Decode = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Decode server of a pair; URL is its prefill server.", rich_help_panel=REACHED),
+]
+Api = Annotated[
+    str | None,
+    typer.Option(
+        help="sglang, vllm, llamacpp or openai. Default: by what the server answers.", rich_help_panel=REACHED
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Metrics of the server, repeatable. Default: its own /metrics.",
+        rich_help_panel=REACHED,
+    ),
+]
+Concurrency = Annotated[
+    int | None, typer.Option(help=f"Requests at a time. Default: {DEFAULT_CONCURRENCY}.", rich_help_panel=SENT)
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        help="Seconds of silence after which a request to a server is given up.",
+        rich_help_panel=REACHED,
+    ),
+]
+KeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Environment variable with the server's API key. It is not recorded.",
+        rich_help_panel=REACHED,
+    ),
+]
+Admin = Annotated[
+    bool,
+    typer.Option("--admin", help="Allow calls that make the server retract all that runs.", rich_help_panel=REACHED),
+]
+AllowRemote = Annotated[
+    bool,
+    typer.Option("--allow-remote", help="Allow a server on another machine.", rich_help_panel=REACHED),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running server, or a pair, as the user named it. url: the only one, or that of the prefill server."""
+
+    url: str = ""
+    decode: str | None = None
+    api: str | None = None
+    metrics: tuple[str, ...] = ()
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    key_env: str | None = None
+    admin: bool = False
+    allow_remote: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a time that sockets do not take."""
+        check_positive("--timeout", self.timeout_s)
+        if self.timeout_s > MOST_TIMEOUT_S:
+            raise UsageError(f"--timeout: expected at most {MOST_TIMEOUT_S:,.0f} seconds, got {self.timeout_s:g}")
+
+    def client(self, known: KnownAnswers | None) -> Client:
+        """The client of the server. known: its model, where its answers are known. Raises UsageError."""
+        words = {} if known is None else {word: n for n, word in enumerate(Alphabet(known.parameters).words())}
+        return connect(
+            Connection(
+                target=self.url,
+                decode=self.decode,
+                engine=self.api,
+                metrics=self.metrics,
+                key=self._key(),
+                timeout_s=self.timeout_s,
+                allow_remote=self.allow_remote,
+                token_of=words.get,
+            )
+        )
+
+    def _key(self) -> str | None:
+        """The key that --key-env names. Raises UsageError where the environment has none of that name."""
+        if self.key_env is None:
+            return None
+        key = os.environ.get(self.key_env)
+        if not key:
+            raise UsageError(f"--key-env {self.key_env}: expected an environment variable with a key, found none")
+        return key
+
+    def describe(self, client: Client) -> Served:
+        """What the server reports of itself, its key masked. Raises UsageError where it reports nothing."""
+        try:
+            served = client.served()
+        except Trouble as trouble:
+            raise UsageError(f"the server does not say what it is: {trouble}") from trouble
+        key = self._key()
+        if key is None:
+            return served
+
+        def masked(value: object) -> object:
+            return value.replace(key, MASK) if isinstance(value, str) else value
+
+        texts = {name: masked(getattr(served, name)) for name in ("version", "model")}
+        facts = {str(masked(name)): masked(fact) for name, fact in served.facts.items()}
+        return dataclasses.replace(served, facts=facts, **texts)  # type: ignore[arg-type]
+
+    def connected(
+        self, *, requests: int | None, concurrency: int | None, vocabulary: int | None, seed: int | None
+    ) -> tuple[Client, Served, OwnPlan]:
+        """The client of a server with a model of the user's own, and the plan that all rounds share. Raises
+        UsageError."""
+        sizes = {
+            "requests": DEFAULT_OWN_REQUESTS if requests is None else requests,
+            "concurrency": DEFAULT_CONCURRENCY if concurrency is None else concurrency,
+        }
+        check_sizes(**sizes)
+        client = self.client(None)
+        served = self.describe(client)
+        plan = OwnPlan(
+            situation="",
+            target=self.url,
+            decode=self.decode,
+            engine=served.engine,
+            seed=draw_seed() if seed is None else seed,
+            names=secrets.randbelow(1 << 32),
+            vocabulary=USUAL_IDS if vocabulary is None else vocabulary,
+            **sizes,
+            longest=min(served.longest or USUAL_LENGTH, USUAL_LENGTH),
+            pool=served.pool,
+            admin=int(self.admin),
+        )
+        return client, served, plan
+
+
+def known_answers(folder: Path) -> KnownAnswers:
+    """The model in a folder that servers are said to serve. Raises UsageError."""
+    from kvcheck.core.model.folder import read_model  # it needs torch, which a command's help does not
+
+    return read_model(folder)
+
+
+def facts_of(served: Served, **facts: object) -> dict[str, object]:
+    """What a record has of a server. facts: of the run, put before them."""
+    return {**facts, **{name: getattr(served, name) for name in SERVED}, "said": dict(served.facts)}

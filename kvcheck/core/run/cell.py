@@ -1,0 +1,177 @@
+"""Cell: one scenario with what it is tried with, while it runs, counted in schedules or in rounds; and its verdict.
+
+Invariants:
+- Every verdict of a cell is decided here, by `decided`: a finding fails it, any reason against a pass leaves it
+  UNKNOWN, and all else is a PASS.
+- A cell that judged nothing, or not enough, has such a reason. One that has run what a pass takes is a PASS, whatever
+  ends it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
+
+from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, Verdict
+from kvcheck.core.run.cell_task import Report
+from kvcheck.core.run.coverage import coverage, shortfall
+from kvcheck.core.run.plan import Plan
+
+NOT_EXERCISED = "KV990"
+STOPPED = "stopped before the cell was finished"
+
+
+def decided(*, is_failed: bool, reason: str | None) -> tuple[Verdict, str | None]:
+    """The verdict of a cell, and the code of its row. reason: why it is no pass, where it has not failed."""
+    if is_failed:
+        return Verdict.FAIL, None
+    return (Verdict.PASS, None) if reason is None else (Verdict.UNKNOWN, NOT_EXERCISED)
+
+
+class CellPlan(Protocol):
+    """cell: the id of its row in the record. tried_with: the shape, probe or engine in it."""
+
+    @property
+    def cell(self) -> str: ...
+
+    @property
+    def tried_with(self) -> str: ...
+
+
+P = TypeVar("P", bound=CellPlan)
+
+
+@dataclass(slots=True, kw_only=True)
+class Cell(ABC, Generic[P]):
+    """plan: its first one. wanted: schedules or rounds planned. floor: how many a pass needs. findings: those that fail
+    it. reason: why it is no pass, whatever else it has run."""
+
+    plan: P
+    wanted: int
+    floor: int = 1
+    evidence: Evidence = field(default_factory=Evidence)
+    findings: int = 0
+    duration_s: float = 0.0
+    reason: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.plan.cell
+
+    @abstractmethod
+    def lacks(self) -> str | None:
+        """Why it is no pass as of now, where it has no finding; None where it is one."""
+
+    def beside(self) -> str | None:
+        """What its row says beside a finding."""
+        return None
+
+    @abstractmethod
+    def coverage(self) -> Coverage:
+        """How much of what was planned it has run."""
+
+    def total(self) -> Evidence:
+        return self.evidence
+
+    def result(self) -> ScenarioResult:
+        """The row of the record, as of now."""
+        reason = self.beside() if self.findings else self.lacks()
+        verdict, code = decided(is_failed=self.findings > 0, reason=reason)
+        evidence = self.total()
+        return ScenarioResult(
+            id=self.id,
+            shape=self.plan.tried_with,
+            verdict=verdict,
+            code=code,
+            reason=reason,
+            schedules=evidence.schedules,
+            duration_s=round(self.duration_s, 3),
+            evidence=evidence,
+            coverage=self.coverage(),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleCell(Cell[Plan]):
+    """A cell that is counted in schedules.
+
+    ran: numbers of the schedules that have run. earlier: what an interrupted run tried. is_exercised: all that a pass
+    needs has happened. told: how many findings its printed line covers; None before there is one. notes: lines before
+    that one. within: run all schedules within so many answers, of `wanted` workloads. scope: of which schedules none
+    was left out.
+    """
+
+    fails_on_conditional: bool = False
+    ran: list[int] = field(default_factory=list)
+    earlier: tuple[str, ...] = ()
+    is_done: bool = False
+    is_exercised: bool = False
+    told: int | None = None
+    notes: list[str] = field(default_factory=list)
+    within: int | None = None
+    scope: str | None = None
+    _coverage: tuple[int, Coverage] | None = None
+
+    @property
+    def is_enough(self) -> bool:
+        """A pass takes no more than has run."""
+        return self.is_exercised and self.shortfall(None) is None
+
+    def take(self, report: Report) -> None:
+        """What was reported of it: a schedule, or its end."""
+        if report.evidence is None:
+            self.is_done, self.scope = True, report.scope
+            self.reason = self.reason or self.shortfall(report.cut) or report.reason
+            return
+        self.reason = self.reason or report.reason
+        if report.schedule not in self.ran:
+            self.ran.append(report.schedule)
+        self.is_exercised = report.gap is None
+        self.add(report.findings, report.evidence, report.duration_s)
+
+    def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
+        """One judged schedule."""
+        self.evidence = self.evidence.plus(evidence)
+        self.duration_s += duration_s
+        self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
+
+    def take_over(self, row: ScenarioResult, findings: int) -> None:
+        """Continue an interrupted run: a cell that it could not judge starts anew, and a pass that has schedules left
+        goes on."""
+        if row.verdict is Verdict.UNKNOWN and (row.reason != STOPPED or self.within is not None):
+            return
+        self.evidence, self.duration_s = row.evidence, row.duration_s
+        if row.coverage is not None:
+            self.earlier, self.scope = row.coverage.tried, row.coverage.scope
+        self.findings = max(1, findings) if row.verdict is Verdict.FAIL else 0
+        self.is_exercised = row.verdict is Verdict.PASS
+        is_whole = self.within is not None or row.schedules >= self.wanted
+        self.is_done = row.verdict is Verdict.FAIL or (self.is_enough and is_whole)
+
+    def coverage(self) -> Coverage:
+        if self._coverage is None or self._coverage[0] != len(self.ran):
+            found = coverage(self.plan, wanted=self.wanted, floor=self.floor, ran=self.ran, earlier=self.earlier)
+            self._coverage = len(self.ran), found
+        if self.within is None:
+            return self._coverage[1]
+        return replace(self._coverage[1], wanted=max(self.wanted, self.evidence.schedules), scope=self.scope)
+
+    def shortfall(self, cut: str | None) -> str | None:
+        """Why it has run too little for a pass, and what ended it; None if it has run enough or has failed."""
+        if self.findings:
+            return None
+        why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)
+        if cut is None and self.wanted < self.floor:
+            cut = f"use --schedules {self.floor} or more"
+        return why and f"{why}: {cut or 'its time was up; use a larger --max-time'}"
+
+    def lacks(self) -> str | None:
+        if self.reason:
+            return self.reason
+        if not (self.is_done or self.is_enough):
+            return STOPPED
+        return None if self.evidence.schedules else "nothing was judged"
+
+    def beside(self) -> str | None:
+        return f"it fails, and not all of it was judged: {self.reason}" if self.reason else None

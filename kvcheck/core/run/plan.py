@@ -1,0 +1,151 @@
+"""Plan: everything that decides one schedule, and its text as a line.
+
+    retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3,strategy=random,requests=12
+
+In the line of an engine's probe, "shape" is the probe and its subject: shape=retract.nsa,target=sglang.
+
+Invariants:
+- Nothing outside the plan (and the trace file it names) influences a schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS, is_engine, tried_with
+from kvcheck.core.base.devices import STREAMED
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.run.line import LineCodec
+
+BUILTIN = "builtin"
+"""The target that is kvcheck's own."""
+ANSWERS = "answers"
+"""The strategy whose choices are answers to the process's polls; see stress/answers.py."""
+FLOOR = 3
+"""Least schedules of a cell: with an eager, a lazy and a random order, and other settings in each."""
+MOST_RANKS = 8
+PROCESS_RANKS = "1x1"
+"""Default ranks in processes."""
+NO_EXTRAS = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One schedule of one scenario with one shape, or of one probe of an installed engine.
+
+    probe: "NAME.SUBJECT"; the shape is then "". None: `target` is kvcheck's or the user's own. decoder: row of
+    DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None: the scenario
+    chooses. requests: None: the scenario's own number, or the whole trace. trace: None: a synthetic workload. pages:
+    most pages of a request; the pool is then smaller too. faults: kinds left in, such as "aborts.store", or "none";
+    None: all of FAULTS. choices: recorded, for strategy "replay"; the pair of operations, for "flip"; delays of a
+    device, for "delay". extras: "no" leaves out the audit of footprints. engine_env: one "NAME=VALUE" a line. expect:
+    the finding code that the line was printed for.
+    """
+
+    scenario: str
+    shape: str = ""
+    probe: str | None = None
+    target: str = BUILTIN
+    decoder: str = "words"
+    mutant: str | None = None
+    backend: str = "simulated"
+    device: str = "cpu"
+    transport: str = "loopback"
+    ranks: str | None = None
+    strategy: str = "portfolio"
+    seed: int = 1
+    schedule: int = 0
+    requests: int | None = None
+    pages: int | None = None
+    faults: str | None = None
+    trace: str | None = None
+    choices: str | None = None
+    extras: str | None = None
+    engine_env: str | None = None
+    expect: str | None = None
+
+    @property
+    def has_rank_processes(self) -> bool:
+        """Each rank is a process. The machine decides what happens when, and no choices are recorded."""
+        return self.probe is None and self.transport in PROCESS_TRANSPORTS
+
+    @property
+    def is_in_process(self) -> bool:
+        """One process runs all of it."""
+        return self.probe is None and not self.has_rank_processes
+
+    @property
+    def is_delayed(self) -> bool:
+        """Lanes of a device are held: those that the line names, or the groups of the schedule."""
+        return self.is_in_process and self.on_device and self.strategy == "delay"
+
+    @property
+    def on_device(self) -> bool:
+        """Work runs beside the process, in an order that the machine decides."""
+        return self.backend in STREAMED
+
+    @property
+    def own_target(self) -> str | None:
+        """MODULE:NAME of a target of the user's own, or None."""
+        return None if self.probe is not None or self.target == BUILTIN else self.target
+
+    @property
+    def tried_with(self) -> str:
+        if self.probe is not None:
+            return self.probe
+        return tried_with(self.shape, self.transport if self.has_rank_processes else None)
+
+    @property
+    def engine_variables(self) -> dict[str, str]:
+        pairs = (line.partition("=") for line in (self.engine_env or "").splitlines())
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def cell(self) -> str:
+        return f"{self.scenario}/{self.tried_with}"
+
+    def line(self) -> str:
+        """The plan as one line; defaults are left out."""
+        return LINE.encode(self if self.probe is None else dataclasses.replace(self, shape=self.probe))
+
+
+LINE = LineCodec(
+    Plan,
+    noun="schedule line",
+    always=("shape", "seed", "schedule"),
+    needs=("shape",),
+    hidden=("probe",),
+    safe="/:",
+)
+
+
+def parse_line(line: str) -> Plan:
+    """The plan of a line. Raises UsageError."""
+    plan = LINE.decode(line)
+    return dataclasses.replace(plan, probe=plan.shape, shape="") if is_engine(plan.target) else plan
+
+
+def workload_seed(plan: Plan) -> int:
+    """Each schedule has its own workload; a trace is one workload."""
+    number = plan.schedule if plan.trace is None else 0
+    return Rng(plan.seed * 7_919 + number).next_u64() >> 16
+
+
+def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
+    """The plan and those behind it; none for a trace."""
+    for number in range(count if plan.trace is None else 0):
+        yield dataclasses.replace(plan, schedule=plan.schedule + number)
+
+
+def parse_ranks(text: str) -> tuple[int, int]:
+    """Parse "2x2". Raises UsageError."""
+    prefill, cross, decode = text.partition("x")
+    if not cross or any(not re.fullmatch("[1-9]", each) or int(each) > MOST_RANKS for each in (prefill, decode)):
+        raise UsageError(
+            f"--ranks: expected PREFILLxDECODE, each from 1 to {MOST_RANKS}, such as 2x2; got {text[:40]!r}"
+        )
+    return int(prefill), int(decode)

@@ -1,0 +1,265 @@
+"""Session: a run in progress. It takes what was judged and keeps the record on disk current.
+
+Invariants:
+- run.json is complete JSON after every schedule, with `complete` false until the end.
+- A save that fails does not end the run: findings stay, `is_saved` is false, and a warning says why.
+- It reads no environment and writes to no terminal: a Teller does the latter.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from kvcheck.core.base.cells import is_engine, keys_of, lines_of
+from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.nouns import counted
+from kvcheck.core.base.record import (
+    LEFT_OUT,
+    BenchRow,
+    Evidence,
+    Finding,
+    Identity,
+    MutantResult,
+    RunRecord,
+    ScenarioResult,
+    Verdict,
+)
+from kvcheck.core.base.scratch import sweep
+from kvcheck.core.run.cell import ScheduleCell
+from kvcheck.core.run.cell_task import Report
+from kvcheck.core.run.identity import environment, new_run_id, tool
+from kvcheck.core.run.plan import BUILTIN
+from kvcheck.core.run.store import RunStore
+
+MAX_CAUSES_KEPT = 100
+MAX_SYMPTOMS_KEPT = 200
+"""Of all cells together. A cell that fails late still has its cause in the record."""
+
+TICK_S = 1.0
+"""Seconds between two looks at the clock of the progress line."""
+
+
+class Teller(Protocol):
+    """Shows a run while it goes on."""
+
+    def say(self, text: str) -> None:
+        """A line of results."""
+
+    def warn(self, text: str) -> None:
+        """A line about something that changes no verdict."""
+
+    def progress(self, text: str) -> None:
+        """What goes on now, instead of what was shown last."""
+
+    def clear(self) -> None:
+        """Take away what `progress` has shown."""
+
+    def record(self, record: RunRecord) -> None:
+        """The whole record, at the end, where that is what is shown."""
+
+
+class Session:
+    """Builds one RunRecord and saves it as it grows.
+
+    results: rows that belong to no cell. facts: what a command adds to the environment. repro: the command that repeats
+    the run; resumes: with --resume that command continues it. identity: digests of kvcheck's code and of what a command
+    adds.
+    """
+
+    def __init__(
+        self,
+        *,
+        argv: list[str],
+        repro: str,
+        seed: int | None,
+        plan: Mapping[str, object],
+        out: Path,
+        teller: Teller,
+        resumes: bool = False,
+    ) -> None:
+        self.cells: dict[str, ScheduleCell] = {}
+        self.findings: list[Finding] = []
+        self.left_out = 0
+        self.mutants: list[MutantResult] = []
+        self.bench: list[BenchRow] = []
+        self.results: list[ScenarioResult] = []
+        self.facts: dict[str, object] = {}
+        self.identity = Identity(code=code_digest())
+        self.warnings: list[str] = []
+        self.is_saved = False
+        self.teller = teller
+        self._began = time.monotonic()
+        self._text = ""
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._argv, self.repro, self._seed, self.plan = argv, repro, seed, dict(plan)
+        self.resumes = resumes
+        sweep()  # folders of runs that were killed
+        self._environment = environment()
+        self._store = RunStore(out)
+        self.run_id = self._store.claim(new_run_id)
+        self.folder = out / self.run_id
+
+    def withdraw(self) -> None:
+        """Remove this run's folder, of a run that was refused before it began; one that holds something is left."""
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    @property
+    def is_of_own_target(self) -> bool:
+        """Whether code of the user's own runs in it."""
+        targets = [keys_of(line).get("target", BUILTIN) for line in lines_of(self.plan)]
+        return any(target != BUILTIN and not is_engine(target) for target in targets)
+
+    @property
+    def version(self) -> str:
+        """kvcheck's version."""
+        return tool()["version"]
+
+    @staticmethod
+    def cpus() -> int:
+        """Cores this process may use."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the session began."""
+        return time.monotonic() - self._began
+
+    def add(self, cell: ScheduleCell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
+        """One judged schedule of a cell."""
+        cell.add(findings, evidence, duration_s)
+        self._added(cell, findings)
+
+    def take(self, cell: ScheduleCell, report: Report) -> None:
+        """What was reported of a cell: a schedule, or its end."""
+        cell.take(report)
+        if report.evidence is None:
+            self.save(complete=False)
+        else:
+            self._added(cell, report.findings)
+
+    def _added(self, cell: ScheduleCell, findings: tuple[Finding, ...]) -> None:
+        self.keep(findings)
+        self.save(complete=False)
+        done = sum(each.is_done for each in self.cells.values())
+        cells = f"{done} of {counted(len(self.cells), 'cell')}"
+        self.progress(f"{self._ran()}, {cells}{self._left()}, now {cell.id}")
+
+    def _ran(self) -> str:
+        """How many schedules ran, of how many: nobody knows the latter where cells explore workloads."""
+        ran = sum(each.evidence.schedules for each in self.cells.values())
+        if any(each.within is not None for each in self.cells.values()):
+            return counted(ran, "schedule")
+        return f"{ran} of {counted(sum(each.wanted for each in self.cells.values()), 'schedule')}"
+
+    def _left(self) -> str:
+        """How long the run may still take, where it was given a time."""
+        most = self.plan.get("max_time_s")
+        return f", {max(0.0, most - self.elapsed_s):.0f} s left" if isinstance(most, int | float) else ""
+
+    def keep(self, findings: tuple[Finding, ...]) -> None:
+        """Number findings as this run's own, so that `kvcheck replay RUN#N` finds them. Causes come before their
+        symptoms; their ids are those of one schedule, or of the run that this one continues."""
+        own: dict[str, str] = {}
+        for finding in findings:
+            symptoms = sum(each.cause is not None for each in self.findings)
+            full = symptoms >= MAX_SYMPTOMS_KEPT if finding.cause else len(self.findings) - symptoms >= MAX_CAUSES_KEPT
+            full = full and any(each.cell == finding.cell for each in self.findings)  # the first cause of a cell stays
+            if full or (finding.cause is not None and finding.cause not in own):
+                self.left_out += 1
+                continue
+            cause = None if finding.cause is None else own[finding.cause]
+            kept = replace(finding, id=f"{self.run_id}.{len(self.findings) + 1}", cause=cause)
+            own[finding.id] = kept.id
+            self.findings.append(kept)
+
+    def record(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
+        """The record as of now."""
+        results = (*(cell.result() for cell in self.cells.values()), *self.results)
+        verdict = Verdict.worst([*(row.verdict for row in results), *(row.verdict for row in self.mutants)])
+        evidence = Evidence(schedules=0)
+        for row in results:
+            evidence = evidence.plus(row.evidence)
+        return RunRecord(
+            run_id=self.run_id,
+            tool=tool(),
+            argv=tuple(self._argv),
+            repro=self.repro,
+            seed=self._seed,
+            started_at=self._started_at,
+            duration_s=round(self.elapsed_s, 3),
+            verdict=verdict,
+            exit_code=verdict.exit_code if exit_code is None else exit_code,
+            complete=complete,
+            environment={**self._environment, **self.facts},
+            plan=self.plan,
+            evidence=evidence,
+            scenarios=results,
+            findings=tuple(self.findings),
+            bench=tuple(self.bench),
+            mutants=tuple(self.mutants),
+            warnings=(*self.warnings, *self._unkept()),
+            identity=self.identity,
+        )
+
+    def _unkept(self) -> list[str]:
+        return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
+
+    def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
+        """Write the record, whole or not at all. Returns the record, also where it could not be saved."""
+        record = self.record(complete=complete, exit_code=exit_code)
+        try:
+            self._store.save(record)
+        except UsageError as error:
+            self.is_saved = False
+            text = f"a save of the record failed: {error}"
+            if text not in self.warnings:
+                self.warnings.append(text)
+                self.teller.warn(text)
+            return self.record(complete=complete, exit_code=exit_code)
+        self.is_saved = True
+        return record
+
+    def progress(self, text: str) -> None:
+        """Show what goes on, until the next text."""
+        self._text = text
+        self._tell()
+
+    def _tell(self) -> None:
+        """The line of progress, with the time as of now."""
+        if self._text:
+            self.teller.progress(self._text)
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """The clock of the progress line goes on inside the block, also while nothing is reported."""
+        over = threading.Event()
+
+        def tick() -> None:
+            while not over.wait(TICK_S):
+                self._tell()
+
+        thread = threading.Thread(target=tick, name="kvcheck clock", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def clear_progress(self) -> None:
+        """Remove the progress line."""
+        self.teller.clear()
+
+    def say(self, text: str = "") -> None:
+        """A line of results."""
+        self.teller.say(text)

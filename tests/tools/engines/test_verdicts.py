@@ -1,0 +1,55 @@
+"""The script that judges releases: a verdict is counted as the same only where its line gave it each time.
+
+Invariants:
+- The stand-in engine is what is judged; nothing is downloaded. Commands run in this process, which has its libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pandas
+import pytest
+from fakes.engine import environment
+
+from kvcheck.commands.main import run
+from kvcheck.core.base.record import read_record
+from tools.engines import verdicts
+
+
+def said(folder: Path, *arguments: str) -> str:
+    """What a command says, run in that folder."""
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as text:
+        run([*arguments])
+    return text.getvalue()
+
+
+@pytest.mark.processes
+def test_each_line_is_replayed_and_another_verdict_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdicts, "_kvcheck", said)
+    environment(tmp_path / "envs" / "lmcache-1", "")
+    asked = [str(tmp_path), "lmcache=1", "--times", "3", "--schedules", "12"]
+    assert verdicts.main(asked) == 0
+    table = pandas.read_csv(tmp_path / "replays.csv")
+    assert len(table) == 4 and set(table["agreed"]) == {3} and all(table["same"])
+    assert "4 of 4 lines gave their cell's verdict 3 times of 3" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    record = read_record(folder)
+    assert {name for name in ("html", "csv", "md") if (tmp_path / f"releases.{name}").is_file()} == {
+        "html",
+        "csv",
+        "md",
+    }
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace('"verdict": "pass"', '"verdict": "unknown"'))
+    rows = verdicts._replayed(tmp_path, record.run_id, 1)
+    assert [(row["verdict"], row["replayed"], row["same"]) for row in rows] == [("unknown", "pass", False)] * 4
+
+
+@pytest.mark.processes
+def test_environment_that_cannot_be_made_is_exit_2(tmp_path: Path) -> None:
+    assert verdicts.main([str(tmp_path), "nothing=1"]) == 2

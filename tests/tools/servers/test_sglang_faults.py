@@ -1,0 +1,211 @@
+"""Faults in SGLang: a model runner, a pool and a host pool of a few lines, under the names that the faults look for.
+
+Invariants:
+- A page has two tokens; the pool holds six pages of one layer. What a request writes is its own number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tools.servers.faults.planting import Order, events
+from tools.servers.faults.sglang_faults import Faults
+
+PAGE = 2
+
+
+class Pool:
+    """SGLang's MHATokenToKVPool, as far as the faults see it."""
+
+    page_size = PAGE
+    start_layer = 0
+
+    def __init__(self) -> None:
+        self.k_buffer, self.v_buffer = [torch.zeros(6 * PAGE, 1, 1)], [torch.zeros(6 * PAGE, 1, 1)]
+
+    def set_kv_buffer(self, layer: Any, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.k_buffer[layer.layer_id][slots], self.v_buffer[layer.layer_id][slots] = keys, values
+
+
+class LatentPool:
+    """SGLang's MLATokenToKVPool, as far as the faults see it."""
+
+    page_size = PAGE
+    start_layer = 0
+
+    def __init__(self) -> None:
+        self.kv_buffer = [torch.zeros(6 * PAGE, 1, 1)]
+
+    def set_kv_buffer(self, layer: Any, slots: torch.Tensor, latents: torch.Tensor, _: torch.Tensor) -> None:
+        self.kv_buffer[layer.layer_id][slots] = latents
+
+    def set_mla_kv_buffer(self, layer: Any, slots: torch.Tensor, latents: torch.Tensor, _: torch.Tensor) -> None:
+        self.kv_buffer[layer.layer_id][slots] = latents
+
+
+LATENT_WRITES = ("set_kv_buffer", "set_mla_kv_buffer")
+
+
+class HostPool:
+    """SGLang's MHATokenToKVPoolHost: what it holds is 9 everywhere."""
+
+    page_size = PAGE
+
+    def __init__(self, pool: Pool) -> None:
+        self.device_k_buffers, self.device_v_buffers = pool.k_buffer, pool.v_buffer
+
+    def load_to_device_per_layer(
+        self, _: Pool, host_indices: torch.Tensor, device_indices: torch.Tensor, layer_id: int, io_backend: str
+    ) -> None:
+        assert io_backend == "kernel" and len(host_indices) == len(device_indices)
+        self.device_k_buffers[layer_id][device_indices] = 9.0
+        self.device_v_buffers[layer_id][device_indices] = 9.0
+
+
+class Runner:
+    """SGLang's ModelRunner: each request of a step writes its number into the slots that are new."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.token_to_kv_pool = pool
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(4, 8, dtype=torch.int32))
+
+    def forward(self, batch: Any) -> None:
+        computed = batch.extend_prefix_lens_cpu if batch.is_prefill else (batch.seq_lens - 1).tolist()
+        for i, name in enumerate(batch.rids):
+            slots = self.req_to_token_pool.req_to_token[i, computed[i] : int(batch.seq_lens[i])].long()
+            rows = torch.full((len(slots), 1, 1), float(name))
+            self.token_to_kv_pool.set_kv_buffer(SimpleNamespace(layer_id=0), slots, rows, rows)
+
+
+class Engine:
+    """The three of them with the faults in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.faults = Faults(folder / "orders", folder / "log")
+        names = {"ModelRunner": Runner, "MHATokenToKVPool": Pool, "MLATokenToKVPool": LatentPool}
+        names["MHATokenToKVPoolHost"] = HostPool
+        for _, change in self.faults.changes():
+            module = ModuleType("engine")
+            vars(module).update(names)
+            change(module)
+        self.pool = Pool()
+        self.host, self.runner = HostPool(self.pool), Runner(self.pool)
+
+    def step(self, *requests: tuple[str, int, int, Sequence[int]], is_prefill: bool = True) -> None:
+        """Run (request, tokens that are there, tokens afterwards, pages)."""
+        for i, (_, _, _, pages) in enumerate(requests):
+            slots = torch.tensor([page * PAGE + at for page in pages for at in range(PAGE)], dtype=torch.int32)
+            self.runner.req_to_token_pool.req_to_token[i, : len(slots)] = slots
+        self.runner.forward(
+            SimpleNamespace(
+                rids=[name for name, *_ in requests],
+                seq_lens=torch.tensor([length for _, _, length, _ in requests]),
+                req_pool_indices=torch.arange(len(requests)),
+                extend_prefix_lens_cpu=[computed for _, computed, *_ in requests] if is_prefill else None,
+                forward_mode=SimpleNamespace(is_extend=lambda: is_prefill),
+                is_prefill=is_prefill,
+            )
+        )
+
+    def load(self, *pages: int) -> None:
+        """Bring these pages from the host tier."""
+        slots = torch.tensor([page * PAGE + at for page in pages for at in range(PAGE)])
+        self.host.load_to_device_per_layer(self.pool, slots, slots, 0, "kernel")
+
+    def holds(self) -> list[float]:
+        """The first key of each page; the values are the same."""
+        assert torch.equal(self.pool.k_buffer[0], self.pool.v_buffer[0])
+        return self.pool.k_buffer[0][::PAGE, 0, 0].tolist()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    for of, name in ((Runner, "forward"), (Pool, "set_kv_buffer"), (HostPool, "load_to_device_per_layer")):
+        monkeypatch.setattr(of, name, getattr(of, name))  # put back afterwards
+    for name in LATENT_WRITES:
+        monkeypatch.setattr(LatentPool, name, getattr(LatentPool, name))
+    return Engine(tmp_path)
+
+
+def planted(engine: Engine) -> list[tuple[object, ...]]:
+    """Events in short."""
+    return [(each["event"], each.get("request"), each.get("positions")) for each in events(engine.faults.log)]
+
+
+def test_without_an_order_every_request_finds_what_it_wrote(engine: Engine) -> None:
+    engine.step(("1", 0, 4, [1, 2]), ("2", 0, 3, [3, 4]))
+    engine.step(("1", 4, 5, [1, 2, 5]), ("2", 3, 4, [3, 4]), is_prefill=False)
+    assert engine.holds() == [0, 1, 1, 2, 2, 1]
+    assert planted(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [("stale", [0, 1, 1, 0, 2, 2]), ("foreign", [0, 1, 1, 1, 2, 2])],
+)
+def test_a_page_of_a_prefill_keeps_its_former_content_or_gets_another_requests(
+    engine: Engine, kind: str, after: list[float]
+) -> None:
+    engine.step(("1", 0, 4, [1, 2]))
+    Order(kind=kind, layer=0, page=0).give(engine.faults.orders)
+    engine.step(("2", 0, 6, [3, 4, 5]))
+    assert engine.holds() == after
+    assert planted(engine) == [("planted", "2", [0, 1])]
+    engine.step(("3", 2, 4, [3, 1]))
+    assert planted(engine)[1:] == [("reads", "3", None)], "a hit of the damaged page"
+
+
+@pytest.mark.parametrize("write", LATENT_WRITES)
+@pytest.mark.parametrize(
+    ("kind", "after"),
+    [("stale", [0, 1, 1, 0, 2, 2]), ("foreign", [0, 1, 1, 1, 2, 2])],
+)
+def test_a_page_of_latents_is_damaged_as_one_of_keys_and_values_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, write: str, kind: str, after: list[float]
+) -> None:
+    pool = LatentPool()
+    monkeypatch.setattr(pool, "set_kv_buffer", getattr(pool, write))
+    engine.runner.token_to_kv_pool = pool  # type: ignore[assignment]
+    engine.step(("1", 0, 4, [1, 2]))
+    Order(kind=kind, layer=0, page=0).give(engine.faults.orders)
+    engine.step(("2", 0, 6, [3, 4, 5]))
+    assert pool.kv_buffer[0][::PAGE, 0, 0].tolist() == after
+    assert planted(engine) == [("planted", "2", [0, 1])]
+
+
+def test_a_fault_that_changes_nothing_is_none(engine: Engine) -> None:
+    engine.step(("1", 0, 4, [1, 2]))
+    Order(kind="stale", layer=0, page=0).give(engine.faults.orders)
+    engine.step(("1", 0, 4, [1, 2]))
+    assert planted(engine) == []
+    engine.step(("2", 0, 4, [1, 2]))
+    assert engine.holds()[:3] == [0, 1, 2]
+    assert planted(engine) == [("planted", "2", [0, 1])]
+
+
+def test_a_page_that_was_loaded_keeps_its_former_content_for_the_request_that_it_was_loaded_for(engine: Engine) -> None:
+    engine.step(("1", 0, 6, [1, 2, 3]))
+    Order(kind="lost-load", layer=0, page=1).give(engine.faults.orders)
+    engine.step(("2", 0, 2, [4]))
+    assert planted(engine) == [], "a prefill is no load"
+    engine.load(1, 2)
+    assert engine.holds() == [0, 9, 9, 1, 2, 0], "the fault comes before the step, not before"
+    engine.step(("3", 4, 6, [1, 2, 5]))
+    assert engine.holds() == [0, 9, 1, 1, 2, 3]
+    assert planted(engine) == [("planted", "3", [2, 3])]
+    engine.load(2)
+    engine.step(("3", 6, 7, [1, 2, 5, 0]), is_prefill=False)
+    assert planted(engine)[1:] == [("gone", None, None)], "it was loaded again"
+
+
+def test_an_order_for_another_layer_is_not_done(engine: Engine) -> None:
+    Order(kind="stale", layer=3, page=0).give(engine.faults.orders)
+    engine.step(("1", 0, 4, [1, 2]))
+    assert engine.holds() == [0, 1, 1, 0, 0, 0]
+    assert planted(engine) == []

@@ -1,0 +1,1 @@
+"""Releases and forks of engines, judged one after another, with their tables."""

@@ -1,0 +1,1 @@
+"""Real servers of engines on this CPU: how each is started, judged, and has faults put in."""

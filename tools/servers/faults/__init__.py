@@ -1,0 +1,1 @@
+"""Faults that are planted in running servers: orders, and a plug-in for each engine."""

@@ -1,0 +1,1 @@
+"""Tables of published pages and of what checks find: each module makes one."""

@@ -1,0 +1,385 @@
+"""Which damage of a cache a known-answer model finds, at which step, and what its answer names: a table.
+
+    PYTHONPATH=tests python -m tools.tables.damage_table OUT.csv --trials 20
+    PYTHONPATH=tests python -m tools.tables.damage_table OUT.csv --trials 20 --arch deepseek-v3|deepseek-v32
+    PYTHONPATH=tests python -m tools.tables.damage_table OUT.csv --trials 20 --kv-scale 4
+
+Each trial damages one page (8 tokens) of one layer, in all heads or in one, after the prompt was read, and decodes one
+token more than the walk has nodes: what the first one read, the last one reads again. Pages, nodes and starts are
+drawn from the seed. An undamaged run of every request is right first. With MLA the rotary part stands for the keys and
+the latent for the values, and both are of all heads. With an indexer, its keys are damaged too, by themselves. With
+--kv-scale the cache is in FP8 E4M3, with scales that differ by layer, and the wrong scale is damage too. Layers with a
+recurrent state have rows of state_damage.py; beside them pages of attention are damaged in all heads alone.
+
+Invariants:
+- Damage that leaves the cache as it was is drawn again, and not counted where every draw does.
+- named: the answer's own layer (and head, where it names one) is the damaged one; wrong values are also named by the
+  next layer, which looks for what they say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rigs.gpt_oss_forward import GptOssForward
+from rigs.indexed_forward import IndexedForward
+from rigs.known_answers import forward, small
+from rigs.llama_forward import Cache, LlamaForward, as_fp8
+from rigs.qwen3_next_forward import Qwen3NextForward
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
+from kvcheck.core.model.parameters import INDEXED, KV_SCALES, Parameters
+from tools.tables.damage_naming import page_is_named
+from tools.tables.state_damage import StateQuestion, state_rows
+
+PAGE = 8
+DRAWS = 20  # of a damage that changes something
+PLACES = 61  # shares no factor with the hops of 4 layers
+FIRST = 3  # behind the header and the first place, whose copy at the end is what hops find
+REQUESTS = 4
+SIZES: dict[str, Any] = {"length": 2048, "nodes": 4096, "digits": 7, "distance": PLACES}
+SIZES_OF: dict[str, dict[str, int]] = {
+    "gpt-oss": {"window": PLACES + 1},  # so that a windowed layer reads as far back as another one
+    "qwen3-next": {"nodes": 1024, "digits": 6},  # a third of the heads of a state
+}
+WITH_A_LATENT = {"deepseek-v3", "deepseek-v32"}
+"""Architectures whose cache has no heads: a key's rotary part and a latent."""
+
+
+class Page:
+    """Keys and values of one page, of some heads, in the cache and in another request's; what a trial damages.
+
+    index, foreign_index: its index keys, where there is an indexer.
+    """
+
+    def __init__(self, model: LlamaForward, cache: Cache, foreign: Cache, layer: int, heads: slice, rng: Rng) -> None:
+        page = rng.below(PLACES // PAGE)
+        other = (page + 1 + rng.below(PLACES // PAGE - 1)) % (PLACES // PAGE)
+        self.rows, self.others = (slice(FIRST + n * PAGE, FIRST + (n + 1) * PAGE) for n in (page, other))
+        self.token = FIRST + page * PAGE + rng.below(PAGE)
+        self.k, self.v = cache.keys[layer][:, heads], cache.values[layer][:, heads]
+        self.foreign_k, self.foreign_v = foreign.keys[layer][:, heads], foreign.values[layer][:, heads]
+        self.turn, self.rounded = model.turn, model.rounded
+        self.scales, self.others_scales = (model.scales(layer), model.scales(layer + 1 if layer == 0 else layer - 1))
+        self.has_index = bool(cache.index)
+        self.index, self.foreign_index = (each.index[layer] if each.index else self.k[:0] for each in (cache, foreign))
+        if isinstance(model, IndexedForward):
+            self.turn_index = model.turn_index
+
+    def zero(self) -> None:
+        self.k[self.rows] = 0
+        self.v[self.rows] = 0
+
+    def foreign(self) -> None:
+        self.foreign_keys()
+        self.foreign_values()
+
+    def foreign_keys(self) -> None:
+        self.k[self.rows] = self.foreign_k[self.rows]
+
+    def foreign_values(self) -> None:
+        self.v[self.rows] = self.foreign_v[self.rows]
+
+    def one_token_stale(self) -> None:
+        self.k[self.token] = self.foreign_k[self.token]
+        self.v[self.token] = self.foreign_v[self.token]
+
+    def position_off_by_one(self) -> None:
+        self.k[self.rows] = self.turn(self.k[self.rows], torch.ones(PAGE))
+
+    def keys_twice(self) -> None:
+        self.k[self.rows] *= 2
+
+    def keys_half(self) -> None:
+        self.k[self.rows] *= 0.5
+
+    def values_twice(self) -> None:
+        self.v[self.rows] *= 2
+
+    def values_half(self) -> None:
+        self.v[self.rows] *= 0.5
+
+    def keys_swapped_values_not(self) -> None:
+        self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
+
+    def pages_swapped(self) -> None:
+        self.k[self.rows], self.k[self.others] = self.k[self.others].clone(), self.k[self.rows].clone()
+        self.v[self.rows], self.v[self.others] = self.v[self.others].clone(), self.v[self.rows].clone()
+        if self.has_index:
+            self.index_rows_swapped_latents_not()
+
+    def index_rows_zero(self) -> None:
+        self.index[self.rows] = 0
+
+    def index_rows_of_another_request(self) -> None:
+        self.index[self.rows] = self.foreign_index[self.rows]
+
+    def foreign_with_index_rows(self) -> None:
+        self.foreign()
+        self.index_rows_of_another_request()
+
+    def index_row_of_one_token_stale(self) -> None:
+        self.index[self.token] = self.foreign_index[self.token]
+
+    def index_rows_off_by_one(self) -> None:
+        self.index[self.rows] = self.turn_index(self.index[self.rows, None], torch.ones(PAGE))[:, 0]
+
+    def index_rows_twice(self) -> None:
+        self.index[self.rows] *= 2
+
+    def index_rows_half(self) -> None:
+        self.index[self.rows] *= 0.5
+
+    def index_rows_swapped_latents_not(self) -> None:
+        self.index[self.rows], self.index[self.others] = self.index[self.others].clone(), self.index[self.rows].clone()
+
+    def keys_stored_without_their_scale(self) -> None:
+        self.k[self.rows] = self.rounded(self.k[self.rows] * self.scales[0])
+
+    def keys_read_without_their_scale(self) -> None:
+        self.k[self.rows] /= self.scales[0]
+
+    def values_stored_without_their_scale(self) -> None:
+        self.v[self.rows] = self.rounded(self.v[self.rows] * self.scales[1])
+
+    def values_read_without_their_scale(self) -> None:
+        self.v[self.rows] /= self.scales[1]
+
+    def scales_of_another_layer(self) -> None:
+        self.k[self.rows] *= self.others_scales[0] / self.scales[0]
+        self.v[self.rows] *= self.others_scales[1] / self.scales[1]
+
+
+OF_SCALES: tuple[Callable[[Page], None], ...] = (
+    Page.keys_stored_without_their_scale,
+    Page.keys_read_without_their_scale,
+    Page.values_stored_without_their_scale,
+    Page.values_read_without_their_scale,
+    Page.scales_of_another_layer,
+)
+DAMAGE: tuple[Callable[[Page], None], ...] = (
+    Page.zero,
+    Page.foreign,
+    Page.foreign_keys,
+    Page.foreign_values,
+    Page.one_token_stale,
+    Page.position_off_by_one,
+    Page.keys_twice,
+    Page.keys_half,
+    Page.values_twice,
+    Page.values_half,
+    Page.keys_swapped_values_not,
+    Page.pages_swapped,
+)
+
+DAMAGE_OF_INDEX: tuple[Callable[[Page], None], ...] = (
+    Page.foreign_with_index_rows,
+    Page.index_rows_zero,
+    Page.index_rows_of_another_request,
+    Page.index_row_of_one_token_stale,
+    Page.index_rows_off_by_one,
+    Page.index_rows_twice,
+    Page.index_rows_half,
+    Page.index_rows_swapped_latents_not,
+)
+
+NAMES_WITH_A_LATENT = {
+    "foreign_keys": "foreign_rotary_part",
+    "foreign_values": "foreign_latent",
+    "keys_twice": "rotary_part_twice",
+    "keys_half": "rotary_part_half",
+    "values_twice": "latent_twice",
+    "values_half": "latent_half",
+    "keys_swapped_values_not": "rotary_parts_swapped_latents_not",
+}
+
+
+Fault = Callable[[GptOssForward, int], None]
+
+
+def window_one_larger(model: GptOssForward, layer: int) -> None:
+    model.window_off[layer] = 1
+
+
+def window_one_smaller(model: GptOssForward, layer: int) -> None:
+    model.window_off[layer] = -1
+
+
+def next_position_visible(model: GptOssForward, layer: int) -> None:
+    model.ahead[layer] = 1
+
+
+def sink_lost(model: GptOssForward, layer: int) -> None:
+    model.sink_times[layer] = torch.inf
+
+
+def sink_twice(model: GptOssForward, layer: int) -> None:
+    model.sink_times[layer] = 2.0
+
+
+FAULTS: tuple[Fault, ...] = (window_one_larger, window_one_smaller, next_position_visible, sink_lost, sink_twice)
+"""What is wrong in one layer of a model with windows and sinks while the cache is right."""
+OF_WINDOWS = {window_one_larger, window_one_smaller}
+
+
+class Question:
+    """A request, its known answers, and the cache and logits after its prompt."""
+
+    def __init__(self, parameters: Parameters, model: LlamaForward, request: tuple[int, ...]) -> None:
+        self.parameters, self.model, self.request = parameters, model, request
+        self.expected = answers(Alphabet(parameters), request, PLACES + 1)
+        self.cache = Cache()
+        self.first = model.step(request, self.cache)
+        if (wrong := self.first_wrong(self.cache)) is not None:
+            raise SystemExit(f"an undamaged run is wrong at step {wrong[0]}: the model or its answers are broken")
+
+    def first_wrong(self, cache: Cache) -> tuple[int, int] | None:
+        """(step, token) of the first wrong answer on a cache, each right answer fed back."""
+        said = [int(self.first.argmax())]
+        said += self.model.step(self.expected[:-1], cache.copy(), every=True).argmax(-1).tolist()
+        return next(((i, a) for i, (a, b) in enumerate(zip(said, self.expected, strict=True)) if a != b), None)
+
+
+def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str, object]]:
+    """A row for each damage, heads damaged, layer and test."""
+    has_scales = kv_scale > 1
+    of_cache = {"kv_scale": kv_scale, "dtype": "fp8-kv"} if has_scales else {}
+    p, rng = small(family=arch, **(SIZES | SIZES_OF.get(arch, {}) | of_cache)), Rng(seed)
+    model = forward(p, torch.bfloat16, as_fp8) if has_scales else forward(p)
+    questions = _questions(p, model, rng, REQUESTS)
+    if isinstance(model, Qwen3NextForward):
+        kept = {
+            test: [StateQuestion(p, model, each.request, PLACES) for each in asked] for test, asked in questions.items()
+        }
+        yield from state_rows(kept, trials, rng)
+    names = NAMES_WITH_A_LATENT if arch in WITH_A_LATENT else {}
+    layers = [layer for layer in range(p.layers) if not p.kind(layer).is_state]
+    for damage in (*DAMAGE, *(DAMAGE_OF_INDEX if arch in INDEXED else ()), *(OF_SCALES if has_scales else ())):
+        for head in (None, *(() if arch in WITH_A_LATENT or p.has_state else range(p.kv_heads))):
+            for layer in layers:
+                for test, asked in questions.items():
+                    name = names.get(damage.__name__, damage.__name__)
+                    yield row(model, asked, damage, layer, head, trials, rng) | {"damage": name, "test": test}
+    if isinstance(model, GptOssForward):
+        questions = _questions(p, model, rng, trials)
+        for fault in FAULTS:
+            for layer in range(p.layers):
+                for test, asked in questions.items():
+                    yield fault_row(model, asked, fault, layer) | {"damage": fault.__name__, "test": test}
+
+
+def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict[str, list[Question]]:
+    """So many drawn requests of each test."""
+    questions: dict[str, list[Question]] = {"walk": [], "position": []}
+    alphabet = Alphabet(p)
+    for _ in range(count):
+        nodes = draw_nodes(alphabet, rng, PLACES)
+        questions["walk"].append(Question(p, model, walk_prompt(alphabet, nodes, rng.below(PLACES))))
+        values = [rng.below(1 << p.bits) for _ in range(PLACES + 1)]
+        questions["position"].append(Question(p, model, mark_prompt(alphabet, values, rng.below(p.phases))))
+    return questions
+
+
+def fault_row(model: GptOssForward, asked: list[Question], fault: Fault, layer: int) -> dict[str, object]:
+    """A fault of one layer, tried with each request. A layer without a window has no fault of one."""
+    asked = asked if model.has_window(layer) or fault not in OF_WINDOWS else []
+    fault(model, layer)
+    wrong = [(question, question.first_wrong(question.cache)) for question in asked]
+    for faults in (model.window_off, model.ahead, model.sink_times):
+        faults.clear()
+    found = [(question, *said) for question, said in wrong if said is not None]
+    return {
+        "heads": "all",
+        "layer": layer,
+        "trials": len(asked),
+        "found": len(found),
+        "median_step": median(step for _, step, _ in found) if found else "",
+        "named": sum(
+            page_is_named(question.parameters, said, question.expected[step], layer, None)
+            for question, step, said in found
+        ),
+    }
+
+
+def row(
+    model: LlamaForward,
+    asked: list[Question],
+    damage: Callable[[Page], None],
+    layer: int,
+    head: int | None,
+    trials: int,
+    rng: Rng,
+) -> dict[str, object]:
+    """`trials` damages of one kind at one place."""
+    steps, right, tried = [], 0, 0
+    heads = slice(None) if head is None else slice(head, head + 1)
+    for trial in range(trials):
+        question, other = asked[trial % len(asked)], asked[(trial + 1) % len(asked)]
+        for _ in range(DRAWS):
+            cache = question.cache.copy()
+            damage(Page(model, cache, other.cache, layer, heads, rng))
+            if cache.differs(question.cache):
+                break
+        else:
+            continue  # keys of marks, for one, are the same in every request
+        tried += 1
+        if (wrong := question.first_wrong(cache)) is not None:
+            step, said = wrong
+            steps.append(step)
+            right += page_is_named(question.parameters, said, question.expected[step], layer, head)
+    return {
+        "heads": "all" if head is None else head,
+        "layer": layer,
+        "trials": tried,
+        "found": len(steps),
+        "median_step": median(steps) if steps else "",
+        "named": right,
+    }
+
+
+def markdown(table: Sequence[dict[str, Any]]) -> list[str]:
+    """A row for each damage: found of tried, named of found, and the median of the rows' median first wrong step."""
+    lines = []
+    for damage in dict.fromkeys(row["damage"] for row in table):
+        cells = [damage.replace("_", " ")]
+        for test in ("walk", "position"):
+            of_test = [row for row in table if (row["damage"], row["test"]) == (damage, test)]
+            trials, found, named = (sum(row[name] for row in of_test) for name in ("trials", "found", "named"))
+            step = f"{median(row['median_step'] for row in of_test if row['found']):.0f}" if found else "–"
+            cells += [f"{found} of {trials}", f"{named} of {found}", step]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def main() -> None:
+    """Write the table, and print a row of markdown for each damage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--arch", choices=FAMILIES.names(), default="llama")
+    parser.add_argument("--kv-scale", type=int, choices=KV_SCALES, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        table = list(rows(given.arch, given.kv_scale, given.trials, given.seed))
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with given.out.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["damage", "heads", "layer", "test", "trials", "found", "median_step", "named"])
+        writer.writeheader()
+        writer.writerows(table)
+    sys.stdout.write("\n".join(markdown(table)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
