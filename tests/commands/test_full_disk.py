@@ -22,7 +22,7 @@ from rigs.literal_record import FAILED, PASSED
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report import store
+from kvcheck.core.run import store
 from kvcheck.core.run.store import RunStore
 
 LARGEST = 512

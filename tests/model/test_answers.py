@@ -26,13 +26,6 @@ def test_a_walk_makes_a_hop_a_layer_but_the_first() -> None:
     assert answers(ALPHABET, request, 3) == tuple(ALPHABET.node(node) for node in (41, 9, 7))
 
 
-def test_a_walk_reads_the_node_and_then_each_successor() -> None:
-    request = walk_prompt(ALPHABET, [7, 3, 9, 200, 41], 1)
-    first, second, _ = reads(ALPHABET, request, 3)
-    assert first.positions == (3, 4, 5, 6)  # 3 itself, then 9, 200, 41
-    assert second.positions == (6, 7, 3, 4)  # 41, the 7 that closes the walk, 3, 9
-
-
 @given(count=st.integers(2, 60), seed=st.integers(0, 1 << 32))
 def test_a_round_of_a_walk_reads_every_place_in_every_layer(count: int, seed: int) -> None:
     if gcd(count, MODEL.hops) != 1:

@@ -1,9 +1,4 @@
-"""What pools and offloads refuse: holdings, pages and values that are not the caller's, or not its any more.
-
-Invariants:
-- A forged holding or value differs from a real one in one thing, so each condition of a check is met by itself.
-- A refused call changes nothing.
-"""
+"""What pools and offloads refuse: holdings, pages and values that are not the caller's, or not its any more."""
 
 from __future__ import annotations
 
@@ -97,6 +92,8 @@ def of_two(s: Scene, **changes: object) -> object:
         (lambda s: s.pool.adopt(s.none, ids(int(s.one.pages[0]), PAGES + 1), ids()), ForeignAccess),
         (lambda s: s.pool.adopt(s.none, s.gone.pages, ids()), ForeignAccess),
         (longer, LengthMismatch),
+        (lambda s: s.pool.commit(s.one, -1), LengthMismatch),
+        (lambda s: s.pool.commit(s.one, 2 * s.page + 1), LengthMismatch),
     ],
 )
 def test_a_pool_refuses_pages_that_are_not_the_holdings(call: Call, error: Error, scene: Scene) -> None:

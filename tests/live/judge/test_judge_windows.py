@@ -44,16 +44,14 @@ def judged(asked: Question, tokens: tuple[int, ...], *others: Question) -> Wrong
 
 @pytest.fixture(scope="module")
 def model() -> GptOssForward:
-    with torch.inference_mode():
-        made = forward(MODEL)
+    made = forward(MODEL)
     assert isinstance(made, GptOssForward)
     return made
 
 
 @pytest.fixture(autouse=True)
 def _no_faults(model: GptOssForward) -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+    yield
     for faults in (model.window_off, model.sink_times):
         faults.clear()
 
@@ -95,28 +93,30 @@ def test_a_window_that_is_wrong_by_one_names_the_layer_and_its_first_position(
     assert {each.layer for each in wrong.places} == {layer}
 
 
-@pytest.mark.parametrize("layer", FULL)
-@pytest.mark.parametrize("page", [1, 3])
-def test_a_page_of_a_full_layer_is_named_by_the_walk(model: GptOssForward, layer: int, page: int) -> None:
+def zeroed(layer: int, page: int) -> Callable[[Cache], None]:
+    """Damage: a page of the layer is empty."""
+
     def zero(cache: Cache) -> None:
         rows = slice(page * PAGE, (page + 1) * PAGE)
         cache.keys[layer][rows] = cache.values[layer][rows] = 0
 
-    wrong = judged(WALK, said(model, WALK.ids, zero), question(walk(MODEL, count=61, seed=2), 2))
-    assert (wrong.places[0].layer, wrong.places[0].page) == (layer, page)
+    return zero
+
+
+@pytest.mark.parametrize("layer", FULL)
+@pytest.mark.parametrize("page", [1, 3])
+def test_a_page_of_a_full_layer_is_named_by_the_walk(model: GptOssForward, layer: int, page: int) -> None:
+    other = question(walk(MODEL, count=61, seed=2), 2)
+    place = judged(WALK, said(model, WALK.ids, zeroed(layer, page)), other).places[0]
+    assert (place.layer, place.page) == (layer, page)
 
 
 @pytest.mark.parametrize("layer", range(4))
 def test_a_page_that_a_layer_reads_is_named_by_the_marks(model: GptOssForward, layer: int) -> None:
     at = reads(ALPHABET, MARKS.ids, 5)[4].positions[layer]
     assert at is not None
-
-    def zero(cache: Cache) -> None:
-        rows = slice(at // PAGE * PAGE, (at // PAGE + 1) * PAGE)
-        cache.keys[layer][rows] = cache.values[layer][rows] = 0
-
-    wrong = judged(MARKS, said(model, MARKS.ids, zero))
-    assert (wrong.places[0].layer, wrong.places[0].page) == (layer, at // PAGE)
+    place = judged(MARKS, said(model, MARKS.ids, zeroed(layer, at // PAGE))).places[0]
+    assert (place.layer, place.page) == (layer, at // PAGE)
 
 
 def test_values_that_are_too_strong_are_those_of_a_windowed_layer() -> None:
