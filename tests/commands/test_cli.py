@@ -250,6 +250,25 @@ def test_help_of_each_command_exits_0(command: str, capsys: pytest.CaptureFixtur
     assert "Example" in capsys.readouterr().out
 
 
+def test_commands_are_listed_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    places = [printed.index(f"{heading}:\n") for heading in module.GROUPS]
+    assert places == sorted(places) and places[0] < printed.index("  stress ") < places[1]
+
+
+def test_the_help_of_stress_fits_a_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["stress", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 120  # examples are not broken
+    shown = [line for line in lines if line.startswith("  -")]
+    hidden = [each.opts[0] for each in module.command_named("stress").params if getattr(each, "hidden", False)]
+    assert len(shown) <= 24
+    manuals = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert hidden and all(f"`{each}`" in manuals for each in hidden)
+
+
 @pytest.mark.schedules
 def test_a_pass_exits_0_and_stdout_is_the_record_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--format", "json", "--out", str(tmp_path)]) == 0
