@@ -1,9 +1,4 @@
-"""Benchmarks: rounds, refusals, interruptions, the command, and one round of every case with its outputs checked.
-
-Invariants:
-- No test asserts a time: a clock of the test's own says what things took, or nobody asks.
-- Every row of CASES is run, on shapes and sizes that are small.
-"""
+"""Benchmarks: rounds, refusals, interruptions, the command, and one round of every case with its outputs checked."""
 
 from __future__ import annotations
 

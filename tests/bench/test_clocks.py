@@ -1,8 +1,4 @@
-"""What a run of benchmarks does before and in its first round: the device at its rate, the most telling points first.
-
-Invariants:
-- No test needs a device: the driver's library and torch.cuda are stand-ins.
-"""
+"""A run of benchmarks brings the device to its rate and measures the most telling points first."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Arms over lanes that go on beside the process: threads, and the stand-in of a GPU.
-
-Invariants:
-- Each check is shown with the arms as they were, which computed in the process while a lane was made to wait, and with
-  arms whose lane waits for nothing. Both are found wrong.
-"""
+"""Arms over lanes that go on beside the process: threads, and the stand-in of a GPU."""
 
 from __future__ import annotations
 

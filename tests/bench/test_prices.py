@@ -1,8 +1,4 @@
-"""The price list: what is said of a row follows from its interval, its floor and the decode step, worked out by hand.
-
-Invariants:
-- Rows are literal; no machine is measured.
-"""
+"""The price list: what is said of a row follows from its interval, its floor and the decode step."""
 
 from __future__ import annotations
 

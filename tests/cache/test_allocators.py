@@ -1,8 +1,4 @@
-"""Allocators: which id comes next, what may be freed, and that free and live ids are all ids.
-
-Invariants:
-- Every kind of allocator passes the same list.
-"""
+"""Allocators: which id comes next, what may be freed, and that free and live ids are all ids."""
 
 from __future__ import annotations
 

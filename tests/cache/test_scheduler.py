@@ -1,8 +1,4 @@
-"""The queue of one engine: nobody waits for another request's store, and urgent ones go first.
-
-Invariants:
-- The store answers only when the engine waits for it, so a fetch lasts as long as there is other work.
-"""
+"""The queue of one engine: nobody waits for another request's store, and urgent ones go first."""
 
 from __future__ import annotations
 

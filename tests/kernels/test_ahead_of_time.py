@@ -1,8 +1,4 @@
-"""Each Triton kernel, compiled for A100, H100 and B200 from what the interpreted tests launch, without a GPU.
-
-Invariants:
-- launches.json has every class of launches that an interpreted test makes: rigs/interpreted.py fails where one is not.
-"""
+"""Each Triton kernel, compiled for A100, H100 and B200 from what the interpreted tests launch, without a GPU."""
 
 from __future__ import annotations
 

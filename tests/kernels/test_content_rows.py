@@ -1,9 +1,4 @@
-"""Comparing rows of content words: every form names the rows that differ, in any layout of memory.
-
-Invariants:
-- Words are worked out one by one in plain integers; the code under test only compares.
-- Forms that split the work are tested round their splits.
-"""
+"""Comparing rows of content words: every form names the rows that differ, in any layout of memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The digest: equal to its formula everywhere, and different after everything that can happen to words on their way.
-
-Invariants:
-- Reference values are worked out by a loop over Python integers that is written here.
-- The words are hard ones: equal words, zeros, and the two ends of the range, beside random ones.
-"""
+"""The digest: equal to its formula everywhere, and different after everything that can happen to words on their way."""
 
 from __future__ import annotations
 

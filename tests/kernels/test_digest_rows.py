@@ -1,8 +1,4 @@
-"""The digest of rows where they lie is the digest of those rows gathered, in every form and for every list.
-
-Invariants:
-- What is compared with is `digest_torch` of words that plain indexing gathered.
-"""
+"""The digest of rows where they lie is the digest of those rows gathered, in every form and for every list."""
 
 from __future__ import annotations
 

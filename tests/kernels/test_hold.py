@@ -1,8 +1,4 @@
-"""Holding a lane: released by a flag, ended by the watchdog, and never silent about which of the two.
-
-Invariants:
-- No test waits for time: the watchdog counts looks, and threads meet at the flag.
-"""
+"""Holding a lane: released by a flag, ended by the watchdog, and never silent about which of the two."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Rows gathered and scattered on all layers at once: every word lands where its id says.
-
-Invariants:
-- What is expected is worked out row by row on Python lists that are copied before anything is written.
-"""
+"""Rows gathered and scattered on all layers at once: every word lands where its id says."""
 
 from __future__ import annotations
 

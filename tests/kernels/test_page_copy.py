@@ -1,9 +1,4 @@
-"""Row and block copies: what the torch form means, that the kernel means the same, and how host memory is touched.
-
-Invariants:
-- What a copy should give is worked out word by word from the documented formula, not by another copy.
-- A copy between devices is watched call by call, with torch's meta device in the place of a GPU.
-"""
+"""Row and block copies: what the torch form means, that the kernel means the same, and how host memory is touched."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Host rows by blocks of neighbours: the same bytes as row by row, whatever the ids, and nothing else touched.
-
-Invariants:
-- Targets hold other bytes beforehand, so a row that was left out or written too far is seen.
-"""
+"""Host rows by blocks of neighbours: the same bytes as row by row, whatever the ids, and nothing else touched."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Rounds of a scheduler at the edge: who is let in, who has to wait, who comes back, and what an abort ends.
-
-Invariants:
-- Every test steps a scheduler of its own, on a pool of its own. Passes are over at once and sample token 0.
-"""
+"""Rounds of a scheduler at the edge: who is let in, who has to wait, who comes back, and what an abort ends."""
 
 from __future__ import annotations
 
