@@ -88,17 +88,16 @@ def stress(
     many = many_seeds(asked, seeds=seeds, shard=shard, ray=ray, trace=trace)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")
-    is_apart = transport in PROCESS_TRANSPORTS
     strategy = strategy_of(strategy, answers_within)
     base = Plan(
         scenario="",
         target=target,
         decoder=decoder or _decoder_of(mutant),
         mutant=mutant,
-        backend=backend or ("eager" if is_apart else _backend_of(device)),
+        backend=backend or _backend_of(device, transport),
         device=device,
         transport=transport or "loopback",
-        ranks=ranks or ("1x1" if is_apart else None),
+        ranks=ranks or ("1x1" if transport in PROCESS_TRANSPORTS else None),
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
         seed=draw_seed() if seed is None else seed,
         requests=requests,
@@ -120,8 +119,9 @@ def _decoder_of(name: str | None) -> str:
     return WORDS if name is None else mutant(name).decoder
 
 
-def _backend_of(device: str) -> str:
-    return kind if (kind := kind_of(device)) in STREAMED else "simulated"
+def _backend_of(device: str, transport: str | None) -> str:
+    kind = kind_of(device)
+    return "eager" if transport in PROCESS_TRANSPORTS else kind if kind in STREAMED else "simulated"
 
 
 def _check(plan: Plan, strategy: str) -> None:
