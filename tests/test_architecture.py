@@ -49,7 +49,7 @@ MAY_CATCH_ALL = {
 ADAPTERS = {  # optional or slow library: the only modules that import it
     "mooncake": ("core.cache.transfer.mooncake.child", "core.cache.hicache.mooncake_store"),
     **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.stress.targets",)),
-    "ray": ("core.stress.campaign.ray_crew",),
+    "ray": ("core.stress.seeds.ray_crew",),
     **dict.fromkeys(("triton", "numba"), ("kernels",)),
     "safetensors": ("core.model.folder",),
     "pandas": ("core.report",),

@@ -9,27 +9,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kvcheck.commands.report import write_reports
 from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import RunRecord, Verdict
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.situation_matrix import matrix_lines
 from kvcheck.core.run.session import Session
 
 
-def close(
-    session: Session,
-    outputs: list[tuple[str, Path]],
-    *,
-    reports: bool,
-    interrupted: bool,
-    shown: Callable[[RunRecord], RunRecord] = lambda record: record,
-) -> int:
-    """Save, print and report what a session found; its exit code. shown: the record as it is judged and told, where
-    that is another one than is stored: some findings are known."""
+def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
+    """Save, print and report what a session found; its exit code."""
     session.clear_progress()
     code = 130 if interrupted else None
     record = session.save(complete=not interrupted, exit_code=code)
@@ -38,13 +29,12 @@ def close(
         code = _code_without_record(record.exit_code)
         record = session.record(complete=not interrupted, exit_code=code)
     session.say()
-    judged = shown(record)
     told = [
         *matrix_lines(record),
         *left_out_lines(record),
-        *findings_block(judged.findings, record if is_kept else None),
+        *findings_block(record.findings, record if is_kept else None),
     ]
-    for line in [*told, *verdict_lines(judged)]:
+    for line in [*told, *verdict_lines(record)]:
         session.say(line)
     if interrupted and session.resumes:
         session.say(f" next   {session.repro} --resume")
@@ -55,11 +45,10 @@ def close(
         session.warnings += problems
         record = session.save(complete=not interrupted, exit_code=code)
     kept = str(session.folder / "run.json") if is_kept else "none: run.json could not be saved whole"
-    judged = shown(record)
-    for line in place_lines(judged, page or kept):
+    for line in place_lines(record, page or kept):
         session.say(line)
     session.teller.record(record)
-    return judged.exit_code
+    return record.exit_code
 
 
 def _code_without_record(exit_code: int) -> int:

@@ -38,7 +38,6 @@ SERVE = "bench serve"
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Check": {
         "stress": ("kvcheck.commands.stress:stress", "Run kvcheck's own cache, or code of yours, under schedules."),
-        "campaign": ("kvcheck.commands.campaign:campaign", "Explore workloads of many seeds, for hours, resumable."),
         "probe": ("kvcheck.commands.probe:probe", "Check an installed engine: sglang, vllm, lmcache or mooncake."),
         "live": ("kvcheck.commands.live:live", "Check a running server, by known answers or by its own."),
     },
@@ -90,14 +89,11 @@ WRONG_TYPE = re.compile(
 
 EXAMPLES: dict[str, str] = {
     "stress": "kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
-    "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --trace conversation.jsonl --requests 1000",
+    "kvcheck stress --mutant offload-skips-index-buffer | kvcheck stress --seeds 1-1000 --max-time 28800",
     "probe": "kvcheck probe mooncake | kvcheck probe sglang:envs/sglang-0.5.23 --seed 1 | "
     "kvcheck probe vllm:envs/vllm --probe host-copy --schedules 12",
     "live": "kvcheck live http://127.0.0.1:8000 --known-answers tiny --admin | "
     "kvcheck live http://127.0.0.1:8000 prefix-cache --own-model",
-    "campaign": "kvcheck campaign --max-time 3600 | "
-    "kvcheck campaign retract-resume --requests 3 --seeds 1000 --traces 100000 | "
-    "kvcheck campaign --seeds 1000 --shard 1/4",
     "merge": "kvcheck merge SHARD_1 SHARD_2 SHARD_3 SHARD_4 | kvcheck merge RUN_OF_SEED_1 RUN_OF_SEED_2",
     "replay": "kvcheck replay 20260102-030405-0c4e91d7#1 --times 100 | "
     "kvcheck replay retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3",

@@ -27,6 +27,7 @@ from kvcheck.commands.options import (
     draw_seed,
 )
 from kvcheck.commands.run_cells import CellRun, run_cells
+from kvcheck.commands.seeds import many_seeds, run_seeds
 from kvcheck.commands.terminal import passing
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.devices import STREAMED, kind_of
@@ -51,12 +52,15 @@ def stress(
     min_schedules: MinSchedules = None,
     max_time: given.MaxTime = None,
     seed: Seed = None,
+    seeds: given.Seeds = None,
     strategy: given.Strategy = "portfolio",
     answers_within: given.AnswersWithin = None,
     device: given.Device = "cpu",
     transport: given.Transport = None,
     ranks: given.Ranks = None,
     jobs: given.Jobs = None,
+    shard: given.Shard = None,
+    ray: given.Ray = None,
     out: Out = DEFAULT_OUT,
     output: Outputs = None,
     format_name: Format = "text",
@@ -81,6 +85,7 @@ def stress(
         jobs=jobs,
         within=answers_within,
     )
+    many = many_seeds(asked, seeds=seeds, shard=shard, ray=ray, trace=trace)
     check_positive("--requests", requests)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")
@@ -104,6 +109,8 @@ def stress(
     check_plan(base)
     plans = _cells(base, scenarios or [], shape or [])
     asked.check_places()
+    if many is not None:
+        return run_seeds(asked, plans, many)
     beside = mooncake_cell(plans, transport=transport, max_time_s=max_time, least=min_schedules)
     return run_cells(asked, base, plans, beside=beside)
 

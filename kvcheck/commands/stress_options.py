@@ -58,6 +58,10 @@ AnswersWithin = Annotated[
         "--schedules is then the number of workloads. Default: one of each variant.",
     ),
 ]
+Seeds = Annotated[
+    str | None,
+    search(metavar="A-B", help="Run all seeds from A to B, for hours; go on with --resume."),
+]
 
 Device = Annotated[str, where(help="cpu, threads, cuda or cuda:N.")]
 Transport = Annotated[
@@ -71,6 +75,12 @@ Ranks = Annotated[
     str | None, where(metavar="PxD", help="Prefill and decode ranks, such as 2x2. Default: schedules alternate.")
 ]
 Jobs = Annotated[int | None, where(help="Processes. Default: one for each core, at most one for each cell.")]
+Shard = Annotated[
+    str | None, where(metavar="I/N", help="With --seeds: the I-th of N shares of them; see kvcheck merge.")
+]
+Ray = Annotated[
+    str | None, where(metavar="ADDRESS", help="With --seeds: run as tasks of Ray; local, auto or HOST:PORT.")
+]
 Backend = Annotated[
     str | None, where(help="simulated, eager, threads, cuda. Default: by device and transport.", hidden=True)
 ]

@@ -1,7 +1,7 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes JSON lines before and after each schedule.
 
-With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck campaign
---jobs`, mutants of `kvcheck selftest` on CUDA, lines of a CPU that `kvcheck replay` runs on CUDA, or questions about a
+With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck stress
+--seeds`, mutants of `kvcheck selftest` on CUDA, lines of a CPU that `kvcheck replay` runs on CUDA, or questions about a
 target of the user's own.
 
 Invariants:
@@ -62,27 +62,23 @@ def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
     """The answers to what is asked, line by line. kind: the argument of this process."""
     from kvcheck.commands import held, own_answers, own_target
     from kvcheck.core.stress import mutant_trials
+    from kvcheck.core.stress.seeds import batches
 
     answers: dict[str, Callable[[str], str]] = {
         held.HELD: held.answered,
         own_target.OWN: partial(own_answers.answered, say=say),
         mutant_trials.MUTANTS: partial(mutant_trials.answered, target_of=target_of),
+        batches.BATCHES: partial(batches.answered, target_of=target_of, say=say),
     }
-    yield from map(answers.get(kind, _told), sys.stdin)
-
-
-def _told(text: str) -> str:
-    """The line of a batch's result."""
-    from kvcheck.core.stress.campaign.batches import run_text
-    from kvcheck.core.stress.campaign.crew import telling
-
-    return telling(run_text(text, target_of))
+    yield from map(answers[kind], sys.stdin)
 
 
 def ran(text: str) -> str:
-    """The line of a batch's result, or of what went wrong: for a process that others have started."""
+    """The answer to the task of a batch, or the error that ended it: for a process that others have started."""
+    from kvcheck.core.stress.seeds.batches import answered
+
     try:
-        return _told(text)
+        return answered(text, target_of)
     except Exception as error:  # as in main: the target's own exceptions are findings already
         return _failure(error).line()
 

@@ -144,10 +144,10 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "kvcheck stress retract-resume hicache": By(OWN_ENGINE),
     },
     "docs/reading-a-report.md": {"kvcheck show": Runs((0, 0, 0))},
-    "docs/campaigns.md": {
-        "kvcheck campaign retract-resume": Parsed(HOURS),
-        "kvcheck campaign --requests 3": Parsed(HOURS),
-        "kvcheck campaign --seeds 100": Parsed(HOURS),
+    "docs/seeds.md": {
+        "kvcheck stress --seeds 1-1000": Parsed(HOURS),
+        "kvcheck stress --requests 3": Parsed(HOURS),
+        "kvcheck stress --seeds 1-100 ": Parsed(HOURS),
     },
     "docs/schedules.md": {
         "kvcheck shrink": Runs((1,)),

@@ -1,8 +1,4 @@
-"""check_round_trip: legal pools stay green.
-
-Invariants:
-- A legal pool is judged: a call that returns has compared words of every buffer.
-"""
+"""check_round_trip: legal pools stay green."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""check_round_trip: pools and calls that it cannot judge, and what it says to do about them.
-
-Invariants:
-- What cannot be judged is neither a finding nor a pass.
-"""
+"""check_round_trip: pools and calls that it cannot judge, and what it says to do about them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""check_round_trip: rows of padding that are written are named, and NaN in rows that save reads is found.
-
-Invariants:
-- A pool that leaves padding alone, or writes back what is there, is clean.
-"""
+"""check_round_trip: rows of padding that are written are named, and NaN in rows that save reads is found."""
 
 from __future__ import annotations
 

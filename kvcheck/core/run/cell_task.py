@@ -18,8 +18,8 @@ class CellTask:
 
     before: evidence of an interrupted run, which this one continues. confirms: also run unordered operations of the
     first failing schedule in the other order. fails_on_conditional: a conditional finding ends the cell. within: run
-    all schedules within so many answers, of `schedules` workloads; None: one of each. goes_on: only a hang or a crash
-    ends the cell. is_exercised: an earlier process had found all that a pass needs.
+    all schedules within so many answers, of `schedules` workloads; None: one of each. is_exercised: an earlier process
+    had found all that a pass needs.
     """
 
     plan: Plan
@@ -29,7 +29,6 @@ class CellTask:
     confirms: bool = False
     fails_on_conditional: bool = False
     within: int | None = None
-    goes_on: bool = False
     is_exercised: bool = False
 
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from kvcheck.core.base.cells import is_engine, keys_of, lines_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.nouns import counted
@@ -36,6 +37,7 @@ from kvcheck.core.base.scratch import sweep
 from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.cell_task import Report
 from kvcheck.core.run.identity import environment, new_run_id, tool
+from kvcheck.core.run.plan import BUILTIN
 from kvcheck.core.run.store import RunStore
 
 MAX_CAUSES_KEPT = 100
@@ -114,7 +116,8 @@ class Session:
     @property
     def is_of_own_target(self) -> bool:
         """Whether it runs code of the user."""
-        return any(cell.plan.own_target is not None for cell in self.cells.values())
+        targets = [keys_of(line).get("target", BUILTIN) for line in lines_of(self.plan)]
+        return any(target != BUILTIN and not is_engine(target) for target in targets)
 
     @property
     def version(self) -> str:

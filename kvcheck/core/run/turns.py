@@ -29,8 +29,6 @@ UNKNOWNS = 12
 """A cell is given up after so many schedules without a judgement. All settings have been tried by then."""
 LOSSES = 2
 """A cell is given up after it has lost so many processes."""
-COSTLY = frozenset({"KV901", "KV902"})
-"""Codes of findings after which no cell goes on: a hang takes long each time, and a crash may leave anything behind."""
 ROUNDS_OF_SMALL = 2
 """Rounds of the small cells before each of the others, up to the floors. With more, a default run would end later."""
 WEIGHT = 3.0
@@ -218,8 +216,6 @@ class Turns:
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
         """Wrong calls alone end the cell once it is above its floor: later schedules make other calls."""
-        if self._task.goes_on:
-            return any(each.code in COSTLY for each in findings)
         ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]
         self._has_wrong_call = self._has_wrong_call or any(each.code == CALL for each in ending)
         others = any(each.code != CALL for each in ending)
@@ -283,7 +279,7 @@ class Turns:
 
     def _news(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         fresh = [each for each in findings if reported_once(each) not in self._told]
-        kept = fresh if self._task.goes_on else [e for e in fresh if e.condition is not None or e.code == CALL]
+        kept = [each for each in fresh if each.condition is not None or each.code == CALL]
         self._told |= set(map(reported_once, kept))
         return tuple(fresh)
 

@@ -1,8 +1,4 @@
-"""A backup reads what the passes before it have computed: it waits for them, and without the wait the bytes are old.
-
-Invariants:
-- The pass that computes a prefix runs only when it is waited for.
-"""
+"""A backup reads what the passes before it have computed: it waits for them, and without the wait the bytes are old."""
 
 from __future__ import annotations
 

@@ -73,32 +73,6 @@ def test_only_what_the_request_asks_for_is_loaded(name: str) -> None:
     rig.close()
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-tiny", "qwen3-next-tiny"])
-def test_a_companion_that_left_the_device_alone_comes_back_alone(name: str) -> None:
-    rig = rig_of(name, "simulated, random")
-    space = "window" if rig.pool.has_window else "state"
-    rig.serve("abc")
-    rig.cache.settle()
-    full = rig.node("abc").device.ids("full").tolist()
-    rig.residency.tombstone(rig.node("abc"), "device", space)
-    rig.spoil()
-    assert rig.serve("abcd") == 3
-    rig.check()
-    assert rig.node("abc").device.ids("full").tolist() == full
-    rig.close()
-
-
-def test_a_prefix_whose_state_or_window_is_gone_on_both_tiers_is_not_served() -> None:
-    for name, space in (("gpt-oss-tiny", "window"), ("qwen3-next-tiny", "state")):
-        rig = rig_of(name)
-        rig.serve("abc")
-        for tier in ("device", "host"):
-            rig.residency.tombstone(rig.node("abc"), tier, space)
-        assert rig.serve("abc") == 0
-        assert rig.serve("abc") == (3 if name == "qwen3-next-tiny" else 0)  # a state can be given again
-        rig.close()
-
-
 def test_a_second_load_that_brings_a_companion_is_waited_for_as_well() -> None:
     rig = forward_first("qwen3-next-tiny")
     rig.serve("a")
@@ -211,15 +185,6 @@ def test_a_node_that_was_not_backed_up_is_dropped_by_eviction(policy: str) -> No
     assert rig.node("ab").is_backed and not rig.node("xyz").is_backed
     assert rig.cache.evict("full", 9) == 5
     assert sorted(rig.nodes()) == ["ab"]
-    rig.close()
-
-
-def test_a_node_is_not_backed_up_under_a_parent_that_is_not() -> None:
-    rig = rig_of(host_pages=2, pages=8)
-    rig.serve("abc")  # no room on the host
-    rig.serve("abcde")  # there would be room for the second node alone
-    rig.cache.settle()
-    assert [node.is_backed for node in rig.nodes().values()] == [False, False]
     rig.close()
 
 

@@ -1,9 +1,4 @@
-"""The transfer engine over the real library: bytes at the receiver, dead and silent peers, fences.
-
-Invariants:
-- What arrived is compared byte by byte with what should have, untouched bytes included.
-- Peers are stopped, never raced: a peer that is frozen is in the middle of a transfer for certain.
-"""
+"""The transfer engine over the real library: bytes at the receiver, dead and silent peers, fences."""
 
 from __future__ import annotations
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +17,13 @@ import pytest
 
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.identity import code_digest
-from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.record import Evidence, to_plain
 from kvcheck.core.run.cell_task import Report
-from kvcheck.core.run.plan import parse_line
-from kvcheck.core.stress.campaign.batches import Batch, BatchResult
-from kvcheck.core.stress.campaign.crew import Done, Lost, results, telling
-from kvcheck.core.stress.campaign.ray_crew import RayCrew, load_ray, run_in_task
+from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask
+from kvcheck.core.stress.seeds.crew import Ended, results
+from kvcheck.core.stress.seeds.ray_crew import RayCrew, load_ray, run_in_task
+
+TASK = BatchTask(line="hicache:shape=llama-3-micro,seed=1,schedule=0", within=1)
 
 
 class RayError(Exception):
@@ -31,7 +35,7 @@ class RayTaskError(RayError):
 
 
 class StandIn:
-    """Tasks run when they are asked for; `failing` raises in their place, once each."""
+    """Tasks run when they are begun; `failing` are raised in their place, once each."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
@@ -39,8 +43,8 @@ class StandIn:
         self._answer, self._failing = answer, failing or []
         self.began: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
-        self.cancelled: list[str] = []
-        self.is_over = False
+        self.cancelled = 0
+        self.is_over = self.is_stuck = False
 
     def init(self, **settings: Any) -> None:
         self.began = settings
@@ -54,32 +58,32 @@ class StandIn:
         return lambda function: SimpleNamespace(remote=lambda worker, text: text)
 
     def wait(self, tasks: list[str], *, num_returns: int, timeout: float | None) -> tuple[list[str], list[str]]:
-        return ([], tasks) if timeout == 0 else (tasks[:1], tasks[1:])
+        return ([], tasks) if self.is_stuck else (tasks[:1], tasks[1:])
 
     def get(self, task: str) -> str:
         if self._failing:
             raise self._failing.pop(0)
         return self._answer(task)
 
-    def cancel(self, task: str, *, force: bool) -> None:
-        self.cancelled.append(task)
+    def cancel(self, task: object, *, force: bool) -> None:
+        self.cancelled += force
 
     def shutdown(self) -> None:
         self.is_over = True
-
-
-def batch(number: int) -> Batch:
-    return Batch(at=number, plan=parse_line(f"hicache:shape=llama-3-micro,seed=1,schedule={number}"), within=1)
 
 
 def crew_of(ray: StandIn, address: str = "auto", places: int | None = None) -> RayCrew:
     return RayCrew(address, places=places, worker="a.worker", ray=ray)  # type: ignore[arg-type]
 
 
-def right(number: int = 0, code: str | None = None) -> Callable[[str], str]:
+def right(code: str | None = None) -> Callable[[str], str]:
     evidence = Evidence(schedules=1, traces=1)
-    result = BatchResult(at=number, line=batch(number).line, within=1, code=code or code_digest(), evidence=evidence)
-    return lambda text: telling(result.text())
+    result = BatchResult(line=TASK.line, code=code or code_digest(), evidence=evidence)
+    return lambda text: json.dumps({"result": to_plain(result)})
+
+
+def taken(crew: RayCrew, until: float | None = None) -> list[BatchResult]:
+    return [*results([TASK], crew, until=until)]
 
 
 def test_a_result_comes_back_as_json() -> None:
@@ -87,9 +91,8 @@ def test_a_result_comes_back_as_json() -> None:
     crew = crew_of(ray)
     assert crew.places == 3 and ray.options == {"num_cpus": 1, "max_retries": 0}
     assert "num_cpus" not in ray.began and ray.began["log_to_driver"] is False
-    crew.give(batch(0), None)
-    event = crew.take(None)
-    assert isinstance(event, Done) and event.result is not None and event.result.evidence.traces == 1
+    (result,) = taken(crew)
+    assert result.evidence.traces == 1
     crew.close()
     assert ray.is_over and not ray.cancelled
 
@@ -113,27 +116,22 @@ def test_what_a_thread_of_ray_prints_goes_to_stderr(capsys: pytest.CaptureFixtur
     assert (printed.out, printed.err) == ("a result\n", "(raylet) a worker died\n")
 
 
-def test_a_lost_worker_is_told_and_its_batch_runs_again() -> None:
-    ray = StandIn(right(), failing=[RayError("The worker died: SIGKILL")])
-    crew = crew_of(ray)
-    crew.give(batch(0), None)
-    event = crew.take(None)
-    assert isinstance(event, Lost) and event.batch == batch(0) and "The worker died" in event.why
-    again = crew_of(StandIn(right(), failing=[RayError("gone"), RayError("gone")]))
-    (found,) = results([batch(0)], again, until=None, is_enough=lambda: False)
+def test_a_lost_worker_is_named_and_its_batch_runs_again() -> None:
+    crew = crew_of(StandIn(right(), failing=[RayError("The worker died: SIGKILL\nlong story")]))
+    crew.begin(TASK)
+    assert crew.take(None) == Ended(task=TASK, lost="RayError: The worker died: SIGKILL", ran=TASK.line)
+    (found,) = taken(crew_of(StandIn(right(), failing=[RayError("gone"), RayError("gone")])))
     assert not found.findings and found.evidence.schedules == 1
 
 
 def test_a_batch_that_ends_every_worker_is_a_finding() -> None:
-    crew = crew_of(StandIn(right(), failing=[RayError("gone")] * 9))
-    (found,) = results([batch(0)], crew, until=None, is_enough=lambda: False)
+    (found,) = taken(crew_of(StandIn(right(), failing=[RayError("gone")] * 9)))
     assert [finding.code for finding in found.findings] == ["KV902"]
 
 
 def test_a_node_with_another_kvcheck_is_refused() -> None:
-    crew = crew_of(StandIn(right(code="f" * 64)))
     with pytest.raises(UnknownVerdict, match="a worker runs another kvcheck"):
-        list(results([batch(0)], crew, until=None, is_enough=lambda: False))
+        taken(crew_of(StandIn(right(code="f" * 64))))
 
 
 @pytest.mark.parametrize(
@@ -145,22 +143,20 @@ def test_a_node_with_another_kvcheck_is_refused() -> None:
         ([], lambda text: Report(error="bug", exit_code=70).line(), InternalError, "bug"),
     ],
 )
-def test_what_a_task_fails_with_is_raised_here(
+def test_the_error_of_a_task_is_raised_here(
     failing: list[Exception], answer: Callable[[str], str], raised: type[Exception], says: str
 ) -> None:
-    crew = crew_of(StandIn(answer, failing))
-    crew.give(batch(0), None)
     with pytest.raises(raised, match=says):
-        crew.take(None)
+        taken(crew_of(StandIn(answer, failing)))
 
 
 def test_time_that_is_up_ends_what_is_under_way() -> None:
     ray = StandIn(right())
+    ray.is_stuck = True
     crew = crew_of(ray)
-    crew.give(batch(0), 1.0)
-    assert crew.take(-1000.0) is None
+    assert taken(crew, until=time.monotonic() + 60) == []
     crew.close()
-    assert len(ray.cancelled) == 1 and ray.is_over
+    assert ray.cancelled == 1 and ray.is_over
 
 
 def test_a_cluster_that_does_not_answer_is_one_line() -> None:
@@ -170,19 +166,17 @@ def test_a_cluster_that_does_not_answer_is_one_line() -> None:
         crew_of(ray, "10.0.0.1:6379")
 
 
-def test_a_missing_and_an_old_library_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ImportError("No module named 'ray'")
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(UnknownVerdict, match=r"No module named 'ray'; next: pip install 'kvcheck\[ray\]'"):
         load_ray()
-    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(__version__="2.9.3"))
-    with pytest.raises(UnknownVerdict, match=r"needs Ray 2.40 or newer, found '2.9.3'"):
-        load_ray()
 
 
 @pytest.mark.schedules
-def test_a_task_runs_a_batch_and_says_what_is_wrong() -> None:
-    text = run_in_task("kvcheck.commands.worker", batch(0).text().replace("hicache", "nowhere"))
-    assert '"exit_code": 2' in text and "nowhere" in text
+def test_a_task_runs_a_batch_and_returns_its_error() -> None:
+    text = json.dumps(to_plain(dataclasses.replace(TASK, line=TASK.line.replace("hicache", "nowhere"))))
+    answer = run_in_task("kvcheck.commands.worker", text)
+    assert '"exit_code": 2' in answer and "nowhere" in answer

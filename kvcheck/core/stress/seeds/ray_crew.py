@@ -1,4 +1,4 @@
-"""Runs the batches of a campaign as tasks of Ray, on this machine or on a cluster.
+"""Runs batches as tasks of Ray, on this machine or on a cluster.
 
 Invariants:
 - This is the only module that imports ray.
@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import sys
 import threading
@@ -20,14 +21,14 @@ from types import ModuleType
 from typing import Any, TextIO, cast
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
+from kvcheck.core.base.record import to_plain
 from kvcheck.core.run.workers import LATE_S
-from kvcheck.core.stress.campaign.batches import Batch
-from kvcheck.core.stress.campaign.crew import Done, Lost, told
+from kvcheck.core.stress.seeds.batches import BatchTask, result_of
+from kvcheck.core.stress.seeds.crew import Ended
 
 LOCAL = "local"
 """The address with which Ray is started on this machine."""
 INSTALL = "pip install 'kvcheck[ray]'"
-OLDEST = (2, 40)
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -38,16 +39,11 @@ VARIABLES = {
 
 
 def load_ray() -> ModuleType:
-    """Import ray. Raises UnknownVerdict if it is missing or too old."""
+    """Import ray. Raises UnknownVerdict if it is missing."""
     try:
-        ray = importlib.import_module("ray")
+        return importlib.import_module("ray")
     except ImportError as error:
         raise UnknownVerdict(f"--ray needs Ray, which cannot be imported: {error}; next: {INSTALL}") from error
-    version = str(getattr(ray, "__version__", ""))
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    if tuple(numbers) < OLDEST:
-        raise UnknownVerdict(f"--ray needs Ray {OLDEST[0]}.{OLDEST[1]} or newer, found {version!r}; next: {INSTALL}")
-    return ray
 
 
 class RayCrew:
@@ -59,7 +55,7 @@ class RayCrew:
 
     def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
         self._ray: Any = ray or load_ray()
-        self._under_way: dict[Any, Batch] = {}
+        self._under_way: dict[Any, BatchTask] = {}
         is_local = address == LOCAL
         own = {"num_cpus": places, "include_dashboard": False} if is_local else {}
         self._stdout = sys.stdout
@@ -69,39 +65,39 @@ class RayCrew:
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="kvcheck", **own)
         except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
             sys.stdout = self._stdout
-            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(
-                f"--ray {address}: no cluster answers there: {why}; expected local, auto, HOST:PORT or ray://HOST:PORT"
+                f"--ray {address}: no cluster answers there: {first}; expected local, auto, HOST:PORT or ray://HOST:PORT"
             ) from error
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which leaves at once
         self.places = places or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(run_in_task)
         self._worker = worker
 
-    def give(self, batch: Batch, until: float | None) -> None:
-        left_s = None if until is None else max(0.0, until - time.monotonic())
-        self._under_way[self._task.remote(self._worker, batch.text(left_s))] = batch
+    def begin(self, task: BatchTask) -> None:
+        self._under_way[self._task.remote(self._worker, json.dumps(to_plain(task)))] = task
 
-    def take(self, until: float | None) -> Done | Lost | None:
+    def take(self, until: float | None) -> Ended | None:
         timeout_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
         ready, _ = self._ray.wait([*self._under_way], num_returns=1, timeout=timeout_s)
         if not ready:
             return None
-        batch = self._under_way.pop(ready[0])
+        task = self._under_way.pop(ready[0])
         try:
-            line = self._ray.get(ready[0])
+            return Ended(task=task, result=result_of(self._ray.get(ready[0])))
         except self._ray.exceptions.RayTaskError as error:
+            last = str(error).strip().rpartition("\n")[2]
             raise UnknownVerdict(
-                f"a task of Ray failed: {_last(error)}; expected this kvcheck and what it needs on every node"
+                f"a task of Ray failed: {last}; expected this kvcheck and what it needs on every node"
             ) from error
         except self._ray.exceptions.RayError as error:
-            return Lost(batch=batch, why=f"{type(error).__name__}: {_first(error)}")
-        return Done(batch=batch, result=told(line))
+            first = next(iter(str(error).strip().splitlines()), "")
+            return Ended(task=task, lost=f"{type(error).__name__}: {first}", ran=task.line)
 
     def close(self) -> None:
-        for task in self._under_way:
-            self._ray.cancel(task, force=True)
-        self._under_way.clear()
+        """Cancel running tasks, and leave the cluster."""
+        for running in self._under_way:
+            self._ray.cancel(running, force=True)
         self._ray.shutdown()
         sys.stdout = self._stdout
 
@@ -124,11 +120,3 @@ def run_in_task(worker: str, text: str) -> str:
     """Run a batch in a process of Ray. worker: the module that runs it."""
     line: str = importlib.import_module(worker).ran(text)
     return line
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
-
-
-def _last(error: BaseException) -> str:
-    return next(reversed(str(error).strip().splitlines()), "")

@@ -1,1 +1,0 @@
-"""Campaigns: many small batches of schedules, in many processes or on many machines, counted once."""

@@ -1,0 +1,171 @@
+"""Batches: the units of a run of many seeds, and their results.
+
+A batch is one seed of one cell: the schedules of a run with `--seed`. Where a run explores, it is one workload of that.
+
+Invariants:
+- The line of a batch's first schedule is its name. No other batch of the plan has it.
+- Schedules of two batches never have the same workload, so counts of distinct traces add up.
+- A batch's result follows from its task and the code alone, so it may run anywhere, and twice.
+- A finding ends its batch, as it ends a cell in a run of one seed.
+- A batch that the time cut has no result: it runs again.
+- Batches travel as JSON. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from kvcheck.core.base.identity import code_digest
+from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
+from kvcheck.core.run.cell_task import CellTask, Limit
+from kvcheck.core.run.outcome import TargetOf
+from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.runners import row_of
+from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.workers import failure
+from kvcheck.core.stress.plan_scenario import scenario_of
+
+BATCHES = "batches"
+"""The argument with which a worker runs batches, one a line, until its input ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedsPlan:
+    """The work of a run. cells: the plan of each cell, with any seed.
+
+    schedules: of each cell and seed. within: explore within so many answers; `schedules` then counts workloads, and
+    None takes one of each variant.
+    """
+
+    cells: tuple[Plan, ...]
+    seeds: range
+    schedules: int | None
+    within: int | None = None
+
+    def batches_of(self, cell: Plan) -> int:
+        """Batches of a cell for each seed."""
+        if self.within is None:
+            return 1
+        return self.schedules or scenario_of(cell).table.variants
+
+    def tasks(self, done: Collection[str] = ()) -> Iterator[BatchTask]:
+        """The batches, but for those whose lines are given. They go round: one batch of each cell, then the next of
+        each, then the next seed. So a run that is stopped early has run all cells.
+        """
+        sizes = [self.batches_of(cell) for cell in self.cells]
+        schedules = (self.schedules or 1) if self.within is None else 1
+        for seed in self.seeds:
+            for number in range(max(sizes)):
+                for cell, size in zip(self.cells, sizes, strict=True):
+                    line = dataclasses.replace(cell, seed=seed, schedule=number).line()
+                    if number < size and line not in done:
+                        yield BatchTask(line=line, schedules=schedules, within=self.within)
+
+    def has(self, batch: Plan) -> bool:
+        """Whether it is the first schedule of one of the batches."""
+        cell = next((each for each in self.cells if each.cell == batch.cell), None)
+        return (
+            cell is not None
+            and batch == dataclasses.replace(cell, seed=batch.seed, schedule=batch.schedule)
+            and batch.seed in self.seeds
+            and batch.schedule < self.batches_of(cell)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTask:
+    """A batch to run. line: its first schedule. schedules: how many; within: explore its workload instead. left_s: the
+    seconds that it may take; None: no limit."""
+
+    line: str
+    schedules: int = 1
+    within: int | None = None
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """What a batch gave.
+
+    code: the digest of the kvcheck that ran it. is_whole: all its schedules have run. reason: why it cannot count as a
+    pass. note: for the record.
+    """
+
+    line: str
+    code: str
+    evidence: Evidence = field(default_factory=Evidence)
+    findings: tuple[Finding, ...] = ()
+    is_whole: bool = False
+    reason: str | None = None
+    note: str | None = None
+    cpu_s: float = 0.0
+    duration_s: float = 0.0
+
+    @property
+    def plan(self) -> Plan:
+        """The first schedule of its batch."""
+        return parse_line(self.line)
+
+
+def result_from(value: object) -> BatchResult:
+    """The result of its JSON. Raises ValueError."""
+    result: BatchResult = value_from(BatchResult, value, "batch")
+    return result
+
+
+def run_batch(
+    task: BatchTask, target_of: TargetOf, begins: Callable[[Plan], None] = lambda plan: None
+) -> BatchResult | None:
+    """Run a batch in this process; None where the time cut it. begins: called before each schedule."""
+    plan = parse_line(task.line)
+    cell = CellTask(plan=plan, schedules=task.schedules, confirms=row_of(plan).confirms, within=task.within)
+    began, spent = time.monotonic(), time.process_time()
+    limit = Limit(until=None if task.left_s is None else began + task.left_s)
+    evidence = Evidence()
+    findings: list[Finding] = []
+    reason: str | None = None
+    note: str | None = None
+    is_whole = False
+    for report in take_turns([(0, cell)], limit, target_of, begins=lambda number, plan: begins(plan)):
+        note = note or report.note
+        if report.evidence is not None:
+            evidence = evidence.plus(report.evidence)
+            findings += report.findings
+            reason = reason or report.reason
+            continue
+        is_whole = evidence.schedules >= task.schedules if task.within is None else report.scope is not None
+        if report.cut is not None and report.cut == report.reason:  # the machine ended it, not its time
+            reason = reason or report.cut
+    if not (is_whole or findings or reason):
+        return None
+    return BatchResult(
+        line=task.line,
+        code=code_digest(),
+        evidence=evidence,
+        findings=tuple(findings),
+        is_whole=is_whole,
+        reason=reason,
+        note=note,
+        cpu_s=round(time.process_time() - spent, 4),
+        duration_s=round(time.monotonic() - began, 4),
+    )
+
+
+def answered(text: str, target_of: TargetOf, say: Callable[[str], None] = lambda line: None) -> str:
+    """In a worker: run a task that came as JSON; the line of its answer. say: writes the line of each schedule before
+    it begins."""
+    task: BatchTask = value_from(BatchTask, json.loads(text), "task")
+    result = run_batch(task, target_of, lambda plan: say(json.dumps({"told": plan.line()})))
+    return json.dumps({"result": to_plain(result)})
+
+
+def result_of(answer: str) -> BatchResult | None:
+    """The result in the answer of a worker; None where the time cut the batch. Raises the error of the worker."""
+    row = json.loads(answer)
+    if row.get("error") is not None:
+        raise failure(row["exit_code"], row["error"])
+    return None if row["result"] is None else result_from(row["result"])
