@@ -86,27 +86,24 @@ def stress(
         within=answers_within,
     )
     many = many_seeds(asked, seeds=seeds, shard=shard, ray=ray, trace=trace)
-    check_positive("--requests", requests)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")
-    kind, is_apart = kind_of(device), transport in PROCESS_TRANSPORTS
     strategy = strategy_of(strategy, answers_within)
     base = Plan(
         scenario="",
         target=target,
         decoder=decoder or _decoder_of(mutant),
         mutant=mutant,
-        backend=backend or ("eager" if is_apart else kind if kind in STREAMED else "simulated"),
+        backend=backend or _backend_of(device, transport),
         device=device,
         transport=transport or "loopback",
-        ranks=ranks or ("1x1" if is_apart else None),
+        ranks=ranks or ("1x1" if transport in PROCESS_TRANSPORTS else None),
         strategy="random" if trace is not None and strategy == "portfolio" else strategy,
         seed=draw_seed() if seed is None else seed,
         requests=requests,
         trace=trace,
     )
-    _check_order(base, strategy)
-    check_plan(base)
+    _check(base, strategy)
     plans = _cells(base, scenarios or [], shape or [])
     asked.check_places()
     if many is not None:
@@ -122,10 +119,16 @@ def _decoder_of(name: str | None) -> str:
     return WORDS if name is None else mutant(name).decoder
 
 
-def _check_order(plan: Plan, strategy: str) -> None:
-    """Refuse an order that the user named and a device does not take. The plan's own may be that of a trace."""
+def _backend_of(device: str, transport: str | None) -> str:
+    kind = kind_of(device)
+    return "eager" if transport in PROCESS_TRANSPORTS else kind if kind in STREAMED else "simulated"
+
+
+def _check(plan: Plan, strategy: str) -> None:
+    """Raise UsageError for a plan that cannot run, or an order that the user named and a device does not take."""
     from kvcheck.core.stress.strategies import STRATEGIES
 
+    check_positive("--requests", plan.requests)
     if strategy in ("replay", "flip"):
         raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     STRATEGIES.require(strategy)
@@ -135,6 +138,7 @@ def _check_order(plan: Plan, strategy: str) -> None:
             f"{plan.device}, which completes operations in an order of its own; got {strategy}; next: --strategy "
             "delay, which holds lanes, or --device cpu"
         )
+    check_plan(plan)
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
