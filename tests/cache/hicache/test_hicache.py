@@ -188,6 +188,15 @@ def test_a_node_that_was_not_backed_up_is_dropped_by_eviction(policy: str) -> No
     rig.close()
 
 
+def test_a_node_is_not_backed_up_under_a_parent_that_is_not() -> None:
+    rig = rig_of(host_pages=2, pages=8)
+    rig.serve("abc")  # no room on the host
+    rig.serve("abcde")  # there would be room for the second node alone
+    rig.cache.settle()
+    assert [node.is_backed for node in rig.nodes().values()] == [False, False]
+    rig.close()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TINY_SHAPES)
 def test_write_back_waits_for_the_copy_before_it_gives_the_pages_away(name: str, backend: str) -> None:

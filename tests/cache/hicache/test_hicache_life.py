@@ -167,6 +167,19 @@ def test_what_was_decoded_is_offered_at_the_end(name: str) -> None:
     rig.close()
 
 
+def test_a_cached_state_never_takes_the_slot_of_a_request_that_can_still_be_opened() -> None:
+    rig = rig_of("qwen3-next-tiny", states=1)
+    rig.serve("a")
+    rig.cache.settle()
+    rig.serve("b")
+    assert (rig.node("a").device.state, rig.serve("b")) == (None, 1)
+    leases = [rig.admit(text) for text in ("b", "x", "y")]
+    assert len(leases) == REQUESTS
+    for lease in leases:
+        rig.abort(lease)
+    rig.close()
+
+
 def test_keeping_nothing_gives_the_root_nothing() -> None:
     rig = rig_of("qwen3-next-tiny")
     lease = rig.admit("a")
