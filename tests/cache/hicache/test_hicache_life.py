@@ -107,24 +107,6 @@ def test_a_finished_transfer_is_acknowledged_in_the_round_that_the_period_names(
     rig.close()
 
 
-@pytest.mark.parametrize("name", ["glm-5.1-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
-def test_a_transfer_is_acknowledged_when_its_companions_are_through_as_well(name: str) -> None:
-    rig, chooser = held_back(name, "hicache.d2h.side")
-    rig.serve("ab")
-    assert not rig.cache.poll() and not rig.node("ab").is_backed
-    chooser.lanes.clear()
-    assert rig.cache.poll() and rig.node("ab").is_backed
-    rig.demote("ab")
-    chooser.lanes.add("hicache.h2d.*.side")
-    lease = rig.admit("ab")
-    rig.cache.start_loads()
-    assert not rig.cache.poll() and rig.node("ab").loading
-    chooser.lanes.clear()
-    assert rig.cache.poll() and not rig.node("ab").loading
-    rig.abort(lease)
-    rig.close()
-
-
 def test_transfers_are_acknowledged_in_their_order() -> None:
     rig = rig_of(backend="simulated, lazy")
     for text in ("a", "b"):
