@@ -1,8 +1,4 @@
-"""Installed engines: the frame, the probes' verdicts and the exit codes, on a stand-in engine with one fault at a time.
-
-Invariants:
-- The good stand-in passes what each fault fails, by the same asks.
-"""
+"""Installed engines: verdicts and exit codes of the probes, on a stand-in engine with one fault at a time."""
 
 from __future__ import annotations
 
@@ -46,24 +42,25 @@ FAULTS = [
     ("freed-twice", "index-moves.tree-kernel", {"KV402"}),
     ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
-    ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
+    ("state-trims", "state-lengths.nsa-shorter", {"KV102?", "KV301?"}),
     ("sampled-is-counted", "sent-lists.nsa", {"KV301"}),
     ("part-page-twice", "sent-lists.mha", {"KV301"}),
     ("rest-forgotten", "sent-lists.mha", {"KV301"}),
     ("state-result-lost", "state-failure.nsa", {"KV203"}),
-    ("pages-by-tokens", "token-moves.nsa", {"KV301"}),
+    ("pages-by-tokens", "token-moves.nsa", {"KV301?"}),
     ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
     ("gate-of-one-rank", "agreement.default-metadata", {"KV601"}),
     ("no-gate", "agreement.metadata", {"KV203"}),
     ("metadata-turned", "agreement.everything", {"KV203"}),
-    ("room-kept", "agreement.everything", {"KV203"}),
-    ("pages-last", "agreement.everything", {"KV203"}),
+    ("room-kept", "agreement.everything", {"KV203", "KV203?"}),  # metadata of before, and pages of before
+    ("pages-last", "agreement.everything", {"KV203?"}),
     ("early-ack", "host-copy.nsa-direct", {"KV201"}),
     ("ack-lost", "host-copy.nsa-direct", {"KV901"}),
     ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
     ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
     ("list-changed", "host-copy.nsa-direct", {"KV301", "KV302", "KV304"}),
 ]
+"""Fault, shape and codes; with a question mark where a finding needs an assumption outside the engine's contract."""
 PREFIX_FAULTS = {
     "frees-twice": "KV402",
     "lock-stays": "KV401",
@@ -130,7 +127,7 @@ def test_fault_is_found_and_its_absence_passes(
     assert all(count > 0 for count in good.evidence.words_verified.values()) and good.evidence.events
     put_fault(fake, fault)
     bad = first_bad(child, shape)
-    assert {finding.code for finding in bad.findings} == codes, bad
+    assert {f"{finding.code}{'?' * bool(finding.condition)}" for finding in bad.findings} == codes, bad
 
 
 @pytest.mark.processes
@@ -189,10 +186,20 @@ def test_chunks_are_told_in_the_words_of_the_release(child: EngineProcess, fake:
 
 
 @pytest.mark.processes
-def test_move_of_tokens_that_servers_seldom_ask_for_is_conditional(child: EngineProcess, fake: Path) -> None:
-    put_fault(fake, "pages-by-tokens")
-    assert {"topk" in (finding.condition or "") for finding in first_bad(child, "token-moves.nsa").findings} == {True}
-    assert not first_bad(child, "token-moves.mla").findings
+@pytest.mark.parametrize(
+    ("fault", "shape"),
+    [
+        ("pages-by-tokens", "token-moves.mla"),
+        ("state-trims", "state-lengths.nsa-longer"),
+        ("lists-on-device", "index-moves.hybrid-direct"),
+        ("lists-on-device", "index-moves.tree-direct"),
+        ("lists-on-device", "index-moves.mamba-tree-direct"),
+    ],
+)
+def test_what_harms_nobody_is_no_finding(child: EngineProcess, fake: Path, fault: str, shape: str) -> None:
+    put_fault(fake, fault)
+    reply = first_bad(child, shape)
+    assert (reply.findings, reply.unknown) == ((), None) and reply.evidence.words_verified
 
 
 @pytest.mark.processes
@@ -220,28 +227,6 @@ def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> N
 
 
 @pytest.mark.processes
-def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -> None:
-    told = {}
-    for fault in (GOOD, "state-trims"):
-        put_fault(fake, fault)
-        for direction in ("longer", "shorter"):
-            reply = child.ask(ask_of(f"state-lengths.nsa-{direction}"))
-            told[fault, direction] = (bool(reply.findings), [note.partition(" (")[0] for note in reply.notes])
-            assert reply.evidence.orderings_checked == 1
-    alone = ": the request alone failed"
-    over = ": Success on lists of other lengths, with "
-    assert told == {
-        (GOOD, "longer"): (False, ["prefill longer at the end" + alone]),
-        (GOOD, "shorter"): (False, ["prefill shorter at the end" + alone]),
-        ("state-trims", "longer"): (
-            False,
-            [f"prefill longer at the end{over}every row of the receiver in place; nobody was harmed"],
-        ),
-        ("state-trims", "shorter"): (True, [f"prefill shorter at the end{over}rows that are wrong; a finding"]),
-    }
-
-
-@pytest.mark.processes
 def test_every_byte_is_judged_when_a_rank_commits(child: EngineProcess, fake: Path) -> None:
     put_fault(fake, GOOD)
     words = child.ask(ask_of("agreement.everything", 1)).evidence.words_verified
@@ -265,10 +250,8 @@ def test_child_that_breaks_is_unknown_with_its_last_line(name: str, tmp_path: Pa
         started = parse_target(target).start(patience)
         started.ask(ask_of("retract.nsa"))
     is_ready = name in ("death later", "hang later", "greets again")  # then another environment is of no help
-    assert why in str(told.value) and f"its last line: {last}{'' if is_ready else '; next: kvcheck engine-env'}" in str(
-        told.value
-    )
-    assert is_ready == str(told.value).endswith(last)
+    assert why in str(told.value) and f"its last line: {last}" in str(told.value)
+    assert is_ready != ("next: kvcheck engine-env" in str(told.value))
 
 
 @pytest.mark.processes
@@ -343,16 +326,6 @@ def test_resumed_run_is_of_the_same_engine_and_keeps_its_notes(
 
 
 @pytest.mark.processes
-def test_stress_of_good_engine_passes_where_it_has_all(
-    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    put_fault(fake, GOOD)
-    base = ["stress", "--target", f"sglang:{fake}", "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]
-    assert run([*base, "hicache", "--shape", "layer-wait.mha", "--shape", "layer-wait.nsa"]) == 0
-    assert "2 passed" in capsys.readouterr().out
-
-
-@pytest.mark.processes
 def test_cell_of_an_engine_below_its_floor_is_unknown(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -382,13 +355,6 @@ def test_environment_without_engine_is_one_line_and_4(tmp_path: Path, capsys: py
 
 
 @pytest.mark.processes
-def test_engine_that_breaks_is_4_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    env = interpreter(tmp_path / "env", "echo Segmentation fault >&2; exit 139")
-    assert run(["stress", "--target", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 4
-    assert "ended with status 139: getting ready; its last line: Segmentation fault" in capsys.readouterr().err
-
-
-@pytest.mark.processes
 def test_device_that_the_engines_torch_does_not_see_is_4(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -410,11 +376,7 @@ def test_device_that_the_engines_torch_does_not_see_is_4(
         (["--target", "sglang", "--shape", "retract.nope"], "no probe of sglang is left"),
         (["--target", "sglang", "pd-transfer", "--requests", "5"], "its probes take no requests, got 5"),
         (["--target", "sglang", "--strategy", "lazy"], "its probes take no strategy, got 'lazy'"),
-        (
-            ["--target", "sglang", "--device", "threads"],
-            "--device threads: no probe of sglang runs on threads; expected cpu or cuda; next: kvcheck stress "
-            "--target sglang, without --device",
-        ),
+        (["--target", "sglang", "--device", "threads"], "--device threads: no probe of sglang runs on threads"),
         (["--target", "sglang", "--jobs", "4"], "one child holds sglang and runs all its cells; leave it out"),
         (["--target", "nope"], "unknown target 'nope'; a target of your own is MODULE:NAME; known: builtin, sglang"),
     ],
@@ -424,11 +386,7 @@ def test_unusable_arguments_are_refused(
 ) -> None:
     assert run(["stress", *arguments, "--out", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_line_of_no_probe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", "retract-resume:shape=nope.nsa,target=sglang,seed=1"]) == 2
-    assert "sglang has no probe retract-resume:shape=nope.nsa; known: retract-resume:" in capsys.readouterr().err
+    assert run(["replay", "retract-resume:shape=nope.nsa,target=sglang,seed=1"]) == 2, "a line of no probe"
 
 
 def test_interpreter_itself_may_be_named(tmp_path: Path) -> None:
