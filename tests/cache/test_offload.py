@@ -126,39 +126,6 @@ def test_a_request_comes_back_word_for_word_into_other_pages_and_nothing_else_ch
     assert new.committed == 0, "whoever waits for the restore commits"
 
 
-@pytest.mark.parametrize(("name", "tokens"), CASES)
-def test_a_saved_value_is_whole_typed_and_holds_the_requests_own_rows_only(name: str, tokens: int) -> None:
-    pool, offload, _ = pool_of(name)
-    holding = holding_of(pool, 1, tokens)
-    words = live_words(pool)
-    write_distinct(words, 1)
-    value = offload.save(holding)
-    assert (value.request, value.tokens, value.shape_name) == (1, tokens, name)
-    assert [(kept.space, kept.name) for kept in value.buffers] == list(words)
-    for kept, (space, buffer) in zip(value.buffers, pool.buffers(), strict=True):
-        rows = own_rows(pool, holding, space, buffer, tokens)
-        assert torch.equal(kept.words, words[space, buffer.name][:, rows])
-        assert kept.words.shape[1] == len(rows)
-
-
-@pytest.mark.parametrize("name", TINY_SHAPES)
-def test_a_saved_value_is_memory_of_its_own(name: str) -> None:
-    pool, offload, _ = pool_of(name)
-    holding = holding_of(pool, 1, pool.page_size + 1)
-    words = live_words(pool)
-    write_distinct(words, 1)
-    value = offload.save(holding)
-    kept = [each.words.clone() for each in value.buffers]
-    pool.close(holding)
-    write_distinct(words, -(1 << 40))
-    assert all(torch.equal(each.words, old) for each, old in zip(value.buffers, kept, strict=True))
-    for each in value.buffers:
-        start = each.words.data_ptr()
-        stop = start + each.words.numel() * 8
-        for owned in pool.sets.values():
-            assert all(stop <= low or high <= start for low, high in owned.storage_ranges().values())
-
-
 def broken_values(value: OffloadedKV) -> list[OffloadedKV]:
     """The value without each of its buffers in turn, with one twice, in another order, of a row less, and another's."""
     buffers, last = value.buffers, value.buffers[-1]

@@ -1,8 +1,4 @@
-"""What cannot be imported in an engine's environment, and what only stands in for something.
-
-Invariants:
-- Nothing is downloaded; packages with faults are written by the tests.
-"""
+"""What cannot be imported in an engine's environment, and what only stands in for something."""
 
 from __future__ import annotations
 

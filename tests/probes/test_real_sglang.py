@@ -1,12 +1,6 @@
 """Real releases of SGLang, where environments with them are named: equal verdicts, turned round by an edit.
 
-    KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/probes/test_real_sglang.py
-
-Invariants:
-- Nothing is expected of a version: what a release does is turned round by an edit of a copy of its files, once in each
-  direction that it allows.
-- What a release has not is UNKNOWN with its name, as the table of such reasons says; anything else is no verdict.
-"""
+KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/probes/test_real_sglang.py"""
 
 from __future__ import annotations
 

@@ -107,24 +107,6 @@ def test_a_finished_transfer_is_acknowledged_in_the_round_that_the_period_names(
     rig.close()
 
 
-@pytest.mark.parametrize("name", ["glm-5.1-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
-def test_a_transfer_is_acknowledged_when_its_companions_are_through_as_well(name: str) -> None:
-    rig, chooser = held_back(name, "hicache.d2h.side")
-    rig.serve("ab")
-    assert not rig.cache.poll() and not rig.node("ab").is_backed
-    chooser.lanes.clear()
-    assert rig.cache.poll() and rig.node("ab").is_backed
-    rig.demote("ab")
-    chooser.lanes.add("hicache.h2d.*.side")
-    lease = rig.admit("ab")
-    rig.cache.start_loads()
-    assert not rig.cache.poll() and rig.node("ab").loading
-    chooser.lanes.clear()
-    assert rig.cache.poll() and not rig.node("ab").loading
-    rig.abort(lease)
-    rig.close()
-
-
 def test_transfers_are_acknowledged_in_their_order() -> None:
     rig = rig_of(backend="simulated, lazy")
     for text in ("a", "b"):
@@ -164,6 +146,19 @@ def test_what_was_decoded_is_offered_at_the_end(name: str) -> None:
     rig.check()
     served = 0 if rig.pool.has_state else 6
     assert rig.serve("abcdefg") == served
+    rig.close()
+
+
+def test_a_cached_state_never_takes_the_slot_of_a_request_that_can_still_be_opened() -> None:
+    rig = rig_of("qwen3-next-tiny", states=1)
+    rig.serve("a")
+    rig.cache.settle()
+    rig.serve("b")
+    assert (rig.node("a").device.state, rig.serve("b")) == (None, 1)
+    leases = [rig.admit(text) for text in ("b", "x", "y")]
+    assert len(leases) == REQUESTS
+    for lease in leases:
+        rig.abort(lease)
     rig.close()
 
 
