@@ -103,6 +103,7 @@ def make(
     size = sum((out / name).stat().st_size for name in known.files)
     made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
     say(f"{out}: {made}, digest {known.digest}")
+    say(f"next: start a server with it, such as vllm serve {out}, then kvcheck live URL --known-answers {out}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
