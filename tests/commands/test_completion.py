@@ -26,7 +26,7 @@ def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     [
         ("kvcheck st", ["stress"]),
         ("kvcheck ", [name for name in main.COMMANDS if name != main.SERVE]),
-        ("kvcheck stress --sh", ["--shape"]),
+        ("kvcheck stress --sha", ["--shape", "--shard"]),
         ("kvcheck stress --max-time 3 --min-s", ["--min-schedules"]),
         ("kvcheck env --so", ["--source"]),
         ("kvcheck bench serve --ver", ["--versus"]),
