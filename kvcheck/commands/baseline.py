@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.command import CONTEXT, Command, Group
+from kvcheck.commands.command import CONTEXT, Command, group
 from kvcheck.commands.options import DEFAULT_OUT, StoredIn
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
@@ -33,21 +33,7 @@ Reason = Annotated[str, typer.Option(help="Why they are accepted, such as an ups
 Expires = Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="The last day on which they count.")]
 Conditional = Annotated[bool, typer.Option("--conditional", help="Conditional findings as well.")]
 
-app = typer.Typer(
-    cls=Group,
-    context_settings=CONTEXT,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback(invoke_without_command=True)
-def baseline(ctx: typer.Context) -> None:
-    """Subcommands of `kvcheck baseline`; without one the help is printed, with exit code 2."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(2)
+app = group()
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

@@ -20,8 +20,6 @@ from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
-    SEARCH,
-    SUBJECT,
     Format,
     Out,
     Outputs,
@@ -31,6 +29,8 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
     repro,
+    search,
+    subject,
 )
 from kvcheck.commands.price_lines import HEAD, case_heading, price_line
 from kvcheck.commands.report import check_outputs, parse_outputs
@@ -54,12 +54,9 @@ ROUNDS_LEAST = 15
 """Rounds of a size before its precision is asked, unless fewer are allowed."""
 
 
-Precision = Annotated[
-    float,
-    typer.Option(help="Stop a size when half its ratio's interval is at most this wide.", rich_help_panel=SEARCH),
-]
-MaxTime = Annotated[float, typer.Option(help="Seconds for the whole run.", rich_help_panel=SEARCH)]
-Rounds = Annotated[int, typer.Option(help="Most rounds of each size.", rich_help_panel=SEARCH)]
+Precision = Annotated[float, search(help="Stop a size when half its ratio's interval is at most this wide.")]
+MaxTime = Annotated[float, search(help="Seconds for the whole run.")]
+Rounds = Annotated[int, search(help="Most rounds of each size.")]
 
 
 def bench(
@@ -67,8 +64,8 @@ def bench(
     cases: Annotated[
         list[str] | None, typer.Argument(metavar="CASE", help="See kvcheck list cases. Default: all of them.")
     ] = None,
-    shape: Annotated[str, typer.Option(help="See kvcheck list shapes.", rich_help_panel=SUBJECT)] = DEFAULT_SHAPE,
-    device: Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.", rich_help_panel=SUBJECT)] = "cpu",
+    shape: Annotated[str, subject(help="See kvcheck list shapes.")] = DEFAULT_SHAPE,
+    device: Annotated[str, subject(help="cpu, threads, cuda or cuda:N.")] = "cpu",
     seed: Seed = None,
     precision: Precision = 0.03,
     max_time: MaxTime = DEFAULT_MAX_TIME_S,

@@ -19,26 +19,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands import server as of_server
+from kvcheck.commands.asked import Asked
 from kvcheck.commands.bench import DEFAULT_MAX_TIME_S, DEFAULT_ROUNDS, ROUNDS_LEAST, MaxTime, Precision, Rounds
-from kvcheck.commands.closing import close
 from kvcheck.commands.options import (
     DEFAULT_OUT,
-    FORMATS,
     Format,
     Out,
     Outputs,
     Reports,
     Seed,
-    check_choice,
     check_positive,
     draw_seed,
     identity,
-    repro,
 )
 from kvcheck.commands.price_lines import case_heading, price_line
-from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.server import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, Server, facts_of, known_answers
-from kvcheck.commands.terminal import Terminal, cell_lines, complain
+from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Served
@@ -48,7 +44,6 @@ from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, Load
 from kvcheck.core.live.prices.side import Side
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import make_folder
 
 if TYPE_CHECKING:
     from kvcheck.core.model.folder import KnownAnswers
@@ -61,7 +56,7 @@ INTERRUPTED = "the run was interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeRun:
+class ServeRun(Asked):
     """What was asked for. server: the one to measure. versus: the address of the one that it is compared with."""
 
     server: Server
@@ -75,7 +70,7 @@ class ServeRun:
     rounds: int
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what no server has to be asked about."""
+        Asked.__post_init__(self)
         check_positive("--rounds", self.rounds)
         if not 0 < self.precision < math.inf:
             raise UsageError(f"--precision: expected a number above 0, such as 0.03, got {self.precision}")
@@ -89,8 +84,8 @@ class ServeRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A server that has been asked what it is."""
+class Described:
+    """A server, and what it reports of itself."""
 
     address: str
     side: Side
@@ -99,30 +94,16 @@ class Asked:
 
 Versus = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL",
-        help="The server to compare it with. Default: itself, with and without reuse.",
-        rich_help_panel=of_server.REACHED,
-    ),
+    of_server.reached(metavar="URL", help="The server to compare it with. Default: itself, with and without reuse."),
 ]
 LoadKind = Annotated[
     str | None,
-    typer.Option(
-        "--load",
-        help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts.",
-        rich_help_panel=of_server.SENT,
-    ),
+    of_server.sent("--load", help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts."),
 ]
-Requests = Annotated[
-    int | None,
-    typer.Option(help=f"Requests of a pass. Default: {DEFAULT_REQUESTS}.", rich_help_panel=of_server.SENT),
-]
-Prompt = Annotated[int, typer.Option(help="Tokens of a prompt.", rich_help_panel=of_server.SENT)]
-AnswerTokens = Annotated[int, typer.Option(help="Tokens of an answer.", rich_help_panel=of_server.SENT)]
-Admin = Annotated[
-    bool,
-    typer.Option("--admin", help="Empty the prefix cache before each pass.", rich_help_panel=of_server.REACHED),
-]
+Requests = Annotated[int | None, of_server.sent(help=f"Requests of a pass. Default: {DEFAULT_REQUESTS}.")]
+Prompt = Annotated[int, of_server.sent(help="Tokens of a prompt.")]
+AnswerTokens = Annotated[int, of_server.sent(help="Tokens of an answer.")]
+Admin = Annotated[bool, of_server.reached("--admin", help="Empty the prefix cache before each pass.")]
 
 
 def bench_serve(
@@ -150,12 +131,16 @@ def bench_serve(
     reports: Reports = True,
 ) -> int:
     """Measure one server, or two, and judge what they answer."""
-    began = time.monotonic()
-    check_choice("--format", format_name, FORMATS)
-    check_positive("--max-time", max_time)
-    outputs = parse_outputs(output, format_name)
     server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     asked = ServeRun(
+        argv=ctx.obj,
+        began=time.monotonic(),
+        seed=seed,
+        max_time=max_time,
+        out=out,
+        output=output,
+        format_name=format_name,
+        reports=reports,
         server=server,
         versus=versus,
         load=load_kind,
@@ -173,24 +158,12 @@ def bench_serve(
     names = secrets.randbelow(1 << 32)
     bench = _bench(asked, load, servers, model, names=names)
     bench.begin()
-    check_outputs(outputs)
-    make_folder(out)
-    session = Session(
-        argv=[*ctx.obj],
-        repro=repro(ctx.obj, seed=seed, drawn=drawn),
-        seed=drawn,
-        plan={
-            **_plan(asked, bench),
-            "known_answers": str(known),
-            "names": names,
-            "max_time_s": max_time,
-        },
-        out=out,
-        teller=Terminal(is_quiet=format_name == "json"),
-    )
+    asked.check_places()
+    plan = {**_plan(asked, bench), "known_answers": str(known), "names": names, "max_time_s": max_time}
+    session = asked.session(drawn=drawn, plan=plan)
     _describe_run(session, bench, servers, model)
-    interrupted = _measure(session, bench, asked, until=began + max_time)
-    return close(session, outputs, reports=reports, interrupted=interrupted)
+    interrupted = _measure(session, bench, asked, until=asked.began + max_time)
+    return asked.close(session, interrupted=interrupted)
 
 
 def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
@@ -224,9 +197,9 @@ def _load(asked: ServeRun, *, seed: int, pool: int | None) -> Load:
     )
 
 
-def _servers(asked: ServeRun, known: KnownAnswers) -> list[Asked]:
-    """The servers that were named, each asked what it is. An address that is named twice is one server."""
-    alphabet, found = Alphabet(known.parameters), dict[str, Asked]()
+def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
+    """The servers that were named, each with what it reports. An address that is named twice is one server."""
+    alphabet, found = Alphabet(known.parameters), dict[str, Described]()
     named = [address for address in (asked.server.url, asked.versus) if address is not None]
     for address in dict.fromkeys(named):
         server = dataclasses.replace(asked.server, url=address)
@@ -234,11 +207,11 @@ def _servers(asked: ServeRun, known: KnownAnswers) -> list[Asked]:
         served = server.describe(client)
         longest = min(served.longest or known.parameters.length, known.parameters.length)
         side = Side(client, served, alphabet, longest=longest, timeout_s=server.timeout_s, admin=server.admin)
-        found[address] = Asked(address=address, side=side, served=served)
+        found[address] = Described(address=address, side=side, served=served)
     return [found[address] for address in named]
 
 
-def _bench(asked: ServeRun, load: Load, servers: list[Asked], known: KnownAnswers, *, names: int) -> ServeBench:
+def _bench(asked: ServeRun, load: Load, servers: list[Described], known: KnownAnswers, *, names: int) -> ServeBench:
     parameters = known.parameters
     if asked.load == RETURNING:
         pools = [each.served.pool for each in servers]
@@ -262,7 +235,7 @@ def _bench(asked: ServeRun, load: Load, servers: list[Asked], known: KnownAnswer
     )
 
 
-def _describe_run(session: Session, bench: ServeBench, servers: list[Asked], known: KnownAnswers) -> None:
+def _describe_run(session: Session, bench: ServeBench, servers: list[Described], known: KnownAnswers) -> None:
     """Facts of the record, and the first line."""
     from kvcheck.core.bench.noise import machine, noise
 
@@ -278,7 +251,7 @@ def _describe_run(session: Session, bench: ServeBench, servers: list[Asked], kno
     session.say()
 
 
-def _facts(server: Asked, known: KnownAnswers) -> dict[str, object]:
+def _facts(server: Described, known: KnownAnswers) -> dict[str, object]:
     """What the record has of a server."""
     parameters = known.parameters.to_json()
     return facts_of(server.served, address=server.address, known_answers=known.digest, parameters=parameters)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvcheck.commands.settings import read_settings, words_set
@@ -52,6 +53,25 @@ class Command(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Examples, as they are typed."""
         write_examples(self.epilog, formatter)
+
+
+def group() -> typer.Typer:
+    """A command with commands of its own; without one of them its help is printed, with exit code 2."""
+    app = typer.Typer(
+        cls=Group,
+        context_settings=CONTEXT,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback(invoke_without_command=True)
+    def help_alone(ctx: typer.Context) -> None:
+        if ctx.invoked_subcommand is None:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(2)
+
+    return app
 
 
 class Group(TyperGroup):

@@ -69,6 +69,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "decoders": ("kvcheck.core.stress.workload:DECODERS",),
     "targets": ("kvcheck.core.stress.targets:TARGETS",),
     "engines": ("kvcheck.core.probes.installed:ENGINES",),
+    "probes": ("kvcheck.core.probes.installed:probes",),
     "transports": ("kvcheck.core.cache.transfer:TRANSPORTS",),
     "cases": ("kvcheck.core.bench:CASES",),
     "formats": (
@@ -84,6 +85,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {
+    "probes": "For kvcheck probe ENGINE --probe NAME, or NAME.SUBJECT.",
     "server-scenarios": "For kvcheck live URL.",
     "servers": "Engines that kvcheck asks over HTTP.",
     "evidence": "What a running server did under requests that were judged.",
@@ -175,6 +177,7 @@ def things(kind: str) -> dict[str, object]:
     for entry in KINDS[kind]:
         module, attribute = entry.split(":")
         table = getattr(importlib.import_module(module), attribute)
+        table = table() if callable(table) else table
         if isinstance(table, Registry):
             found |= {name: _text_of(table, name) for name in table.names() if name not in found}
         elif isinstance(table, Mapping):

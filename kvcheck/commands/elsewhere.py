@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import address_of
-from kvcheck.core.stress.targets.own import is_own
 
 COMMANDS_THAT_MOVED = {
     "run": "schedules are run by kvcheck stress",
@@ -33,6 +32,8 @@ def check_subject(command: str, words: Iterable[str]) -> None:
 
 def belongs_to(command: str, word: str) -> str | None:
     """What is said of a word that another command takes; None for any other word."""
+    from kvcheck.core.stress.targets.own import is_own  # it is loaded with targets, which no help needs
+
     engine, equals, _ = word.partition("==")
     if equals and engine in ENGINE_NAMES:
         made = f"next: kvcheck env {word} DIR, then kvcheck probe {engine}:DIR"

@@ -20,12 +20,10 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands import server as of_server
-from kvcheck.commands.closing import close
 from kvcheck.commands.elsewhere import check_subject
 from kvcheck.commands.live_rounds import LiveRun, begin, end_rounds, plan_scenarios, run_rounds
 from kvcheck.commands.options import (
     DEFAULT_OUT,
-    SEARCH,
     Format,
     Out,
     Outputs,
@@ -33,6 +31,7 @@ from kvcheck.commands.options import (
     Seed,
     draw_seed,
     identity,
+    search,
 )
 from kvcheck.commands.reference import compare_with
 from kvcheck.commands.server import (
@@ -63,41 +62,27 @@ Scenarios = Annotated[
 Known = Annotated[Path | None, of_server.KNOWN_ANSWERS]
 OwnModel = Annotated[
     bool,
-    typer.Option(
-        "--own-model",
-        help="Judge the model that it serves, whatever it is, by its own cold answers.",
-        rich_help_panel=of_server.MODEL,
-    ),
+    of_server.answers("--own-model", help="Judge the model that it serves, whatever it is, by its own cold answers."),
 ]
 Reference = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="With --own-model: compare with answers that kvcheck model reference has kept.",
-        rich_help_panel=of_server.MODEL,
+    of_server.answers(
+        metavar="DIR", help="With --own-model: compare with answers that kvcheck model reference has kept."
     ),
 ]
 Rounds = Annotated[
     int | None,
-    typer.Option(
-        help=f"Rounds of each scenario. Default: {DEFAULT_ROUNDS}; {DEFAULT_OWN_ROUNDS} with --own-model.",
-        rich_help_panel=SEARCH,
-    ),
+    search(help=f"Rounds of each scenario. Default: {DEFAULT_ROUNDS}; {DEFAULT_OWN_ROUNDS} with --own-model."),
 ]
 Requests = Annotated[
     int | None,
-    typer.Option(
-        help=f"Requests of a round. Default: {DEFAULT_REQUESTS}; {DEFAULT_OWN_REQUESTS} with --own-model.",
-        rich_help_panel=of_server.SENT,
-    ),
+    of_server.sent(help=f"Requests of a round. Default: {DEFAULT_REQUESTS}; {DEFAULT_OWN_REQUESTS} with --own-model."),
 ]
-MaxTime = Annotated[float | None, typer.Option(help="Seconds after which the run stops.", rich_help_panel=SEARCH)]
+MaxTime = Annotated[float | None, search(help="Seconds after which the run stops.")]
 Require = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="KIND=N",
-        help="Evidence that the run needs, such as retract=10,hit=100; kvcheck list evidence.",
-        rich_help_panel=of_server.SENT,
+    of_server.sent(
+        metavar="KIND=N", help="Evidence that the run needs, such as retract=10,hit=100; kvcheck list evidence."
     ),
 ]
 
@@ -210,7 +195,7 @@ def _judge_known_answers(asked: LiveRun, folder: Path | None) -> int:
     session.facts, session.identity = {"server": facts}, replace(identity(), target=known.digest)
     interrupted = run_rounds(session, runner, progress, asked.until)
     end_rounds(session, progress, asked.required, client, untried)
-    return close(session, asked.outputs, reports=asked.reports, interrupted=interrupted)
+    return asked.close(session, interrupted=interrupted)
 
 
 def _judge_own_model(asked: LiveRun, vocabulary: int | None, reference: Path | None) -> int:
@@ -238,4 +223,4 @@ def _judge_own_model(asked: LiveRun, vocabulary: int | None, reference: Path | N
     for each in progress:
         session.warnings += runner.notes(each.plan)
     end_rounds(session, progress, asked.required, client, untried)
-    return close(session, asked.outputs, reports=asked.reports, interrupted=interrupted)
+    return asked.close(session, interrupted=interrupted)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
-from kvcheck.commands.options import FORMATS, check_choice, check_positive, repro
-from kvcheck.commands.report import check_outputs, parse_outputs
+from kvcheck.commands.asked import Asked
+from kvcheck.commands.options import check_positive
 from kvcheck.commands.server import Server
-from kvcheck.commands.terminal import Terminal, cell_lines, complain
+from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import OWN_MODEL
 from kvcheck.core.live.clients.client import Client
@@ -25,7 +24,6 @@ from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Scenario
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import make_folder
 
 INTERRUPTED = "the run was interrupted before it"
 
@@ -34,44 +32,22 @@ Q = TypeVar("Q", bound=RoundPlan, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRun:
-    """What was asked for, whatever model the server serves. argv: the command's words. began: a time.monotonic().
+class LiveRun(Asked):
+    """Options of a run against a server. schedules: rounds of each scenario. required: evidence by kind."""
 
-    schedules: rounds of each scenario. required: evidence by kind.
-    """
-
-    argv: Sequence[str]
-    began: float
     server: Server
     scenarios: tuple[str, ...]
     schedules: int | None
     requests: int | None
     concurrency: int | None
-    max_time: float | None
-    seed: int | None
     required: Mapping[str, int]
-    out: Path
-    output: list[str] | None
-    format_name: str
-    reports: bool
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value that no run takes."""
-        check_choice("--format", self.format_name, FORMATS)
-        for name in ("schedules", "requests", "max_time"):
-            check_positive(f"--{name.replace('_', '-')}", getattr(self, name))
+        Asked.__post_init__(self)
+        check_positive("--schedules", self.schedules)
+        check_positive("--requests", self.requests)
         for name in self.scenarios:
             LIVE_SCENARIOS.require(name)
-
-    @property
-    def outputs(self) -> list[tuple[str, Path]]:
-        """Reports that -o names. Raises UsageError."""
-        return parse_outputs(self.output, self.format_name)
-
-    @property
-    def until(self) -> float | None:
-        """The time.monotonic() at which the run stops."""
-        return None if self.max_time is None else self.began + self.max_time
 
 
 def plan_scenarios(
@@ -117,23 +93,16 @@ def begin(
     model: str | None = None,
 ) -> Session:
     """The session of a run, whose first line is printed. rounds: as in plan_scenarios. Raises UsageError."""
-    check_outputs(asked.outputs)
-    make_folder(asked.out)
-    session = Session(
-        argv=[*asked.argv],
-        repro=repro(asked.argv, seed=asked.seed, drawn=seed),
-        seed=seed,
-        plan={
-            "cells": [each.plan.line() for each in progress],
-            "scenarios": [each.plan.cell for each in progress],
-            "schedules": asked.schedules or rounds,
-            "max_time_s": asked.max_time,
-            "require": dict(asked.required),
-            "not_tried": untried,
-        },
-        out=asked.out,
-        teller=Terminal(is_quiet=asked.format_name == "json"),
-    )
+    asked.check_places()
+    plan = {
+        "cells": [each.plan.line() for each in progress],
+        "scenarios": [each.plan.cell for each in progress],
+        "schedules": asked.schedules or rounds,
+        "max_time_s": asked.max_time,
+        "require": dict(asked.required),
+        "not_tried": untried,
+    }
+    session = asked.session(drawn=seed, plan=plan)
     place = f"{model} on " if model else ""
     place += f"{served.engine} {served.version or ''}".strip()
     session.say(f"kvcheck {session.version}  seed {seed}  run {session.run_id}  {place} at {asked.server.url}")

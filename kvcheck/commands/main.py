@@ -142,10 +142,10 @@ class LazyGroup(TyperGroup):
         write_examples(self.epilog, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, imported now; a placeholder with its help while --help is printed."""
+        """The command of that name, imported now; for a shell that completes a word, its name and help alone."""
         if cmd_name not in COMMANDS:
             return None
-        if ctx.resilient_parsing or _asks_for_help(ctx.obj):
+        if ctx.resilient_parsing:
             return _placeholder(cmd_name, COMMANDS[cmd_name][1])
         return command_named(cmd_name)
 
@@ -357,10 +357,6 @@ def _mute(stream: TextIO) -> None:
     except (OSError, ValueError, AttributeError):  # not a file: nothing will be flushed at exit
         return
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-
-
-def _asks_for_help(arguments: list[str] | None) -> bool:
-    return not arguments or arguments[0] in ("-h", "--help")
 
 
 def command_named(name: str) -> Any:

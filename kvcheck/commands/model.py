@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcheck.commands.command import CONTEXT, Command, Group
+from kvcheck.commands.command import CONTEXT, Command, group
 from kvcheck.commands.reference import reference
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
@@ -35,21 +35,7 @@ KvScale = Annotated[
 ]
 
 
-app = typer.Typer(
-    cls=Group,
-    context_settings=CONTEXT,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-
-@app.callback(invoke_without_command=True)
-def model(ctx: typer.Context) -> None:
-    """Subcommands of `kvcheck model`; without one the help is printed, with exit code 2."""
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(2)
+app = group()
 
 
 @app.command(cls=Command, context_settings=CONTEXT)
@@ -117,6 +103,7 @@ def make(
     size = sum((out / name).stat().st_size for name in known.files)
     made = f"{arch}, {layers} layers, {kv_heads} KV heads, {nodes} nodes, {size / 1e6:.1f} MB"
     say(f"{out}: {made}, digest {known.digest}")
+    say(f"next: start a server with it, such as vllm serve {out}, then kvcheck live URL --known-answers {out}")
 
 
 @app.command(cls=Command, context_settings=CONTEXT)

@@ -11,9 +11,10 @@ import math
 import os
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,42 +32,34 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("reports/runs")
 FORMATS = ("text", "json")
 
-SUBJECT, SEARCH, WHERE, RESULTS = "What is run", "How much is run", "Where it runs", "Results"
-"""Headings of options in the help."""
 
-Seed = Annotated[
-    int | None, typer.Option(help="Integer seed. Default: one is drawn and printed.", rich_help_panel=SEARCH)
-]
+def heading(text: str) -> Callable[..., Any]:
+    """Makes options that stand under a heading in the help."""
+    return partial(typer.Option, rich_help_panel=text)
+
+
+subject, search = heading("What is run"), heading("How much is run")
+where, results = heading("Where it runs"), heading("Results")
+
+
+Seed = Annotated[int | None, search(help="Integer seed. Default: one is drawn and printed.")]
 MinSchedules = Annotated[
-    int | None,
-    typer.Option(help="Schedules that a cell needs for a pass; its own minimum holds as well.", rich_help_panel=SEARCH),
+    int | None, search(help="Schedules that a cell needs for a pass; its own minimum holds as well.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder where the run is stored.", rich_help_panel=RESULTS)]
+Out = Annotated[Path, results(help="Folder where the run is stored.")]
 StoredIn = Annotated[Path, typer.Option("--out", help="Folder where runs are stored.")]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FORMAT=PATH",
-        help="Another report, see kvcheck list formats; repeatable.",
-        rich_help_panel=RESULTS,
-    ),
+    results("--output", "-o", metavar="FORMAT=PATH", help="Another report, see kvcheck list formats; repeatable."),
 ]
-Format = Annotated[str, typer.Option("--format", help="What to print: text or json.", rich_help_panel=RESULTS)]
-Reports = Annotated[
-    bool, typer.Option(help="Write report.html and CSV tables beside run.json.", rich_help_panel=RESULTS)
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue the newest interrupted run of the same plan.", rich_help_panel=RESULTS),
-]
+Format = Annotated[str, results("--format", help="What to print: text or json.")]
+Reports = Annotated[bool, results(help="Write report.html and CSV tables beside run.json.")]
+Resume = Annotated[bool, results("--resume", help="Continue the newest interrupted run of the same plan.")]
 ConditionalFails = Annotated[
     bool,
-    typer.Option(
+    results(
         "--fail-on-conditional",
         help="Also fail on conditional findings: those under an assumption that the engine does not promise.",
-        rich_help_panel=RESULTS,
     ),
 ]
 

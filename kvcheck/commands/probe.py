@@ -14,8 +14,6 @@ import typer
 from kvcheck.commands.elsewhere import check_subject
 from kvcheck.commands.options import (
     DEFAULT_OUT,
-    SEARCH,
-    SUBJECT,
     ConditionalFails,
     Format,
     MinSchedules,
@@ -26,9 +24,11 @@ from kvcheck.commands.options import (
     Seed,
     check_plan,
     draw_seed,
+    search,
+    subject,
 )
 from kvcheck.commands.probes import installed_engine
-from kvcheck.commands.run_cells import DEFAULT_CPU_S, DEFAULT_SCHEDULES, Asked, run_cells
+from kvcheck.commands.run_cells import DEFAULT_CPU_S, DEFAULT_SCHEDULES, CellRun, run_cells
 from kvcheck.commands.terminal import passing
 from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
 from kvcheck.core.base.devices import kind_of
@@ -45,32 +45,20 @@ Engine = Annotated[
 ]
 Probes = Annotated[
     list[str] | None,
-    typer.Option(
+    subject(
         "--probe",
         metavar="NAME",
-        help="A probe, a scenario of probes or PROBE.SUBJECT; repeatable. Default: all of the engine.",
-        rich_help_panel=SUBJECT,
+        help="See kvcheck list probes; repeatable. Also PROBE.SUBJECT, or a scenario. Default: all of them.",
     ),
 ]
 Variables = Annotated[
     list[str] | None,
-    typer.Option(
-        "--env",
-        metavar="NAME=VALUE",
-        help="A variable of the engine, such as MC_LOG_LEVEL; repeatable.",
-        rich_help_panel=SUBJECT,
-    ),
+    subject("--env", metavar="NAME=VALUE", help="A variable of the engine, such as MC_LOG_LEVEL; repeatable."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.", rich_help_panel=SUBJECT)]
-Schedules = Annotated[
-    int | None,
-    typer.Option(help=f"Schedules of each probe. Default: {DEFAULT_SCHEDULES}.", rich_help_panel=SEARCH),
-]
+Device = Annotated[str, subject(help="cpu, cuda or cuda:N.")]
+Schedules = Annotated[int | None, search(help=f"Schedules of each probe. Default: {DEFAULT_SCHEDULES}.")]
 MaxTime = Annotated[
-    float | None,
-    typer.Option(
-        help=f"Seconds after which the run stops. Default: {DEFAULT_CPU_S:g} CPU seconds.", rich_help_panel=SEARCH
-    ),
+    float | None, search(help=f"Seconds after which the run stops. Default: {DEFAULT_CPU_S:g} CPU seconds.")
 ]
 
 
@@ -95,7 +83,7 @@ def probe(
     from kvcheck.core.probes.runner import engine_env
     from kvcheck.core.run.runners import row_of
 
-    asked = Asked(
+    asked = CellRun(
         argv=ctx.obj,
         began=time.monotonic(),
         schedules=schedules,

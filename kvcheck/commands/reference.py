@@ -44,14 +44,10 @@ from kvcheck.core.run.store import write_text
 def reference(
     url: of_server.Url,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the reference.")],
-    requests: Annotated[
-        int, typer.Option(help="Requests to keep.", rich_help_panel=of_server.SENT)
-    ] = DEFAULT_OWN_REQUESTS,
+    requests: Annotated[int, of_server.sent(help="Requests to keep.")] = DEFAULT_OWN_REQUESTS,
     concurrency: of_server.Concurrency = None,
     vocabulary: of_server.Vocabulary = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Integer seed. Default: one is drawn.", rich_help_panel=of_server.SENT)
-    ] = None,
+    seed: Annotated[int | None, of_server.sent(help="Integer seed. Default: one is drawn.")] = None,
     decode: of_server.Decode = None,
     api: of_server.Api = None,
     timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,

@@ -54,7 +54,7 @@ def report(
     """Write reports of runs.
 
     Without -o: report.html and the CSV tables, beside the run.json they are made from. With -o and the name of a file
-    (html, csv or md), several runs of kvcheck stress share one page: releases by bugs.
+    (html, csv or md), several runs share one page: releases by bugs.
     """
     outputs = parse_outputs(output, known=(WRITERS, COMPARISON_WRITERS))
     named = [find_run(name, out) for name in runs]

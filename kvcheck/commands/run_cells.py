@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
-from kvcheck.commands.closing import close
+from kvcheck.commands.asked import Asked
 from kvcheck.commands.exploring import plan_exploring
-from kvcheck.commands.options import FORMATS, check_choice, check_positive, identity, repro
+from kvcheck.commands.options import check_positive, identity
 from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
-from kvcheck.commands.report import check_outputs, parse_outputs
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import target_of, unfound_mutant
-from kvcheck.commands.terminal import Terminal, cell_lines, complain, warn
+from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
@@ -31,7 +30,7 @@ from kvcheck.core.run.cell import ScheduleCell
 from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import RUN_FILE, RunStore, make_folder
+from kvcheck.core.run.store import RUN_FILE, RunStore
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
 
@@ -46,43 +45,24 @@ longer, and tries as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Options that runs of cells share. argv: the command's words. within: as in Cell. began: a time.monotonic()."""
+class CellRun(Asked):
+    """Options of a run of cells. within: as in ScheduleCell."""
 
-    argv: Sequence[str]
-    began: float
     schedules: int | None
     min_schedules: int | None
-    max_time: float | None
-    seed: int | None
-    out: Path
-    output: list[str] | None
-    format_name: str
     resume: bool
-    reports: bool
     jobs: int | None = None
     within: int | None = None
     fails_on_conditional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value that no run takes."""
-        check_choice("--format", self.format_name, FORMATS)
-        for name in ("schedules", "min_schedules", "max_time", "jobs"):
+        Asked.__post_init__(self)
+        for name in ("schedules", "min_schedules", "jobs"):
             check_positive(f"--{name.replace('_', '-')}", getattr(self, name))
         if self.schedules is not None and self.schedules < (self.min_schedules or 0):
             raise UsageError(
                 f"--min-schedules {self.min_schedules}: expected at most --schedules, which is {self.schedules}"
             )
-
-    @property
-    def outputs(self) -> list[tuple[str, Path]]:
-        """Reports that -o names. Raises UsageError."""
-        return parse_outputs(self.output, self.format_name)
-
-    def check_places(self) -> None:
-        """Raise UsageError where a report or the run cannot be written; the folder of runs is made."""
-        check_outputs(self.outputs)
-        make_folder(self.out)
 
     def wanted(self, *, is_once: bool) -> int:
         """Schedules of a cell. is_once: one is enough."""
@@ -91,14 +71,11 @@ class Asked:
     def limit(self, *, is_once: bool, beside_s: float) -> Limit:
         """The bound of a run. beside_s: CPU seconds that are left to the cell beside."""
         is_bounded = not is_once and self.schedules is None and self.max_time is None and self.within is None
-        return Limit(
-            cpu_s=DEFAULT_CPU_S - beside_s if is_bounded else None,
-            until=None if self.max_time is None else self.began + self.max_time,
-        )
+        return Limit(cpu_s=DEFAULT_CPU_S - beside_s if is_bounded else None, until=self.until)
 
 
 def run_cells(
-    asked: Asked,
+    asked: CellRun,
     base: Plan,
     named: list[Plan],
     *,
@@ -115,7 +92,12 @@ def run_cells(
     is_once = base.trace is not None or row.is_once
     wanted = asked.wanted(is_once=is_once)
     plans, absent = split_absent(named, engine)
-    session = _session(asked, base, {"schedules": wanted, **plan_facts([*plans, *beside.plans])}, engine)
+    plan = {"max_time_s": asked.max_time, "schedules": wanted, **plan_facts([*plans, *beside.plans])}
+    if asked.within is not None:
+        plan["answers_within"] = asked.within
+    about = identity(base.trace, engine, own=base.own_target)
+    session = asked.session(drawn=base.seed, plan=plan, resumes=True)
+    session.facts, session.identity = engine_facts(engine), about
     # On a device processes would take turns, and a lane that one of them holds is held for its turn only.
     workers = asked.jobs or (1 if row.is_alone or base.on_device else min(len(plans), Session.cpus()))
     _plan_cells(asked, session, plans, wanted, asked.min_schedules)
@@ -130,24 +112,7 @@ def run_cells(
     shown = of_row if base.own_target or row.tells_notes or base.on_device else ()
     for line in (*absent, *shown, *beside.untried):
         session.say(f" ----  {line}")
-    return close(session, asked.outputs, reports=asked.reports, interrupted=interrupted)
-
-
-def _session(asked: Asked, base: Plan, plan: dict[str, object], engine: ProbeRunner | None) -> Session:
-    if asked.within is not None:
-        plan = {"answers_within": asked.within, **plan}
-    about = identity(base.trace, engine, own=base.own_target)
-    session = Session(
-        argv=[*asked.argv],
-        repro=repro([word for word in asked.argv if word != "--resume"], seed=asked.seed, drawn=base.seed),
-        seed=base.seed,
-        plan={"max_time_s": asked.max_time, **plan},
-        out=asked.out,
-        teller=Terminal(is_quiet=asked.format_name == "json"),
-        resumes=True,
-    )
-    session.facts, session.identity = engine_facts(engine), about
-    return session
+    return asked.close(session, interrupted=interrupted)
 
 
 def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, interrupted: bool) -> None:
@@ -180,7 +145,7 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
     session.say()
 
 
-def _plan_cells(asked: Asked, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
+def _plan_cells(asked: CellRun, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
     from kvcheck.core.run.coverage import floor_of
 
     for plan in plans:
@@ -193,23 +158,23 @@ def _plan_cells(asked: Asked, session: Session, plans: Sequence[Plan], wanted: i
 
 def _tasks(session: Session, out: Path | None) -> list[CellTask]:
     """What is left to run. out: the folder with the interrupted run to go on with; None: all cells start anew."""
-    if out is not None:
-        _resume(session, out)
-    return [_task(cell) for cell in session.cells.values() if not cell.is_done]
-
-
-def _task(cell: ScheduleCell) -> CellTask:
     from kvcheck.core.run.runners import row_of
 
-    return CellTask(
-        plan=cell.plan,
-        schedules=cell.wanted,
-        floor=cell.floor,
-        before=cell.evidence,
-        confirms=row_of(cell.plan).confirms,
-        fails_on_conditional=cell.fails_on_conditional,
-        within=cell.within,
-    )
+    if out is not None:
+        _resume(session, out)
+    return [
+        CellTask(
+            plan=cell.plan,
+            schedules=cell.wanted,
+            floor=cell.floor,
+            before=cell.evidence,
+            confirms=row_of(cell.plan).confirms,
+            fails_on_conditional=cell.fails_on_conditional,
+            within=cell.within,
+        )
+        for cell in session.cells.values()
+        if not cell.is_done
+    ]
 
 
 def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> bool:

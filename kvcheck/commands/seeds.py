@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
-from kvcheck.commands.closing import close
 from kvcheck.commands.options import identity
 from kvcheck.commands.probes import plan_facts
-from kvcheck.commands.run_cells import Asked, earlier_runs, not_gone_on_with, note
+from kvcheck.commands.run_cells import CellRun, earlier_runs, not_gone_on_with, note
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import unfound_mutant
@@ -57,7 +56,7 @@ class ManySeeds:
 
 
 def many_seeds(
-    asked: Asked, *, seeds: str | None, shard: str | None, ray: str | None, trace: str | None
+    asked: CellRun, *, seeds: str | None, shard: str | None, ray: str | None, trace: str | None
 ) -> ManySeeds | None:
     """The options, None for a run of one seed. Raises UsageError for options that are not read beside each other."""
     if seeds is None:
@@ -72,7 +71,7 @@ def many_seeds(
     return ManySeeds(all=found, own=parse_shard(shard, found), shard=shard, ray=ray)
 
 
-def run_seeds(asked: Asked, cells: Sequence[Plan], many: ManySeeds) -> int:
+def run_seeds(asked: CellRun, cells: Sequence[Plan], many: ManySeeds) -> int:
     """Run the batches that are left, and report. cells: plans of any seed."""
     plan = _plan(asked, cells, many)
     with closing(_crew(asked.jobs, many.ray)) as crew:
@@ -82,10 +81,10 @@ def run_seeds(asked: Asked, cells: Sequence[Plan], many: ManySeeds) -> int:
         run.print_head()
         interrupted = run.collect(crew, asked.limit(is_once=True, beside_s=0.0).until)
     run.conclude(asked.max_time, interrupted=interrupted)
-    return close(run.session, asked.outputs, reports=asked.reports, interrupted=interrupted)
+    return asked.close(run.session, interrupted=interrupted)
 
 
-def _plan(asked: Asked, cells: Sequence[Plan], many: ManySeeds) -> SeedsPlan:
+def _plan(asked: CellRun, cells: Sequence[Plan], many: ManySeeds) -> SeedsPlan:
     """The checked plan. Raises UsageError."""
     from kvcheck.core.stress.seeds.batches import SeedsPlan
 
@@ -116,7 +115,7 @@ def _crew(jobs: int | None, ray: str | None) -> Crew:
 class _SeedsRun:
     """A run in progress: its session, and the tally of the batches that have ended."""
 
-    def __init__(self, asked: Asked, many: ManySeeds, plan: SeedsPlan) -> None:
+    def __init__(self, asked: CellRun, many: ManySeeds, plan: SeedsPlan) -> None:
         from kvcheck.core.run.runners import row_of
         from kvcheck.core.stress.seeds.ledger import LEDGER
         from kvcheck.core.stress.seeds.tally import Tally

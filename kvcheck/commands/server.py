@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcheck.commands.options import check_positive, draw_seed
+from kvcheck.commands.options import check_positive, draw_seed, heading
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.clients.connection import Connection, connect
@@ -38,68 +38,31 @@ DEFAULT_TIMEOUT_S = 120.0
 MOST_TIMEOUT_S = 86400.0
 MASK = "<key>"
 SERVED = ("engine", "version", "model", "longest", "pool", "page", "mode")
-REACHED, MODEL, SENT = "How the server is reached", "Which answers are right", "What is sent"
-"""Headings of options in the help."""
+reached, sent = heading("How the server is reached"), heading("What is sent")
+answers = heading("Which answers are right")
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")]
-KNOWN_ANSWERS = typer.Option(
-    "--known-answers",
-    metavar="DIR",
-    help="The model that the server serves, by kvcheck model make.",
-    rich_help_panel=MODEL,
+KNOWN_ANSWERS = answers(
+    "--known-answers", metavar="DIR", help="The model that the server serves, by kvcheck model make."
 )
 Vocabulary = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        help="With a model of your own: token ids below N are sent. Default: 1000, which every model has.",
-        rich_help_panel=SENT,
+    sent(
+        metavar="N", help="With a model of your own: token ids below N are sent. Default: 1000, which every model has."
     ),
 ]
-Decode = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="Decode server of a pair; URL is its prefill server.", rich_help_panel=REACHED),
-]
-Api = Annotated[
-    str | None,
-    typer.Option(
-        help="sglang, vllm, llamacpp or openai. Default: by what the server answers.", rich_help_panel=REACHED
-    ),
-]
+Decode = Annotated[str | None, reached(metavar="URL", help="Decode server of a pair; URL is its prefill server.")]
+Api = Annotated[str | None, reached(help="sglang, vllm, llamacpp or openai. Default: by what the server answers.")]
 Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="URL",
-        help="Metrics of the server, repeatable. Default: its own /metrics.",
-        rich_help_panel=REACHED,
-    ),
+    list[str] | None, reached(metavar="URL", help="Metrics of the server, repeatable. Default: its own /metrics.")
 ]
-Concurrency = Annotated[
-    int | None, typer.Option(help=f"Requests at a time. Default: {DEFAULT_CONCURRENCY}.", rich_help_panel=SENT)
-]
-Timeout = Annotated[
-    float,
-    typer.Option(
-        help="Seconds of silence after which a request to a server is given up.",
-        rich_help_panel=REACHED,
-    ),
-]
+Concurrency = Annotated[int | None, sent(help=f"Requests at a time. Default: {DEFAULT_CONCURRENCY}.")]
+Timeout = Annotated[float, reached(help="Seconds of silence after which a request to a server is given up.")]
 KeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Environment variable with the server's API key. It is not recorded.",
-        rich_help_panel=REACHED,
-    ),
+    str | None, reached(metavar="NAME", help="Environment variable with the server's API key. It is not recorded.")
 ]
-Admin = Annotated[
-    bool,
-    typer.Option("--admin", help="Allow calls that make the server retract all that runs.", rich_help_panel=REACHED),
-]
-AllowRemote = Annotated[
-    bool,
-    typer.Option("--allow-remote", help="Allow a server on another machine.", rich_help_panel=REACHED),
-]
+Admin = Annotated[bool, reached("--admin", help="Allow calls that make the server retract all that runs.")]
+AllowRemote = Annotated[bool, reached("--allow-remote", help="Allow a server on another machine.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
 )
-from kvcheck.commands.run_cells import Asked, run_cells
+from kvcheck.commands.run_cells import CellRun, run_cells
 from kvcheck.commands.seeds import many_seeds, run_seeds
 from kvcheck.commands.terminal import passing
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS
@@ -70,7 +70,7 @@ def stress(
     decoder: given.Decoder = None,
 ) -> int:
     """Run the cells that were named, and judge them."""
-    asked = Asked(
+    asked = CellRun(
         argv=ctx.obj,
         began=time.monotonic(),
         schedules=schedules,
@@ -86,22 +86,24 @@ def stress(
         within=answers_within,
     )
     many = many_seeds(asked, seeds=seeds, shard=shard, ray=ray, trace=trace)
-    check_positive("--requests", requests)
     check_subject("stress", (target, *(scenarios or ())))
     passing("loading")
-    base = _plan(
-        draw_seed() if seed is None else seed,
-        strategy=strategy_of(strategy, answers_within),
+    strategy = strategy_of(strategy, answers_within)
+    base = Plan(
+        scenario="",
         target=target,
-        mutant_name=mutant,
-        trace=trace,
-        requests=requests,
+        decoder=decoder or _decoder_of(mutant),
+        mutant=mutant,
+        backend=backend or _backend_of(device, transport),
         device=device,
-        transport=transport,
-        ranks=ranks,
-        backend=backend,
-        decoder=decoder,
+        transport=transport or "loopback",
+        ranks=ranks or ("1x1" if transport in PROCESS_TRANSPORTS else None),
+        strategy="random" if trace is not None and strategy == "portfolio" else strategy,
+        seed=draw_seed() if seed is None else seed,
+        requests=requests,
+        trace=trace,
     )
+    _check(base, strategy)
     plans = _cells(base, scenarios or [], shape or [])
     asked.check_places()
     if many is not None:
@@ -110,50 +112,25 @@ def stress(
     return run_cells(asked, base, plans, beside=beside)
 
 
-def _plan(
-    seed: int,
-    *,
-    strategy: str,
-    target: str,
-    mutant_name: str | None,
-    trace: str | None,
-    requests: int | None,
-    device: str,
-    transport: str | None,
-    ranks: str | None,
-    backend: str | None,
-    decoder: str | None,
-) -> Plan:
-    """The checked plan that all cells share, without scenario and shape. Raises UsageError."""
+def _decoder_of(name: str | None) -> str:
+    """The decoder that shows a mutant, or the usual one."""
     from kvcheck.core.stress.targets.mutants import mutant
 
-    is_apart = transport in PROCESS_TRANSPORTS
+    return WORDS if name is None else mutant(name).decoder
+
+
+def _backend_of(device: str, transport: str | None) -> str:
     kind = kind_of(device)
-    if strategy in ("replay", "flip"):
-        raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
-    plan = Plan(
-        scenario="",
-        target=target,
-        decoder=decoder or (WORDS if mutant_name is None else mutant(mutant_name).decoder),
-        mutant=mutant_name,
-        backend=backend or ("eager" if is_apart else kind if kind in STREAMED else "simulated"),
-        device=device,
-        transport=transport or "loopback",
-        ranks=ranks or ("1x1" if is_apart else None),
-        strategy="random" if trace is not None and strategy == "portfolio" else strategy,
-        seed=seed,
-        requests=requests,
-        trace=trace,
-    )
-    _check_order(plan, strategy)
-    check_plan(plan)
-    return plan
+    return "eager" if transport in PROCESS_TRANSPORTS else kind if kind in STREAMED else "simulated"
 
 
-def _check_order(plan: Plan, strategy: str) -> None:
-    """Refuse an order that the user named and a device does not take. The plan's own may be that of a trace."""
+def _check(plan: Plan, strategy: str) -> None:
+    """Raise UsageError for a plan that cannot run, or an order that the user named and a device does not take."""
     from kvcheck.core.stress.strategies import STRATEGIES
 
+    check_positive("--requests", plan.requests)
+    if strategy in ("replay", "flip"):
+        raise UsageError(f"--strategy {strategy}: use kvcheck replay with the line that a failure printed")
     STRATEGIES.require(strategy)
     if plan.is_in_process and plan.on_device and strategy not in (*OF_DEVICES, ANSWERS):
         raise UsageError(
@@ -161,6 +138,7 @@ def _check_order(plan: Plan, strategy: str) -> None:
             f"{plan.device}, which completes operations in an order of its own; got {strategy}; next: --strategy "
             "delay, which holds lanes, or --device cpu"
         )
+    check_plan(plan)
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.options import SEARCH, SUBJECT, WHERE
+from kvcheck.commands.options import search, subject, where
 from kvcheck.commands.run_cells import DEFAULT_CPU_S, DEFAULT_SCHEDULES
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as OVER_MOONCAKE
 
@@ -19,110 +19,68 @@ Names = Annotated[
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option(
+    subject(
         help="See kvcheck list shapes; repeatable. Default: micro and tiny ones; for answers "
-        "micro ones alone, for a trace, processes or a device tiny ones.",
-        rich_help_panel=SUBJECT,
+        "micro ones alone, for a trace, processes or a device tiny ones."
     ),
 ]
-Target = Annotated[
-    str,
-    typer.Option(metavar="MODULE:NAME", help="Code of your own, in place of kvcheck's cache.", rich_help_panel=SUBJECT),
-]
-Mutant = Annotated[
-    str | None, typer.Option(help="Put a known bug back; see kvcheck list mutants.", rich_help_panel=SUBJECT)
-]
+Target = Annotated[str, subject(metavar="MODULE:NAME", help="Code of your own, in place of kvcheck's cache.")]
+Mutant = Annotated[str | None, subject(help="Put a known bug back; see kvcheck list mutants.")]
 Trace = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="Requests in Mooncake's JSONL format; sample: invented ones.", rich_help_panel=SUBJECT
-    ),
+    str | None, subject(metavar="FILE", help="Requests in Mooncake's JSONL format; sample: invented ones.")
 ]
-Requests = Annotated[
-    int | None,
-    typer.Option(help="Number of requests in a schedule, or to read from the trace.", rich_help_panel=SUBJECT),
-]
+Requests = Annotated[int | None, subject(help="Number of requests in a schedule, or to read from the trace.")]
 Decoder = Annotated[
     str | None,
-    typer.Option(
-        help="See kvcheck list decoders. Default: words, or the one that shows the mutant.",
-        rich_help_panel=SUBJECT,
-        hidden=True,
-    ),
+    subject(help="See kvcheck list decoders. Default: words, or the one that shows the mutant.", hidden=True),
 ]
 
 Schedules = Annotated[
     int | None,
-    typer.Option(
+    search(
         help=f"Schedules of each cell (scenario and shape). Default: {DEFAULT_SCHEDULES}; 1 for a trace and for ranks "
-        f"that are processes; {OVER_MOONCAKE} for the cell over mooncake.",
-        rich_help_panel=SEARCH,
+        f"that are processes; {OVER_MOONCAKE} for the cell over mooncake."
     ),
 ]
 MaxTime = Annotated[
     float | None,
-    typer.Option(
+    search(
         help="Seconds after which the whole run stops. Default: "
-        f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass.",
-        rich_help_panel=SEARCH,
+        f"{DEFAULT_CPU_S:g} CPU seconds for each process, and more where a cell needs them for a pass."
     ),
 ]
-Strategy = Annotated[
-    str,
-    typer.Option(help="Order of operations: portfolio, eager, lazy, delay, random or answers.", rich_help_panel=SEARCH),
-]
+Strategy = Annotated[str, search(help="Order of operations: portfolio, eager, lazy, delay, random or answers.")]
 AnswersWithin = Annotated[
     int | None,
-    typer.Option(
+    search(
         metavar="K",
         help="Run every schedule whose answers to the process differ from the eager order's in at most K places. "
         "--schedules is then the number of workloads. Default: one of each variant.",
-        rich_help_panel=SEARCH,
     ),
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option(
-        metavar="A-B", help="Run all seeds from A to B, for hours; go on with --resume.", rich_help_panel=SEARCH
-    ),
+    search(metavar="A-B", help="Run all seeds from A to B, for hours; go on with --resume."),
 ]
 
-Device = Annotated[str, typer.Option(help="cpu, threads, cuda or cuda:N.", rich_help_panel=WHERE)]
+Device = Annotated[str, where(help="cpu, threads, cuda or cuda:N.")]
 Transport = Annotated[
     str | None,
-    typer.Option(
+    where(
         help="loopback: one process. tcp, mooncake, ipc: one for each rank; with ipc they share memory, of this host "
-        "or of --device cuda. Default: loopback, and one cell over mooncake where it can be used.",
-        rich_help_panel=WHERE,
+        "or of --device cuda. Default: loopback, and one cell over mooncake where it can be used."
     ),
 ]
 Ranks = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PxD",
-        help="Prefill and decode ranks, such as 2x2. Default: schedules alternate.",
-        rich_help_panel=WHERE,
-    ),
+    str | None, where(metavar="PxD", help="Prefill and decode ranks, such as 2x2. Default: schedules alternate.")
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option(help="Processes. Default: one for each core, at most one for each cell.", rich_help_panel=WHERE),
-]
+Jobs = Annotated[int | None, where(help="Processes. Default: one for each core, at most one for each cell.")]
 Shard = Annotated[
-    str | None,
-    typer.Option(
-        metavar="I/N", help="With --seeds: the I-th of N shares of them; see kvcheck merge.", rich_help_panel=WHERE
-    ),
+    str | None, where(metavar="I/N", help="With --seeds: the I-th of N shares of them; see kvcheck merge.")
 ]
 Ray = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS", help="With --seeds: run as tasks of Ray; local, auto or HOST:PORT.", rich_help_panel=WHERE
-    ),
+    str | None, where(metavar="ADDRESS", help="With --seeds: run as tasks of Ray; local, auto or HOST:PORT.")
 ]
 Backend = Annotated[
-    str | None,
-    typer.Option(
-        help="simulated, eager, threads, cuda. Default: by device and transport.", rich_help_panel=WHERE, hidden=True
-    ),
+    str | None, where(help="simulated, eager, threads, cuda. Default: by device and transport.", hidden=True)
 ]

@@ -1,8 +1,4 @@
-"""The arms of a decode step that is replayed as a graph: on a device alone, and the same numbers as the plain step.
-
-Invariants:
-- No test reads a clock.
-"""
+"""The arms of a decode step that is replayed as a graph: on a device alone, and the same numbers as the plain step."""
 
 from __future__ import annotations
 

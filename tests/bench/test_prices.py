@@ -1,8 +1,4 @@
-"""The price list: what is said of a row follows from its interval, its floor and the decode step, worked out by hand.
-
-Invariants:
-- Rows are literal; no machine is measured.
-"""
+"""The price list: what is said of a row follows from its interval, its floor and the decode step."""
 
 from __future__ import annotations
 
@@ -112,15 +108,11 @@ def test_the_list_has_the_largest_size_and_the_share_of_a_step() -> None:
     first, second = price_list([larger, ROW, STEP])  # a small size may need more rounds, and is told later then
     assert (first.kind, first.share, first.added) == ("all of them", "+5.00 %", "+50 µs")
     assert (second.size, second.share, second.added, second.limit) == ("larger", "+1.00 %", "+10 µs", "80 % of memcpy")
-    assert in_short([ROW, STEP]) == "Free or faster than without: metadata-read. Costs something: decode-step."
     assert price_list([ROW])[0].share == "n/a"
-    unpriced = in_short([replace(ROW, ratio=Interval(0.5))])
-    assert "No price" in unpriced and "fewer than 6 rounds: metadata-read" in unpriced
-
-
-def test_the_largest_of_sizes_that_are_not_in_bytes_goes_by_their_numbers() -> None:
-    rows = [replace(ROW, size=size, bytes=None) for size in ("4096 pages", "64 pages", "256 pages")]
-    assert [price.size for price in price_list(rows)] == ["4096 pages"]
+    assert in_short([ROW, STEP]) == "Free or faster than without: metadata-read. Costs something: decode-step."
+    assert "No price" in in_short([replace(ROW, ratio=Interval(0.5))])
+    pages = [replace(ROW, size=size, bytes=None) for size in ("4096 pages", "64 pages", "256 pages")]
+    assert [price.size for price in price_list(pages)] == ["4096 pages"], "sizes that are not in bytes go by number"
 
 
 def test_cost_over_size_is_fitted() -> None:

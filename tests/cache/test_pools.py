@@ -1,9 +1,4 @@
-"""Pools of every family: exact buffer tables, who gets which page, and that what is taken is given back once.
-
-Invariants:
-- Row sizes and layer counts are literal numbers here, worked out by hand from the models' public dimensions.
-- What is free and who holds what is told by a ledger of the allocators' own events, not by the pool.
-"""
+"""Pools of every family: exact buffer tables, who gets which page, and that what is taken is given back once."""
 
 from __future__ import annotations
 
@@ -17,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rigs.examples import examples
 
-from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
+from kvcheck.core.base.errors import FreeInFlight, LayoutMismatch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
-from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, SHAPES, TINY_SHAPES, shape
+from kvcheck.core.stress.workload.shapes import SHAPES, TINY_SHAPES, shape
 
 Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]
 
@@ -131,55 +126,28 @@ def test_the_buffer_table_of_a_shape_is_exactly_this(name: str) -> None:
     assert all(spec.unit.value == ("slot" if spec.name == "state" else "page") for spec in spaces)
 
 
-@pytest.mark.parametrize("family", POOLS.names())
-def test_every_family_has_a_micro_a_tiny_and_a_real_shape_with_a_literal_table(family: str) -> None:
-    named = {name for name in TABLES if shape(name).family == family}
-    assert named & {*MICRO_SHAPES} and named & {*TINY_SHAPES} and named - {*MICRO_SHAPES, *TINY_SHAPES}
-    assert set(TABLES) == set(SHAPES)
-
-
-@pytest.mark.parametrize("name", ["glm-5.1-tiny", "deepseek-v3.2-tiny", "glm-5.1", "deepseek-v3.2"])
-def test_an_index_page_holds_64_keys_of_128_bytes_and_then_64_scales_of_4(name: str) -> None:
-    (space,) = POOLS.load("nsa")(shape(name))
-    index = space.buffers[1]
-    assert (index.row_bytes, index.dtype, index.item_shape) == (8448, torch.uint8, (8448,))
-    assert index.pieces == (Piece("key", 0, 128), Piece("scale", 8192, 4))
-    spans = [(p.offset + o * p.size_bytes, p.size_bytes) for p in index.pieces for o in range(64)]
-    assert [at for start, size in spans for at in range(start, start + size)] == list(range(8448))
-
-
-@pytest.mark.parametrize("name", ["glm-5.1-micro", "deepseek-v3.2-micro"])
-def test_a_micro_index_page_holds_2_keys_of_a_word_and_then_2_scales_of_half_a_word(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "key", "scale"),
+    [*((name, 64, 128, 4) for name in ("glm-5.1-tiny", "deepseek-v3.2")), ("glm-5.1-micro", 2, 8, 4)],
+)
+def test_an_index_page_holds_its_keys_and_then_its_scales(name: str, rows: int, key: int, scale: int) -> None:
     index = POOLS.load("nsa")(shape(name))[0].buffers[1]
-    assert index.pieces == (Piece("key", 0, 8), Piece("scale", 16, 4))
-    assert index.row_bytes == 2 * 8 + 2 * 4
-
-
-def test_a_shorter_index_page_has_the_same_two_parts() -> None:
-    (space,) = POOLS.load("nsa")(shape("deepseek-v3.2-answers"))
-    assert space.buffers[1].pieces == (Piece("key", 0, 128), Piece("scale", 8 * 128, 4))
-
-
-def test_a_packed_latent_row_of_deepseek_v32_is_656_plain_bytes() -> None:
-    latent = POOLS.load("nsa")(shape("deepseek-v3.2"))[0].buffers[0]
-    assert (latent.row_bytes, latent.item_shape, latent.dtype) == (656, (1, 656), torch.uint8)
-
-
-@pytest.mark.parametrize("name", ["llama-3-fp8-tiny", "llama-3-8b-fp8"])
-def test_the_scales_of_8_bit_rows_are_buffers_of_the_same_table(name: str) -> None:
-    (space,) = POOLS.load("mha")(shape(name))
-    payload, scale = torch.float8_e4m3fn, torch.float32
-    dtypes = {each.name: each.dtype for each in space.buffers}
-    assert dtypes == {"k": payload, "v": payload, "k_scale": scale, "v_scale": scale}
+    assert (index.row_bytes, index.dtype) == (rows * (key + scale), torch.uint8)
+    assert index.pieces == (Piece("key", 0, key), Piece("scale", rows * key, scale))
 
 
 @pytest.mark.parametrize(
     ("rows", "size", "named"), [("token", 6, 0), ("token", 64, 1), ("page", 6, 1), ("page", 64, 0), ("slot", 64, 1)]
 )
 def test_a_buffer_of_broken_words_or_pieces_is_refused(rows: str, size: int, named: int) -> None:
-    pieces = (Piece("key", 0, 8),) * named
-    with pytest.raises(LayoutMismatch, match=r"multiple of 8 bytes, got 6|PAGE rows, and only"):
-        BufferSpec(name="b", rows=Granularity(rows), item_shape=(size,), dtype=torch.uint8, pieces=pieces)
+    with pytest.raises(LayoutMismatch):
+        BufferSpec(
+            name="b",
+            rows=Granularity(rows),
+            item_shape=(size,),
+            dtype=torch.uint8,
+            pieces=(Piece("key", 0, 8),) * named,
+        )
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)
@@ -187,6 +155,7 @@ def test_memory_is_one_padding_unit_more_than_asked_for_and_all_of_it_comes_back
     pool, _, backend = pool_of(name)
     units = {"full": PAGES, "window": WINDOW_PAGES, "state": REQUESTS}
     for space, (layers, buffers) in TABLES[name].items():
+        assert pool.allocators[space].count == units[space]
         for buffer, (rows, row_bytes) in buffers.items():
             per_unit = shape(name).page_size if rows == "token" else 1
             expected = layers * (units[space] + 1) * per_unit * row_bytes
@@ -195,17 +164,6 @@ def test_memory_is_one_padding_unit_more_than_asked_for_and_all_of_it_comes_back
     assert all(left[1] <= right[0] for left, right in pairwise(ranges))
     pool.free()
     assert backend.allocated() == {}
-
-
-@pytest.mark.parametrize("name", TINY_SHAPES)
-def test_row_0_is_padding_and_is_never_handed_out(name: str) -> None:
-    pool, _, _ = pool_of(name)
-    for allocator in pool.allocators.values():
-        ids = allocator.allocate(allocator.available, 1)
-        assert ids is not None
-        assert sorted(ids.tolist()) == list(range(1, allocator.count + 1))
-        with pytest.raises(DoubleFree):
-            allocator.free(np.array([0], dtype=np.int64))
 
 
 def test_a_guarded_read_waits_for_each_layer_on_the_lane_that_reads() -> None:
@@ -298,24 +256,6 @@ def test_evicting_frees_exactly_the_window_pages_that_were_passed(tokens: int, p
         assert [mapped[page].item() for page in full] == holding.window_pages.tolist()
 
 
-@pytest.mark.parametrize("pages", [0, 4])
-@pytest.mark.parametrize("name", TINY_SHAPES)
-def test_closing_frees_everything_once_and_closing_again_is_a_double_free(name: str, pages: int) -> None:
-    pool, ledger, _ = pool_of(name)
-    other, holding = opened(pool, 1), opened(pool, 2)
-    assert pool.grow(other, pool.page_size, query=0) and pool.grow(holding, pages * pool.page_size, query=0)
-    mine = sorted((space, each) for space in ledger.held for each in ledger.of(space, 2))
-    pool.close(holding)
-    assert sorted(ledger.freed_ids) == mine
-    before = everything(pool, other)
-    with pytest.raises(DoubleFree):
-        pool.close(holding)
-    assert everything(pool, other) == before
-    pool.close(other)
-    assert all(allocator.live == 0 for allocator in pool.allocators.values())
-    assert not bool(pool.tables["full_to_window"].read_view().any())
-
-
 @pytest.mark.parametrize("name", [name for name in TINY_SHAPES if set(TABLES[name]) == {"full"}])
 def test_shared_pages_and_pages_given_away_stay_allocated(name: str) -> None:
     pool, ledger, _ = pool_of(name)
@@ -356,17 +296,6 @@ def test_an_adopted_prefix_leaves_the_trees_window_pages_alone_and_the_holding_o
     assert not bool(pool.tables["full_to_window"].read_view().any())
 
 
-def test_only_an_empty_holding_adopts_and_only_pages_that_somebody_owns() -> None:
-    pool, _, _ = pool_of("llama-3-tiny")
-    holding, nothing = opened(pool, 1), np.zeros(0, dtype=np.int64)
-    with pytest.raises(ForeignAccess, match="some are not allocated"):
-        pool.adopt(holding, np.array([3]), nothing)
-    assert pool.grow(holding, 1, query=0)
-    with pytest.raises(LengthMismatch, match="expected an empty holding"):
-        pool.adopt(holding, holding.pages, nothing)
-    assert (holding.shared, holding.committed, len(holding.pages)) == (0, 0, 1)
-
-
 def test_an_extent_leaves_out_pages_that_the_window_has_passed() -> None:
     pool, _, _ = pool_of("gpt-oss-tiny")  # pages of 4 tokens, a window of 10
     holding = opened(pool, 1)
@@ -376,26 +305,6 @@ def test_an_extent_leaves_out_pages_that_the_window_has_passed() -> None:
     assert {space: ids.tolist() for space, ids in extent.units.items()} == {"full": [1, 2, 3, 4], "window": [2, 3, 4]}
     rows = {space: extent.rows(space, pool.sets[space].buffer("k")).tolist() for space in extent.units}
     assert rows == {"full": list(range(4, 18)), "window": list(range(8, 18))}
-    pool.close(holding)
-    with pytest.raises(ForeignAccess, match="expected an open holding"):
-        pool.extent(holding, 14)
-
-
-@pytest.mark.parametrize("name", TINY_SHAPES)
-@pytest.mark.parametrize("beyond", [-1, 1])
-def test_a_commit_stays_within_the_pages_of_an_open_holding(name: str, beyond: int) -> None:
-    pool, _, _ = pool_of(name)
-    holding, most = opened(pool, 1), 2 * pool.page_size
-    assert pool.grow(holding, most, query=0)
-    for tokens in (most, 0, 3):  # a resumed or refused request may hold less than before
-        pool.commit(holding, tokens)
-        assert holding.committed == tokens
-    with pytest.raises(LengthMismatch, match=f"expected 0 to {most} committed tokens in 2 pages"):
-        pool.commit(holding, -1 if beyond < 0 else most + 1)
-    assert holding.committed == 3
-    pool.close(holding)
-    with pytest.raises(ForeignAccess, match="expected an open holding"):
-        pool.commit(holding, 1)
 
 
 def test_cached_prefixes_may_take_a_state_slot_only_where_every_request_still_finds_one() -> None:
@@ -447,5 +356,6 @@ def test_what_requests_hold_is_what_the_allocators_gave_them(name: str, calls: l
             assert {each for each in holding.window_pages.tolist() if each} == ledger.of("window", request)
     for holding, _ in held.values():
         pool.close(holding)
+    assert not bool(pool.tables["full_to_window"].read_view().any())
     assert all(allocator.live == 0 for allocator in pool.allocators.values())
     assert not any(ledger.held.values())

@@ -1,12 +1,8 @@
-"""Shards of a row: the table of every family, the shape of one rank, and who keeps what.
-
-Invariants:
-- Expected shards and rank shapes are literal numbers, derived by hand.
-"""
+"""Shards of a row: the table of every family, the shape of one rank, and who keeps what."""
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,10 +64,7 @@ def test_the_rows_of_a_rank_are_its_shards_of_the_whole_row(name: str, size: int
 @pytest.mark.parametrize(
     ("name", "size", "kv_heads", "ssm_heads", "conv_dim"),
     [
-        ("llama-3-70b", 1, 8, 0, 0),
-        ("llama-3-70b", 4, 2, 0, 0),
-        ("llama-3-70b", 8, 1, 0, 0),
-        ("llama-3-70b", 32, 1, 0, 0),
+        *(("llama-3-70b", size, heads, 0, 0) for size, heads in ((1, 8), (4, 2), (8, 1), (32, 1))),
         ("qwen3-next-80b", 2, 1, 16, 4096),
         ("qwen3-next-80b", 8, 1, 4, 1024),
         ("qwen3-next-tiny", 4, 1, 1, 8),
@@ -80,20 +73,13 @@ def test_the_rows_of_a_rank_are_its_shards_of_the_whole_row(name: str, size: int
 )
 def test_the_shape_of_a_rank(name: str, size: int, kv_heads: int, ssm_heads: int, conv_dim: int) -> None:
     whole = shape(name)
-    for rank in range(size):
-        part = rank_shape(whole, rank, size)
-        assert (part.num_kv_heads, part.ssm_heads, part.conv_dim) == (kv_heads, ssm_heads, conv_dim)
-        assert (part.latent_dim, part.num_layers, part.hidden_size) == (
-            whole.latent_dim,
-            whole.num_layers,
-            whole.hidden_size,
-        )
-    assert rank_shape(whole, 0, 1) == whole
+    expected = replace(whole, num_kv_heads=kv_heads, ssm_heads=ssm_heads, conv_dim=conv_dim)
+    assert [rank_shape(whole, rank, size) for rank in range(size)] == [expected] * size
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 9, 12])
 def test_heads_that_divide_neither_way_are_refused(size: int) -> None:
-    with pytest.raises(LayoutMismatch, match=rf"8.*{size}|{size}.*8"):
+    with pytest.raises(LayoutMismatch):
         rank_shape(shape("llama-3-8b"), 0, size)
     assert rank_shape(shape("deepseek-v3"), size - 1, size) == shape("deepseek-v3")
 
@@ -113,47 +99,25 @@ def test_who_keeps_which_shards(shards: int, size: int, kept: list[list[int]]) -
     assert [list(shard_range(shards, rank, size)) for rank in range(size)] == kept
 
 
-def test_every_shard_has_equally_many_keepers_or_the_pair_is_refused() -> None:
-    for shards in range(1, 13):
-        for size in range(1, 25):
-            if shards % size and size % shards:
-                for rank in range(size):
-                    with pytest.raises(LayoutMismatch, match=rf"{shards}.*{size}"):
-                        shard_range(shards, rank, size)
-                continue
-            keepers = Counter(shard for rank in range(size) for shard in shard_range(shards, rank, size))
-            assert keepers == dict.fromkeys(range(shards), max(1, size // shards))
-
-
-@pytest.mark.parametrize(("shards", "rank", "size"), [(0, 0, 1), (1, 1, 1), (1, -1, 1), (4, 0, 0)])
-def test_a_rank_that_is_none_is_refused(shards: int, rank: int, size: int) -> None:
-    with pytest.raises(LayoutMismatch, match=f"got {shards} shards, rank {rank}/{size}"):
+@pytest.mark.parametrize(
+    ("shards", "rank", "size"), [(0, 0, 1), (1, 1, 1), (1, -1, 1), (4, 0, 0), (8, 0, 3), (3, 7, 8)]
+)
+def test_a_rank_that_is_none_or_does_not_divide_is_refused(shards: int, rank: int, size: int) -> None:
+    with pytest.raises(LayoutMismatch):
         shard_range(shards, rank, size)
 
 
 @pytest.mark.parametrize("shards", [0, -1, 3, 8])
-def test_a_buffer_of_broken_shards_is_refused(shards: int) -> None:
-    with pytest.raises(LayoutMismatch, match=f"row of 32 bytes.*got {shards} shards"):
+def test_a_buffer_of_broken_shards_and_a_page_row_that_is_dealt_out_are_refused(shards: int) -> None:
+    with pytest.raises(LayoutMismatch):
         BufferSpec(name="b", rows=Granularity.TOKEN, item_shape=(32,), dtype=torch.uint8, shards=shards)
-
-
-def test_a_page_row_is_never_dealt_out() -> None:
-    with pytest.raises(LayoutMismatch, match=r"PAGE row.*got 2 shards"):
-        BufferSpec(
-            name="b",
-            rows=Granularity.PAGE,
-            item_shape=(64,),
-            dtype=torch.uint8,
-            pieces=(Piece("key", 0, 8),),
-            shards=2,
-        )
+    page = BufferSpec(
+        name="b", rows=Granularity.PAGE, item_shape=(64,), dtype=torch.uint8, pieces=(Piece("key", 0, 8),)
+    )
+    with pytest.raises(LayoutMismatch, match="PAGE row"):
+        replace(page, shards=2)
 
 
 def test_a_state_that_does_not_divide_with_its_heads_is_refused() -> None:
-    odd = ModelShape(
-        name="odd", family="mamba", page_size=8, full_layers=(), state_layers=(0,), conv_dim=20, conv_kernel=5,
-        ssm_heads=8, ssm_key_dim=4, ssm_value_dim=4, num_kv_heads=1, head_dim=16,
-    )  # fmt: skip
-    for build in (lambda: rank_shape(odd, 0, 2), lambda: POOLS.load("mamba")(odd)):
-        with pytest.raises(LayoutMismatch, match=r"shape odd: conv_dim must be a multiple.*20 and 8"):
-            build()
+    with pytest.raises(LayoutMismatch, match="conv_dim must be a multiple"):
+        rank_shape(replace(shape("qwen3-next-tiny"), ssm_heads=8, conv_dim=20), 0, 2)

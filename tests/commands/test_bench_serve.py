@@ -161,21 +161,27 @@ def test_prompts_that_come_back_after_a_flood_are_for_two_servers_that_say_their
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sglang"], "URL: expected http://HOST:PORT, got 'sglang'"),
+        (["sglang", "--known-answers", "MODEL"], "URL: expected http://HOST:PORT, got 'sglang'"),
         (["http://127.0.0.1:1"], "Missing option '--known-answers': The model that the server serves"),
         (["http://127.0.0.1:1", "--known-answers", "/nowhere"], "is no known-answer model"),
         (["http://127.0.0.1:1", "--known-answers", "MODEL"], "expected a running server"),
         (["http://10.0.0.1:1", "--known-answers", "MODEL"], "add --allow-remote"),
         (["http://user:secret@127.0.0.1:1", "--known-answers", "MODEL"], "no password"),
-        (["http://127.0.0.1:1", "--load", "fresh"], "--load fresh: it is for two servers"),
+        (["http://127.0.0.1:1", "--load", "fresh", "--known-answers", "MODEL"], "--load fresh: it is for two servers"),
         (
             ["http://h", "--versus", "http://h", "--load", "mixed", "--known-answers", "MODEL"],
             "expected one of shared, fresh, returning",
         ),
-        (["http://127.0.0.1:1", "--versus", "x"], "--versus: expected http://HOST:PORT, got 'x'"),
-        (["http://127.0.0.1:1", "--precision", "nan"], "--precision: expected a number above 0"),
-        (["http://127.0.0.1:1", "--timeout", "nan"], "--timeout: expected"),
-        (["http://127.0.0.1:1", "--rounds", "0"], "--rounds: expected at least 1"),
+        (
+            ["http://127.0.0.1:1", "--versus", "x", "--known-answers", "MODEL"],
+            "--versus: expected http://HOST:PORT, got 'x'",
+        ),
+        (
+            ["http://127.0.0.1:1", "--precision", "nan", "--known-answers", "MODEL"],
+            "--precision: expected a number above 0",
+        ),
+        (["http://127.0.0.1:1", "--timeout", "nan", "--known-answers", "MODEL"], "--timeout: expected"),
+        (["http://127.0.0.1:1", "--rounds", "0", "--known-answers", "MODEL"], "--rounds: expected at least 1"),
         (["http://127.0.0.1:1", "--known-answers", "MODEL", "--requests", "0"], "--requests: expected 1"),
         (["http://127.0.0.1:1", "--known-answers", "MODEL", "--concurrency", "0"], "--concurrency: expected 1"),
         (["http://127.0.0.1:1", "--known-answers", "MODEL", "--prompt", "4"], "--prompt: expected at least"),

@@ -22,7 +22,7 @@ from rigs.literal_record import FAILED, PASSED
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report import store
+from kvcheck.core.run import store
 from kvcheck.core.run.store import RunStore
 
 LARGEST = 512
@@ -154,7 +154,7 @@ def test_a_page_of_the_gate_that_breaks_changes_no_verdict(
 
 def test_two_runs_of_one_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(["0000000a", "0000000a", "0000000b"])
-    monkeypatch.setattr("kvcheck.commands.options.datetime", _Second)
+    monkeypatch.setattr("kvcheck.core.run.identity.datetime", _Second)
     monkeypatch.setattr(secrets, "token_hex", lambda size: next(drawn) if size == 4 else "0" * size)
     runs = RunStore(tmp_path)
     from kvcheck.core.run.identity import new_run_id

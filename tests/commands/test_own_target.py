@@ -146,8 +146,8 @@ WRONG = {
         "class T:\n    name, capabilities, build = 't', {'teleport'}, lambda self, setup: None\ntarget = T()",
         "unknown capability 'teleport'; known: hicache, loopback, metadata",
     ),
-    "no name": ("{}:", "", "unknown target '{}:'; a target of your own is MODULE:NAME; known: builtin, "),
-    "a path": ("./{}.py:target", "", "a target of your own is MODULE:NAME; known: builtin, sglang, vllm, lmcache"),
+    "no name": ("{}:", "", "unknown target '{}:'; a target of your own is MODULE:NAME; known: builtin"),
+    "a path": ("./{}.py:target", "", "a target of your own is MODULE:NAME; known: builtin"),
     "two names": ("{}:target:other", "", "a target of your own is MODULE:NAME"),
 }
 

@@ -1,9 +1,4 @@
-"""Comparing rows of content words: every form names the rows that differ, in any layout of memory.
-
-Invariants:
-- Words are worked out one by one in plain integers; the code under test only compares.
-- Forms that split the work are tested round their splits.
-"""
+"""Comparing rows of content words: every form names the rows that differ, in any layout of memory."""
 
 from __future__ import annotations
 
@@ -20,6 +15,7 @@ from kvcheck.kernels.content_rows import differing
 FORMS = [
     pytest.param((1 << 40, False), id="torch"),
     pytest.param((1000, False), id="blocks"),
+    pytest.param((300, False), id="blocks of a row"),
     pytest.param((1000, True), id="numba", marks=[needs_numba, pytest.mark.compiled]),
 ]
 """Up to how many bytes the torch form is asked, and whether numba is."""
@@ -92,6 +88,12 @@ def check_any_layout(dtype: torch.dtype, device: str) -> None:
         assert differing(seen, codes, mask).equal(differing_torch(seen, codes, mask))
 
 
+def check_all(device: str = "cpu") -> int:
+    for dtype in (torch.int64, torch.int32):
+        check_any_layout(dtype, device)
+    return check_rows(device)
+
+
 COMPARED = 3 * sum(len(damages(shape)) for shape in SHAPES)
 
 
@@ -99,46 +101,22 @@ COMPARED = 3 * sum(len(damages(shape)) for shape in SHAPES)
 def test_rows_that_differ_are_named_word_by_word(form: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_rows, "BLOCK_BYTES", form[0])
     monkeypatch.setattr(content_rows, "asks_numba", lambda rows: form[1] and rows.is_contiguous())
-    assert check_rows("cpu") == COMPARED
+    assert check_all() == COMPARED
+
+
+@pytest.mark.gpu
+def test_a_device_compares_like_the_host() -> None:
+    assert check_all("cuda") == COMPARED
 
 
 @pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
-    said = interpreted_check(
-        """
-        import torch
-        from kernels.test_content_rows import check_any_layout, check_rows
-        from kvcheck.kernels import content_rows, content_rows_triton as kernels
-
-        calls, by_kernel = [], kernels.differing_triton
-        kernels.differing_triton = lambda *args: (calls.append(args), by_kernel(*args))[1]
-        kernels.BLOCK_WORDS, content_rows.BLOCK_BYTES = 128, 0
-        compared = check_rows("cpu")
-        assert len(calls) == compared - 6, "the kernel did not run, but for the shapes without a word"
-        check_any_layout(torch.int64, "cpu")
-        check_any_layout(torch.int32, "cpu")
-        assert len(calls) == compared - 6 + 8, "the kernel did not run"
-        print(compared)
-        """
+    settings = {"content_rows_triton:BLOCK_WORDS": 128, "content_rows:BLOCK_BYTES": 0}
+    compared, launches = interpreted_check(
+        "kernels.test_content_rows:check_all", "content_rows_triton:differing_triton", settings=settings
     )
-    assert said == [str(COMPARED)]
-
-
-@pytest.mark.gpu
-def test_a_device_compares_like_the_host() -> None:
-    assert check_rows("cuda") == COMPARED
-    check_any_layout(torch.int64, "cuda")
-    check_any_layout(torch.int32, "cuda")
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize("block_bytes", [0, 300, 1 << 20])
-def test_rows_of_any_leading_shape_and_stride_are_told_apart(
-    dtype: torch.dtype, block_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(content_rows, "BLOCK_BYTES", block_bytes)
-    check_any_layout(dtype, "cpu")
+    assert (compared, launches) == (COMPARED, COMPARED - 6 + 8), "not for the 6 shapes without a word"
 
 
 def test_an_owner_is_decoded_by_undoing_the_mix() -> None:

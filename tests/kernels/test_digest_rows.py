@@ -1,8 +1,4 @@
-"""The digest of rows where they lie is the digest of those rows gathered, in every form and for every list.
-
-Invariants:
-- What is compared with is `digest_torch` of words that plain indexing gathered.
-"""
+"""The digest of rows where they lie is the digest of those rows gathered, in every form and for every list."""
 
 from __future__ import annotations
 
@@ -26,13 +22,12 @@ def by_numba(source: torch.Tensor, rows: torch.Tensor, *, key: int) -> torch.Ten
     return digest_rows_numba(source if source.stride(2) == 1 else source.contiguous(), rows, start_of(key, 0))
 
 
-def check_digest_rows(form: Form, *, device: str) -> int:
+def check_digest_rows(form: Form = digest_rows, device: str = "cpu") -> int:
     """`form` against gathering, for whole rows, parts of them, strided words and layers; how many were compared."""
     compared = 0
     for layers, wide in ((1, 1), (3, 7), (2, 1031)):
-        whole = torch.randint(
-            -(1 << 62), 1 << 62, (layers, 10, wide * 2), generator=torch.Generator().manual_seed(wide)
-        )
+        generator = torch.Generator().manual_seed(wide)
+        whole = torch.randint(-(1 << 62), 1 << 62, (layers, 10, wide * 2), generator=generator)
         whole[:, ::3] = 0
         for source in (whole, whole[:, :, wide:], whole[:, :, ::2], whole[:1, 1:]):
             for rows in LISTS:
@@ -45,29 +40,22 @@ def check_digest_rows(form: Form, *, device: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "form", [digest_rows_torch, digest_rows, pytest.param(by_numba, marks=[needs_numba, pytest.mark.compiled])]
+    ("form", "device"),
+    [
+        *((form, "cpu") for form in (digest_rows_torch, digest_rows)),
+        pytest.param(by_numba, "cpu", marks=[needs_numba, pytest.mark.compiled]),
+        *(pytest.param(form, "cuda", marks=pytest.mark.gpu) for form in (digest_rows_torch, digest_rows)),
+    ],
 )
-def test_the_forms_of_the_host_mean_the_digest_of_gathered_rows(form: Form) -> None:
-    assert check_digest_rows(form, device="cpu") == 60
+def test_every_form_means_the_digest_of_gathered_rows(form: Form, device: str) -> None:
+    assert check_digest_rows(form, device) == 60
 
 
 @pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_the_digest_of_gathered_rows() -> None:
-    said = interpreted_check(
-        """
-        from kernels.test_digest_rows import check_digest_rows
-        from kvcheck.kernels import digest_rows, digest_rows_triton
-
-        calls = []
-        interpreted = digest_rows_triton.partial_digests_triton
-        digest_rows_triton.partial_digests_triton = lambda *args: (calls.append(args), interpreted(*args))[1]
-        compared = check_digest_rows(digest_rows.digest_rows, device="cpu")
-        assert len(calls) == compared, "digest_rows did not run the kernel"
-        print(compared)
-        """
-    )
-    assert said == ["60"]
+    ran = interpreted_check("kernels.test_digest_rows:check_digest_rows", "digest_rows_triton:partial_digests_triton")
+    assert ran == [60, 60]
 
 
 @pytest.mark.compiled
@@ -90,9 +78,3 @@ def test_much_memory_is_digested_where_it_lies(monkeypatch: pytest.MonkeyPatch) 
 def test_a_row_that_is_not_there_is_refused(row: int) -> None:
     with pytest.raises(IndexError, match="expected rows of 0 to 3, got"):
         digest_rows(torch.zeros((1, 4, 2), dtype=torch.int64), torch.tensor([1, row]), key=0)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("form", [digest_rows_torch, digest_rows])
-def test_a_device_digests_rows_like_the_host(form: Form) -> None:
-    assert check_digest_rows(form, device="cuda") == 60

@@ -1,8 +1,4 @@
-"""Holding a lane: released by a flag, ended by the watchdog, and never silent about which of the two.
-
-Invariants:
-- No test waits for time: the watchdog counts looks, and threads meet at the flag.
-"""
+"""Holding a lane: released by a flag, ended by the watchdog, and never silent about which of the two."""
 
 from __future__ import annotations
 
@@ -29,8 +25,9 @@ CASES = {
 }
 
 
-def check_holds(form: Any, device: str) -> int:
+def check_holds(form: Any = hold, device: str = "cpu") -> int:
     """Every case, by looks alone and with a clock that never strikes; returns how many."""
+    compared = 0
     for (value, until, looks), ended in CASES.values():
         for limit_ns in (None, 1 << 50):
             flag = torch.tensor([value], device=device)
@@ -38,31 +35,22 @@ def check_holds(form: Any, device: str) -> int:
             form(flag, outcome, until=until, looks=looks, limit_ns=limit_ns)
             assert outcome.tolist() == ended, (value, until, looks)
             assert flag.tolist() == [value]
-    return len(CASES)
+            compared += 1
+    return compared
 
 
-@pytest.mark.parametrize("form", [hold_torch, hold])
-def test_a_hold_ends_by_the_flag_or_by_the_watchdog(form: Any) -> None:
-    assert check_holds(form, "cpu") == len(CASES)
+@pytest.mark.parametrize(
+    ("form", "device"), [(hold_torch, "cpu"), (hold, "cpu"), pytest.param(hold, "cuda", marks=pytest.mark.gpu)]
+)
+def test_a_hold_ends_by_the_flag_or_by_the_watchdog(form: Any, device: str) -> None:
+    assert check_holds(form, device) == 2 * len(CASES)
 
 
 @pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
-    said = interpreted_check(
-        """
-        from kernels.test_hold import check_holds
-        from kvcheck.kernels import hold, hold_triton as kernels
-
-        calls = []
-        by_kernel = kernels.hold_triton
-        kernels.hold_triton = lambda *args: (calls.append(args), by_kernel(*args))
-        compared = check_holds(hold.hold, "cpu")
-        assert len(calls) == 2 * compared, "the kernel did not run"
-        print(compared)
-        """
-    )
-    assert said == [str(len(CASES))]
+    ran = interpreted_check("kernels.test_hold:check_holds", "hold_triton:hold_triton")
+    assert ran == [2 * len(CASES)] * 2
 
 
 @pytest.mark.parametrize(
@@ -99,21 +87,11 @@ def test_another_thread_releases_a_hold() -> None:
     ("flag", "outcome", "looks", "limit_ns"),
     [(1, 2, 0, None), (1, 2, 1 << 40, None), (2, 2, 1, None), (1, 1, 1, None), (1, 2, 1, 0)],
 )
-def test_a_hold_without_an_end_is_refused(flag: int, outcome: int, looks: int, limit_ns: int | None) -> None:
-    for form in (hold_torch, hold):
-        with pytest.raises(AssertionError, match=r"watchdog|expected \[1\]|time limit"):
-            form(
-                torch.ones(flag, dtype=torch.int64),
-                torch.zeros(outcome, dtype=torch.int64),
-                until=1,
-                looks=looks,
-                limit_ns=limit_ns,
-            )
-
-
-@pytest.mark.gpu
-def test_a_device_holds_like_the_host() -> None:
-    assert check_holds(hold, "cuda") == len(CASES)
+@pytest.mark.parametrize("form", [hold_torch, hold])
+def test_a_hold_without_an_end_is_refused(form: Any, flag: int, outcome: int, looks: int, limit_ns: int | None) -> None:
+    flags, outcomes = torch.ones(flag, dtype=torch.int64), torch.zeros(outcome, dtype=torch.int64)
+    with pytest.raises(AssertionError, match=r"watchdog|expected \[1\]|time limit"):
+        form(flags, outcomes, until=1, looks=looks, limit_ns=limit_ns)
 
 
 @pytest.mark.gpu

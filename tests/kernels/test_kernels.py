@@ -1,9 +1,4 @@
-"""The table of kernels: every fast form takes what its torch form takes and has a user; the package loads no compiler.
-
-Invariants:
-- What forms compute is compared in the test of each kernel; here it is the table that is held to its word.
-- A user is a module of the package that imports the fast form by its name: a test is none.
-"""
+"""The table of kernels: fast forms are called like their torch forms and have users; no compiler is loaded."""
 
 from __future__ import annotations
 

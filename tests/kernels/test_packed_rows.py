@@ -1,8 +1,4 @@
-"""Rows gathered and scattered on all layers at once: every word lands where its id says.
-
-Invariants:
-- What is expected is worked out row by row on Python lists that are copied before anything is written.
-"""
+"""Rows gathered and scattered on all layers at once: every word lands where its id says."""
 
 from __future__ import annotations
 
@@ -17,14 +13,13 @@ ROWS = ([], [3], [2, 0, 3, 1], [6, 1, 4, 0])
 Devices = tuple[str, str]
 
 
-def check_packed_rows(suffix: str, devices: Devices) -> int:
+def check_packed_rows(suffix: str = "", devices: Devices = ("cpu", "cpu")) -> int:
     """Gather from and scatter into strided memory, packed memory on the other side; returns how many cases."""
     gather, scatter = (getattr(page_copy, name + suffix) for name in ("gather_rows", "scatter_rows"))
     compared = 0
     for layers, rows, words in PACKED:
         for ids in ROWS:
-            chosen = [row % rows for row in ids]
-            chosen = list(dict.fromkeys(chosen))
+            chosen = list(dict.fromkeys(row % rows for row in ids))
             pool = place(torch.arange(layers * rows * 2 * words).view(layers, rows, 2 * words), devices[0])[..., :words]
             packed = place(
                 torch.arange(layers * len(chosen) * words).view(layers, len(chosen), words) + (1 << 50), devices[1]
@@ -60,36 +55,28 @@ def join(devices: Devices) -> None:
 PACKED_CASES = len(PACKED) * len(ROWS)
 
 
-@pytest.mark.parametrize("suffix", ["_torch", ""])
-def test_rows_are_gathered_and_scattered_on_every_layer(suffix: str) -> None:
-    assert check_packed_rows(suffix, ("cpu", "cpu")) == PACKED_CASES
+GPU = (
+    *((suffix, ("cuda", each)) for suffix in ("_torch", "") for each in ("cuda", "pinned")),
+    ("", ("pinned", "cuda")),
+)
+"""Not ("pinned", "cuda") of the torch forms: they pick rows where the pool is, which is the device."""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "devices"),
+    [
+        *((suffix, ("cpu", "cpu")) for suffix in ("_torch", "")),
+        *(pytest.param(*each, marks=pytest.mark.gpu) for each in GPU),
+    ],
+)
+def test_rows_are_gathered_and_scattered_on_every_layer(suffix: str, devices: Devices) -> None:
+    assert check_packed_rows(suffix, devices) == PACKED_CASES
 
 
 @pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernels_mean_what_the_torch_forms_mean() -> None:
-    said = interpreted_check(
-        """
-        from kernels.test_packed_rows import check_packed_rows
-        from kvcheck.kernels import page_copy_triton as kernels
-
-        calls = []
-        for name in ("gather_rows_triton", "scatter_rows_triton"):
-            by_kernel = getattr(kernels, name)
-            setattr(kernels, name, lambda *args, by_kernel=by_kernel: (calls.append(args), by_kernel(*args)))
-        kernels.BLOCK_WORDS = 128
-        packed = check_packed_rows("", ("cpu", "cpu"))
-        assert len(calls) == 2 * packed, "the kernels did not run"
-        print(packed)
-        """
-    )
-    assert said == [str(PACKED_CASES)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("suffix", ["_torch", ""])
-@pytest.mark.parametrize("devices", [("cuda", "cuda"), ("cuda", "pinned"), ("pinned", "cuda")])
-def test_rows_cross_between_the_device_and_pinned_memory(suffix: str, devices: Devices) -> None:
-    if suffix == "_torch" and devices[0] == "pinned":
-        pytest.skip("the torch forms pick rows where the pool is, which is the device")
-    assert check_packed_rows(suffix, devices) == PACKED_CASES
+    kernels = [f"page_copy_triton:{name}_rows_triton" for name in ("gather", "scatter")]
+    settings = {"page_copy_triton:BLOCK_WORDS": 128}
+    ran = interpreted_check("kernels.test_packed_rows:check_packed_rows", *kernels, settings=settings)
+    assert ran == [PACKED_CASES, 2 * PACKED_CASES]

@@ -1,14 +1,10 @@
-"""Row and block copies: what the torch form means, that the kernel means the same, and how host memory is touched.
-
-Invariants:
-- What a copy should give is worked out word by word from the documented formula, not by another copy.
-- A copy between devices is watched call by call, with torch's meta device in the place of a GPU.
-"""
+"""Row and block copies: what the torch form means, that the kernel means the same, and how host memory is touched."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +51,10 @@ def check_row_copy(copy: Copy, shape: tuple[int, ...], orders: Sequence[str], *,
     before, unchanged = target.cpu().tolist(), source.cpu().tolist()
     into, out_of = rows_to_copy(shape)
     index_device = "cuda" if "cuda" in devices else "cpu"
+    copy(target, into[:0].to(index_device), source, out_of[:0].to(index_device))  # no rows, no change
     copy(target, into.to(index_device), source, out_of.to(index_device))
+    if "cuda" in devices:
+        torch.cuda.synchronize()
     rows = shape[2]
     expected = [[[*map(list, unit)] for unit in layer] for layer in before]
     for to, at in zip(into.tolist(), out_of.tolist(), strict=True):
@@ -65,62 +64,34 @@ def check_row_copy(copy: Copy, shape: tuple[int, ...], orders: Sequence[str], *,
     assert source.cpu().tolist() == unchanged
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("target_order", ORDERS)
-@pytest.mark.parametrize("source_order", ORDERS)
+def check_row_copies(copy: Copy = copy_rows, devices: tuple[str, str] = ("cpu", "cpu")) -> int:
+    """Every shape between memory of every two orders; returns how many."""
+    compared = 0
+    for shape, *orders in product(SHAPES, ORDERS, ORDERS):
+        check_row_copy(copy, shape, orders, devices=devices)
+        compared += 1
+    return compared
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ("cpu", "cpu"),
+        *(pytest.param(each, marks=pytest.mark.gpu) for each in (("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda"))),
+    ],
+)
 @pytest.mark.parametrize("copy", [copy_rows_torch, copy_rows])
-def test_named_rows_are_copied_on_every_layer_and_nothing_else_is(
-    copy: Copy, shape: tuple[int, ...], target_order: str, source_order: str
-) -> None:
-    check_row_copy(copy, shape, (target_order, source_order), devices=("cpu", "cpu"))
+def test_named_rows_are_copied_on_every_layer_and_nothing_else_is(copy: Copy, devices: tuple[str, str]) -> None:
+    assert check_row_copies(copy, devices) == len(SHAPES) * len(ORDERS) ** 2
 
 
 @pytest.mark.compiled
 @needs_triton
 def test_the_triton_kernel_means_what_the_torch_form_means() -> None:
-    said = interpreted_check(
-        """
-        from kernels.test_page_copy import ORDERS, SHAPES, check_row_copy, paged, rows_to_copy
-        from kvcheck.kernels import page_copy, page_copy_triton
-
-        calls = []
-        interpreted = page_copy_triton.copy_rows_triton
-        page_copy_triton.copy_rows_triton = lambda *args: (calls.append(args), interpreted(*args))
-        compared = 0
-        for shape in SHAPES:
-            for target_order in ORDERS:
-                for source_order in ORDERS:
-                    check_row_copy(page_copy.copy_rows, shape, (target_order, source_order), devices=("cpu", "cpu"))
-                    by_torch = paged(shape, ORDERS[target_order], 7)
-                    by_kernel = by_torch.clone()
-                    into, out_of = rows_to_copy(shape)
-                    source = paged(shape, ORDERS[source_order], 99)
-                    page_copy.copy_rows_torch(by_torch, into, source, out_of)
-                    interpreted(by_kernel, into, source, out_of)
-                    assert by_kernel.equal(by_torch), (shape, target_order, source_order)
-                    compared += 1
-        assert len(calls) == compared, "copy_rows did not run the kernel"
-        interpreted(by_kernel, into[:0], source, out_of[:0])
-        assert by_kernel.equal(by_torch), "no rows, no change"
-        print(compared)
-        """
+    compared, launches = interpreted_check(
+        "kernels.test_page_copy:check_row_copies", "page_copy_triton:copy_rows_triton"
     )
-    assert said == [str(len(SHAPES) * len(ORDERS) ** 2)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
-@pytest.mark.parametrize("copy", [copy_rows_torch, copy_rows])
-def test_rows_cross_between_pinned_memory_and_the_device(
-    copy: Copy, devices: tuple[str, str], order: str, shape: tuple[int, ...]
-) -> None:
-    def copy_and_join(*args: torch.Tensor) -> None:
-        copy(*args)
-        torch.cuda.synchronize()
-
-    check_row_copy(copy_and_join, shape, (order, "layer-first"), devices=devices)
+    assert (compared, launches) == (len(SHAPES) * len(ORDERS) ** 2, 2 * compared)
 
 
 class Crossings(TorchDispatchMode):

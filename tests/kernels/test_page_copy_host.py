@@ -1,8 +1,4 @@
-"""Host rows by blocks of neighbours: the same bytes as row by row, whatever the ids, and nothing else touched.
-
-Invariants:
-- Targets hold other bytes beforehand, so a row that was left out or written too far is seen.
-"""
+"""Host rows by blocks of neighbours: the same bytes as row by row, whatever the ids, and nothing else touched."""
 
 from __future__ import annotations
 
@@ -61,19 +57,14 @@ def test_a_part_of_every_row_is_left_to_the_row_by_row_form() -> None:
     assert torch.equal(packed, half[:, 2 * PAGE : 3 * PAGE])
 
 
-def test_small_scattered_rows_are_left_to_the_row_by_row_form() -> None:
-    pool, rows = numbers(1, 40, 2, seed=7), torch.tensor([3, 9, 1])
-    assert not gather_blocks(torch.empty((1, 3, 2), dtype=torch.int64), pool, rows)
-
-
 @pytest.mark.parametrize("row", [-1, PAGES * PAGE])
-def test_a_row_that_there_is_not_is_refused(row: int) -> None:
-    pool, packed = numbers(1, PAGES * PAGE, WORDS, seed=8), numbers(1, 2, WORDS, seed=9)
-    before = pool.clone()
+def test_a_row_that_there_is_not_is_refused_before_any_is_written(row: int) -> None:
+    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=8), numbers(2, 2, WORDS, seed=9)
+    before = pool.clone(), packed.clone()
     for copy, pair in ((gather_rows, (packed, pool)), (scatter_rows, (pool, packed))):
         with pytest.raises(IndexError, match="expected 2 rows of 0 to 47"):
             copy(*pair, torch.tensor([0, row]))
-    assert torch.equal(pool, before)
+    assert torch.equal(pool, before[0]) and torch.equal(packed, before[1])
 
 
 def at_offset(words: torch.Tensor, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,14 +118,6 @@ def test_much_memory_goes_past_the_caches(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == 2
 
 
-def test_rows_that_there_are_not_are_refused_before_any_is_written() -> None:
-    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=11), numbers(2, 2, WORDS, seed=12)
-    before = packed.clone()
-    with pytest.raises(IndexError, match=f"expected 2 rows of 0 to {PAGES * PAGE - 1}, got 2, {PAGES * PAGE} most"):
-        gather_rows(packed, pool, torch.tensor([0, PAGES * PAGE]))
-    assert torch.equal(packed, before)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_types_that_numpy_does_not_know_are_moved_bit_for_bit(dtype: torch.dtype) -> None:
     pool = torch.arange(2 * 8 * 2048, dtype=torch.int16).view(dtype).view(2, 8, -1)
@@ -146,7 +129,18 @@ def test_types_that_numpy_does_not_know_are_moved_bit_for_bit(dtype: torch.dtype
     assert torch.equal(back[:, rows].view(torch.int16), packed.view(torch.int16))
 
 
-@pytest.mark.parametrize("other", [torch.zeros(1, 8, 512), torch.zeros(2, 8, 256), torch.zeros(2, 8, 512).double()])
-def test_sides_of_other_layers_words_or_type_are_left_to_torch(other: torch.Tensor) -> None:
-    packed, rows = torch.zeros(2, 8, 512), torch.arange(8)
+@pytest.mark.parametrize(
+    ("packed", "other", "rows"),
+    [
+        *(
+            (torch.zeros(2, 8, 512), other, torch.arange(8))
+            for other in (torch.zeros(1, 8, 512), torch.zeros(2, 8, 256))
+        ),
+        (torch.zeros(2, 8, 512), torch.zeros(2, 8, 512).double(), torch.arange(8)),
+        (torch.zeros(1, 3, 2), torch.zeros(1, 40, 2), torch.tensor([3, 9, 1])),  # small and scattered
+    ],
+)
+def test_sides_of_other_layers_words_or_type_and_small_rows_are_left_to_torch(
+    packed: torch.Tensor, other: torch.Tensor, rows: torch.Tensor
+) -> None:
     assert not gather_blocks(packed, other, rows) and not scatter_blocks(other, packed, rows)

@@ -7,7 +7,7 @@ from rigs.live_client import ALPHABET, ScriptedClient, exchange
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.conclusion import missing, requirements, unseen
+from kvcheck.core.live.conclusion import requirements
 from kvcheck.core.live.counting import Observed, lost_prefixes, observe, overtakes, parse_requirements
 from kvcheck.core.live.exchange import Abort, End, Exchange, Question, Tier
 from kvcheck.core.live.questions import Questions
@@ -34,10 +34,6 @@ def test_what_answers_say_is_counted() -> None:
     assert found.sources["hit"] == "each request: cached tokens"
 
 
-def test_what_no_answer_says_has_no_count() -> None:
-    assert seen(ScriptedClient(), [exchange(question())]).counts == {}
-
-
 def test_counters_count_by_how_they_moved_and_a_new_one_from_nothing() -> None:
     client = ScriptedClient(counted={"retract": ("preemptions_total",), "evict": ("evicted",), "backup": ("none",)})
     found = seen(
@@ -48,12 +44,6 @@ def test_counters_count_by_how_they_moved_and_a_new_one_from_nothing() -> None:
     )
     assert found.counts == {"retract": 3, "evict": 7}
     assert found.sources == {"retract": "preemptions_total", "evict": "evicted"}
-
-
-def test_a_counter_that_stands_still_counts_nothing_and_is_there() -> None:
-    client = ScriptedClient(counted={"retract": ("preemptions_total",)})
-    found = seen(client, [exchange(question())], before={"preemptions_total": 5.0}, after={"preemptions_total": 5.0})
-    assert found.counts == {"retract": 0}
 
 
 def test_a_counter_that_was_reset_counts_nothing() -> None:
@@ -81,12 +71,6 @@ def test_an_abort_counts_once_something_had_been_answered() -> None:
         exchange(question(2), abort=Abort(after=3), end=End.DONE),
     ]
     assert seen(ScriptedClient(), aborts).counts == {"abort": 1}
-
-
-def test_a_transfer_is_an_answered_request_of_a_pair() -> None:
-    pair = ScriptedClient(said=frozenset({"transfer"}))
-    exchanges = [exchange(question(0)), exchange(question(1), end=End.REFUSED, tokens=())]
-    assert seen(pair, exchanges).counts == {"transfer": 1}
 
 
 def test_a_request_overtakes_one_of_lower_priority_that_began_before_it() -> None:
@@ -129,13 +113,6 @@ def test_a_broken_requirement_says_what_was_expected(text: str) -> None:
 def test_a_requirement_that_was_not_met_says_what_to_change() -> None:
     rows = requirements({"retract": 3, "hit": 1}, {"retract": 2, "hit": 5}, {"retract": "use a smaller pool"})
     assert [(row.id, row.verdict.value) for row in rows] == [("require/retract", "unknown"), ("require/hit", "pass")]
-    assert rows[0].reason is not None
-    assert "2 of 3 retractions" in rows[0].reason
-    assert "use a smaller pool" in rows[0].reason
-
-
-def test_a_kind_that_the_server_does_not_tell_is_not_none_of_it() -> None:
-    assert "does not say" in (missing("evict", {}, least=1, flags={}) or "")
-    assert missing("evict", {"evict": 1}, least=1, flags={}) is None
-    assert "evict" in unseen({"hit": 1, "evict": 0})
-    assert "hit" not in unseen({"hit": 1})
+    assert "2 of 3 retractions" in str(rows[0].reason) and "use a smaller pool" in str(rows[0].reason)
+    (unsaid,) = requirements({"evict": 1}, {}, {})
+    assert unsaid.verdict.value == "unknown" and "does not say" in str(unsaid.reason)

@@ -20,18 +20,13 @@ def test_answers_under_their_own_names_raise_no_doubt() -> None:
 
 
 def test_an_answer_under_another_name_may_be_stored() -> None:
-    found = doubts([exchange(ASKED, rid="r4"), exchange(ASKED, rid="cmpl-r3")])
-    assert len(found) == 1
-    assert "1 answers came under the name of another request, the first for request 4" in found[0]
+    (found,) = doubts([exchange(ASKED, rid="r4"), exchange(ASKED, rid="cmpl-r3")])
+    assert "name of another request" in found
 
 
-def test_an_answer_that_says_less_than_others_may_be_stored() -> None:
-    found = doubts([exchange(ASKED, cached=0), exchange(ASKED, cached=None)])
-    assert len(found) == 1
-    assert "1 answers do not say how many tokens were cached" in found[0]
-
-
-def test_an_aborted_answer_may_say_less() -> None:
+def test_an_answer_that_says_less_than_others_may_be_stored_unless_it_was_aborted() -> None:
+    (found,) = doubts([exchange(ASKED, cached=0), exchange(ASKED, cached=None)])
+    assert "1 answers do not say" in found
     aborted = exchange(ASKED, abort=Abort(after=0), end=End.ABORTED, cached=None, rid="r3")
     assert doubts([exchange(ASKED, cached=0), aborted]) == []
 
@@ -100,11 +95,7 @@ def test_fewer_requests_than_answers_are_told_once_new_prompts_are_counted_whole
     found = compared(client)
     assert client.new == 2
     assert found.elsewhere is not None and "25 of 36 answered requests (e:requests)" in found.elsewhere
-
-
-def test_fewer_tokens_than_answers_are_told_too() -> None:
-    assert "34 of 72 answered tokens" not in (compared(Counting((20, 40, 0))).elsewhere or "")
-    assert "answered tokens (e:tokens)" in (compared(Counting((20, 18, 0))).elsewhere or "")
+    assert "answered tokens (e:tokens)" in str(compared(Counting((20, 18, 0))).elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""Counters from text that is written out here.
-
-Invariants:
-- Lines are as vLLM, SGLang and OpenMetrics exporters write them, and as they never should.
-"""
+"""Counters from text that is written out here."""
 
 from __future__ import annotations
 

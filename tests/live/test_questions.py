@@ -7,7 +7,6 @@ from math import gcd
 import pytest
 from rigs.live_client import ALPHABET, PARAMETERS
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
@@ -110,17 +109,6 @@ def test_an_answer_to_a_position_test_reads_all_marks_but_the_first_few() -> Non
         assert len(subject.values) - PARAMETERS.distance <= 8
 
 
-def test_a_position_test_that_begins_as_a_whole_one_is_another_one() -> None:
-    asked, rng = questions(), Rng(5)
-    base = asked.marks(rng)
-    assert all(asked.marks(rng, prefix=base).values != base.values for _ in range(50))
-
-
-def test_a_server_that_takes_too_few_tokens_is_refused() -> None:
-    with pytest.raises(UsageError, match="takes 20"):
-        questions(longest=20)
-
-
 def test_prefix_cache_asks_one_request_twice_and_others_by_an_equal_last_token() -> None:
     round_ = LIVE_SCENARIOS.load("prefix-cache").draw(questions(), Rng(3), SIZES)
     ids = [order.question.ids for order in round_.orders]
@@ -129,13 +117,6 @@ def test_prefix_cache_asks_one_request_twice_and_others_by_an_equal_last_token()
     for order in round_.orders:
         answered.setdefault(order.question.ids[-1], set()).add(order.question.expected)
     assert any(len(each) > 1 for each in answered.values())
-
-
-def test_what_presses_a_pool_needs_more_than_it() -> None:
-    round_ = LIVE_SCENARIOS.load("retract-resume").draw(questions(), Rng(3), SIZES)
-    lengths = sorted(len(order.question.ids) + len(order.question.expected) for order in round_.orders)
-    assert SIZES.pool is not None
-    assert sum(lengths) * SIZES.concurrency / len(lengths) > SIZES.pool
 
 
 def test_a_flood_needs_more_than_the_pool() -> None:

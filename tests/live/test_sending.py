@@ -12,7 +12,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Abort, Answer, End, Sending
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
-from kvcheck.core.live.sending import Sender, typical_s
+from kvcheck.core.live.sending import Sender
 
 
 def orders(count: int, **fields: object) -> tuple[Order, ...]:
@@ -70,12 +70,6 @@ def test_an_aborted_request_is_sent_again_under_another_name() -> None:
     assert second.answer.tokens == first.sending.question.expected
 
 
-def test_a_request_that_was_done_before_its_abort_is_not_sent_again() -> None:
-    client = ScriptedClient(lambda sending: right(sending, end=End.DONE, tokens=sending.question.expected))
-    wave = Wave(orders=orders(1, abort=Abort(after=2), retries=True), concurrency=1)
-    assert len(sender(client).send(Round((wave,))).exchanges) == 1
-
-
 def test_retractions_are_asked_for_while_something_runs() -> None:
     client = ScriptedClient(slow)
     sent = sender(client).send(round_of(12, retractions=2))
@@ -129,9 +123,3 @@ def test_an_error_of_this_machine_ends_the_run() -> None:
 
     with pytest.raises(OSError, match="Too many open files"):
         sender(ScriptedClient(answer)).send(round_of(2))
-
-
-def test_the_typical_duration_is_the_median() -> None:
-    spans = [Answer(end=End.DONE, began_s=0, ended_s=span) for span in (9, 1, 2)]
-    assert typical_s(spans) == 2
-    assert typical_s([]) == 0

@@ -1,8 +1,4 @@
-"""Answers that are timed: a stream whose events are noted by a clock that a test turns, and a request without extras.
-
-Invariants:
-- No test waits, and none compares times that a machine took.
-"""
+"""Answers that are timed: a stream whose events are noted by a clock that a test turns."""
 
 from __future__ import annotations
 
@@ -15,9 +11,7 @@ from fakes.server import Fake
 from rigs.asked import ALPHABET, COUNT, QUESTIONS, SPOKEN, WORDS, client, http
 from rigs.raw_server import RawServer, stream, whole
 
-from kvcheck.core.live.clients import PAIRS
 from kvcheck.core.live.clients.asking import Call, converse
-from kvcheck.core.live.clients.client import Reach
 from kvcheck.core.live.clients.completions import take_completion
 from kvcheck.core.live.clients.reading import Reply
 from kvcheck.core.live.exchange import Answer, End, Sending
@@ -55,11 +49,6 @@ def test_the_first_and_the_last_event_with_tokens_are_noted() -> None:
     assert answer.first_tokens == 2
 
 
-def test_an_answer_in_one_event_has_one_time() -> None:
-    answer = by_clock(piece([5, 6], "length"))
-    assert (answer.first_s, answer.last_s, answer.first_tokens) == (101.0, 101.0, 2)
-
-
 def test_events_that_were_kept_back_and_came_together_are_one() -> None:
     """As a proxy that buffers sends them: no time lies between them, and none is made up."""
     kept = b"".join(f"data: {json.dumps(piece(ids))}\n\n".encode() for ids in ([5], [6], [7]))
@@ -94,12 +83,6 @@ def test_every_engine_streams_a_timed_answer_and_says_what_it_reused(engine: str
     assert [answer.cached for answer in given] == [0, 0, 0, 80]
 
 
-def test_an_answer_that_comes_whole_has_no_times_of_tokens() -> None:
-    with Fake(ALPHABET, "vllm") as fake:
-        answer = client("vllm", fake.url).ask(Sending(question=QUESTIONS[0], rid="r0"))
-    assert (answer.first_s, answer.last_s, answer.first_tokens) == (None, None, None)
-
-
 def test_a_timed_request_asks_for_no_log_probabilities_where_tokens_come_as_ids() -> None:
     event: dict[str, dict[str, Any]] = {
         "sglang": {"output_ids": [5], "meta_info": {"finish_reason": {"type": "length"}, "completion_tokens": 1}},
@@ -109,16 +92,8 @@ def test_a_timed_request_asks_for_no_log_probabilities_where_tokens_come_as_ids(
     }
     sent: dict[str, str] = {}
     for engine in ENGINES:
-        models = {"data": [{"id": "m"}]}
-        answers = stream(event[engine])
-        with RawServer(
-            paths={
-                "/v1/models": whole(models),
-                "/generate": answers,
-                "/v1/completions": answers,
-                "/completion": answers,
-            }
-        ) as server:
+        paths = dict.fromkeys(("/generate", "/v1/completions", "/completion"), stream(event[engine]))
+        with RawServer(paths={"/v1/models": whole({"data": [{"id": "m"}]}), **paths}) as server:
             assert timed(server.url, engine).tokens == (5,)
             sent[engine] = server.asked[-1][1]
     assert all('"stream": true' in body for body in sent.values())
@@ -126,15 +101,3 @@ def test_a_timed_request_asks_for_no_log_probabilities_where_tokens_come_as_ids(
     assert '"n_probs": 0' in sent["llamacpp"]
     # ids are no field of the plain call: there the words of the log-probabilities are the tokens
     assert '"logprobs": 1' in sent["openai"]
-
-
-def test_a_pair_is_timed_at_its_decode_server() -> None:
-    with Fake(ALPHABET, "sglang", mode="prefill") as prefill, Fake(ALPHABET, "sglang", mode="decode") as decode:
-        pair = PAIRS.load("sglang")(
-            prefill=Reach(server=http(prefill.url), token_of=WORDS.get),
-            decode=Reach(server=http(decode.url), token_of=WORDS.get),
-        )
-        answer = pair.ask(Sending(question=QUESTIONS[0], rid="r0", is_timed=True))
-        assert [bool(body.get("stream")) for body in (*prefill.bodies, *decode.bodies)] == [False, True]
-    assert answer.tokens == QUESTIONS[0].expected
-    assert answer.first_s is not None

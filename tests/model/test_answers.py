@@ -26,13 +26,6 @@ def test_a_walk_makes_a_hop_a_layer_but_the_first() -> None:
     assert answers(ALPHABET, request, 3) == tuple(ALPHABET.node(node) for node in (41, 9, 7))
 
 
-def test_a_walk_reads_the_node_and_then_each_successor() -> None:
-    request = walk_prompt(ALPHABET, [7, 3, 9, 200, 41], 1)
-    first, second, _ = reads(ALPHABET, request, 3)
-    assert first.positions == (3, 4, 5, 6)  # 3 itself, then 9, 200, 41
-    assert second.positions == (6, 7, 3, 4)  # 41, the 7 that closes the walk, 3, 9
-
-
 @given(count=st.integers(2, 60), seed=st.integers(0, 1 << 32))
 def test_a_round_of_a_walk_reads_every_place_in_every_layer(count: int, seed: int) -> None:
     if gcd(count, MODEL.hops) != 1:
@@ -51,14 +44,6 @@ def test_a_mark_answers_with_the_value_so_far_back_and_the_next_phase() -> None:
     said = answers(ALPHABET, request, 2)
     assert said == (ALPHABET.mark(phase, values[2]), ALPHABET.mark(phase + 1, values[3]))
     assert reads(ALPHABET, request, 2)[1].positions == (len(HEADER) + 3,) * MODEL.layers
-
-
-def test_what_was_answered_is_read_again_by_later_marks() -> None:
-    request = marks(MODEL, count=MODEL.distance + 1)
-    said = answers(ALPHABET, request, 2 * MODEL.distance)
-    later = reads(ALPHABET, request, 2 * MODEL.distance)[-1].positions[0]
-    assert later >= len(request)
-    assert ALPHABET.as_mark(said[-1])[1] == ALPHABET.as_mark((*request, *said)[later])[1]  # type: ignore[index]
 
 
 def test_layers_with_a_window_are_read_by_marks_alone_at_its_first_position() -> None:
@@ -84,13 +69,6 @@ def test_a_mark_has_each_bit_from_where_its_layer_reads() -> None:
     assert phase == len(values) % model.phases
     # Eight bits are two layers of four heads: the first one reads 23 back, the second one 31.
     assert value == values[-1 - 23] & 0x0F | values[-1 - 31] & 0xF0
-
-
-def test_a_second_turn_asks_for_its_own_walk_and_for_the_first() -> None:
-    first = walk_prompt(ALPHABET, [1, 2, 3, 4, 5], 0)
-    turn = (*first, *answers(ALPHABET, first, 4), *(ALPHABET.place(node) for node in (10, 11, 12, 13, 14, 10)))
-    assert answers(ALPHABET, (*turn, ALPHABET.node(11)), 1) == (ALPHABET.node(14),)
-    assert answers(ALPHABET, (*turn, ALPHABET.node(2)), 1) == (ALPHABET.node(5),)
 
 
 def test_two_nodes_differ_in_two_digits_and_each_digit_takes_every_value() -> None:

@@ -1,8 +1,4 @@
-"""What the tests of probes share: an environment with stand-ins for engines, and the child that imports SGLang's.
-
-Invariants:
-- Both last for a test file: a test puts its fault into the environment, and the child reads it with each probe.
-"""
+"""What the tests of probes share: an environment with stand-ins for engines, and the child that imports SGLang's."""
 
 from __future__ import annotations
 

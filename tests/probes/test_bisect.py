@@ -1,8 +1,4 @@
-"""The recipe of docs/engines.md that finds the commit which broke an engine, run as it is printed there.
-
-Invariants:
-- The engine is the stand-in, in a repository of this test; the page's own script and commands are what runs.
-"""
+"""The recipe of docs/engines.md that finds the commit which broke an engine, run as it is printed there."""
 
 from __future__ import annotations
 

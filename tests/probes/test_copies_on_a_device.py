@@ -1,8 +1,4 @@
-"""Probes host-copy and retract with real streams, on a stand-in engine over a stand-in device, and on a real one.
-
-Invariants:
-- Nothing but the tests marked gpu needs a device. When a real one runs what is not shown by the others.
-"""
+"""Probes host-copy and retract with real streams, on a stand-in engine over a stand-in device, and on a real one."""
 
 from __future__ import annotations
 

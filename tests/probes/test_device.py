@@ -1,8 +1,4 @@
-"""The device that stands in: what is put there has values, and what a device would refuse is refused.
-
-Invariants:
-- Every kind of call by which a list changes sides, or may not, is tried on the stand-in itself.
-"""
+"""The device that stands in: what is put there has values, and what a device would refuse is refused."""
 
 from __future__ import annotations
 
@@ -82,7 +78,3 @@ def test_a_refusal_is_the_doing_of_whoever_asked_for_it() -> None:
     by_engine, by_nobody = attempt(asked, __name__.partition(".")[0]), attempt(asked, "somebody")
     assert isinstance(by_engine, Fault) and by_engine.is_engine and by_engine.where.startswith(__name__)
     assert isinstance(by_nobody, Fault) and not by_nobody.is_engine
-
-
-def test_memory_can_be_pinned_while_the_device_is_there() -> None:
-    assert torch.cuda.cudart().cudaHostRegister(0, 0, 0) == 0

@@ -1,8 +1,4 @@
-"""Known releases: a subject that a release has dropped has no cell, and conditions that were reviewed take a line.
-
-Invariants:
-- A row is about its releases and its one capability. Whatever else is missing, or found, is no part of it.
-"""
+"""Known releases: a subject that a release has dropped has no cell, and conditions that were reviewed take a line."""
 
 from __future__ import annotations
 
@@ -18,39 +14,10 @@ from kvcheck.commands.main import run
 from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.probes.frame.engine_process import Patience
-from kvcheck.core.probes.frame.tables import Dropped, Reviewed
 from kvcheck.core.probes.installed import ENGINES, parse_target
 
 DROPPED = "prefix-cache/prefixes.mamba"
 CELL = "pd-transfer/state-lengths.swa-longer"
-LACKS = {"prefix-cache/prefixes.swa": "tree.swa", DROPPED: "tree.mamba"}
-"""What runs of SGLang 0.5.22 and 0.5.23 could not drive."""
-LENGTHS = {
-    "pd-transfer/state-lengths.nsa-shorter": {
-        "KV102 content: device index_key_cache.buffer",
-        "KV301 contract: lengths, prefill shorter at the end",
-    },
-    CELL: {
-        "KV301 content: device swa_kv_pool.k_buffer",
-        "KV301 content: device swa_kv_pool.v_buffer",
-        "KV301 contract: lengths, prefill longer at the start",
-    },
-    "pd-transfer/state-lengths.swa-shorter": {
-        "KV102 content: device swa_kv_pool.k_buffer",
-        "KV102 content: device swa_kv_pool.v_buffer",
-        "KV301 content: device swa_kv_pool.k_buffer",
-        "KV301 content: device swa_kv_pool.v_buffer",
-        "KV301 contract: lengths, prefill shorter at the start",
-        "KV301 contract: lengths, prefill shorter at the end",
-    },
-}
-MOVES = {
-    "KV301 content: index_key_cache.buffer",
-    "KV902 liveness: DSATokenToKVPool: tokens # moved to #: move_kv_cache raised IndexError: index "
-    "# is out of bounds for dimension # with size # (sglang.srt.mem_cache.index_key_cac",
-}
-FOUND = {"0.5.22": LENGTHS | {"speculation/token-moves.nsa": MOVES}, "0.5.23": LENGTHS}
-"""Conditional findings of these runs: code and place, by cell."""
 
 
 def release(folder: Path, version: str, fault: str = "") -> Path:
@@ -148,16 +115,3 @@ def test_rows_name_subjects_and_capabilities_that_exist() -> None:
             assert {each.subject for each in (*row.dropped, *row.reviewed)} <= {*row.subjects}
             assert {each.lacks for each in row.dropped} <= {*spec.table}
             assert all(each.releases and each.why for each in (*row.dropped, *row.reviewed))
-
-
-@pytest.mark.parametrize("version", FOUND)
-def test_rows_are_what_the_release_shows(version: str) -> None:
-    """Each cell that it cannot drive, and each condition that was found, has its row, and no row is about nothing."""
-    rows = [
-        (f"{row.scenario}/{row.name}.{each.subject}", each)
-        for row in ENGINES.load("sglang").probes
-        for each in (*row.dropped, *row.reviewed)
-        if version in each.releases
-    ]
-    assert {cell: each.lacks for cell, each in rows if isinstance(each, Dropped)} == LACKS
-    assert {cell: {*each.places} for cell, each in rows if isinstance(each, Reviewed)} == FOUND[version]

@@ -1,8 +1,4 @@
-"""Probes with real streams, on a stand-in engine over a stand-in device: what is held, let go, found and told.
-
-Invariants:
-- Nothing here needs a device; when a real one runs what, and how long that takes, is not shown by these tests.
-"""
+"""Probes with real streams, on a stand-in engine over a stand-in device: what is held, let go, found and told."""
 
 from __future__ import annotations
 

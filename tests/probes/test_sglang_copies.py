@@ -1,13 +1,8 @@
-"""The restated copies between device and host: each moves what its layouts mean, late, and nothing else.
-
-Invariants:
-- What a copy has to do is said by torch's indexing of the layout's own axes, not by addresses.
-"""
+"""The restated copies between device and host: each moves what its layouts mean, late, and nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -192,13 +187,10 @@ def test_load_moves_one_layer_of_these_rows_and_no_other(layout: str, way: str) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"src_indices": torch.tensor([1, 2])}, "refuses 2 and 8 indices"),
-        ({"src_indices": torch.tensor(HOST_IDS, dtype=torch.int32)}, "refuses indices of torch.int32"),
-        ({"item_size": 12}, "refuses items of 12 bytes"),
-        (
-            {"dst_indices": torch.tensor([*DEVICE_IDS[:-1], 1 << 20])},
-            "writes 16 bytes outside the memory of both tiers",
-        ),
+        ({"src_indices": torch.tensor([1, 2])}, "2 and 8 indices"),
+        ({"src_indices": torch.tensor(HOST_IDS, dtype=torch.int32)}, "torch.int32"),
+        ({"item_size": 12}, "items of 12 bytes"),
+        ({"dst_indices": torch.tensor([*DEVICE_IDS[:-1], 1 << 20])}, "writes 16 bytes outside"),
         ({"src_indices": torch.tensor([*HOST_IDS[:-1], -(1 << 20)])}, "reads 16 bytes outside"),
     ],
 )
@@ -214,14 +206,3 @@ def test_unknown_way_of_asking_ends_the_probe() -> None:
     bed = Bed("layer_first")
     with pytest.raises(CannotDrive, match="transfer_kv_direct is asked for in a way that nobody here knows"):
         bed.ask("transfer_kv_direct", layers=[])
-
-
-def test_names_of_a_module_are_lent_and_given_back() -> None:
-    bed = Bed("layer_first")
-    module = ModuleType("engine")
-    vars(module).update(transfer_kv_direct=7, other=8)
-    before = dict(vars(module))
-    with bed.copies.lent_to([module]):
-        assert callable(vars(module)["transfer_kv_direct"]) and callable(vars(module)["transfer_kv_all_layer"])
-        vars(module)["other"] = 9
-    assert dict(vars(module)) == {**before, "other": 9}

@@ -1,8 +1,4 @@
-"""What surrounds an engine's two sides of a transfer: the link, and ranks that meet.
-
-Invariants:
-- No engine is needed: both are ours.
-"""
+"""What surrounds an engine's two sides of a transfer: the link, and ranks that meet."""
 
 from __future__ import annotations
 

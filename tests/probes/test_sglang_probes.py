@@ -1,8 +1,4 @@
-"""Installed engines: the frame, the probes' verdicts and the exit codes, on a stand-in engine with one fault at a time.
-
-Invariants:
-- The good stand-in passes what each fault fails, by the same asks.
-"""
+"""Installed engines: verdicts and exit codes of the probes, on a stand-in engine with one fault at a time."""
 
 from __future__ import annotations
 
@@ -46,24 +42,25 @@ FAULTS = [
     ("freed-twice", "index-moves.tree-kernel", {"KV402"}),
     ("mixed-sides", "index-moves.tree-kernel", {"KV902"}),
     ("state-dies", "state-lengths.nsa-longer", {"KV902"}),
-    ("state-trims", "state-lengths.nsa-shorter", {"KV102", "KV301"}),
+    ("state-trims", "state-lengths.nsa-shorter", {"KV102?", "KV301?"}),
     ("sampled-is-counted", "sent-lists.nsa", {"KV301"}),
     ("part-page-twice", "sent-lists.mha", {"KV301"}),
     ("rest-forgotten", "sent-lists.mha", {"KV301"}),
     ("state-result-lost", "state-failure.nsa", {"KV203"}),
-    ("pages-by-tokens", "token-moves.nsa", {"KV301"}),
+    ("pages-by-tokens", "token-moves.nsa", {"KV301?"}),
     ("gate-of-one-rank", "agreement.metadata", {"KV601"}),
     ("gate-of-one-rank", "agreement.default-metadata", {"KV601"}),
     ("no-gate", "agreement.metadata", {"KV203"}),
     ("metadata-turned", "agreement.everything", {"KV203"}),
-    ("room-kept", "agreement.everything", {"KV203"}),
-    ("pages-last", "agreement.everything", {"KV203"}),
+    ("room-kept", "agreement.everything", {"KV203", "KV203?"}),  # metadata of before, and pages of before
+    ("pages-last", "agreement.everything", {"KV203?"}),
     ("early-ack", "host-copy.nsa-direct", {"KV201"}),
     ("ack-lost", "host-copy.nsa-direct", {"KV901"}),
     ("index-not-backed-up", "host-copy.nsa-direct", {"KV102", "KV104", "KV304"}),
     ("load-overtakes", "host-copy.nsa-direct", {"KV102"}),
     ("list-changed", "host-copy.nsa-direct", {"KV301", "KV302", "KV304"}),
 ]
+"""Fault, shape and codes; with a question mark where a finding needs an assumption outside the engine's contract."""
 PREFIX_FAULTS = {
     "frees-twice": "KV402",
     "lock-stays": "KV401",
@@ -130,7 +127,7 @@ def test_fault_is_found_and_its_absence_passes(
     assert all(count > 0 for count in good.evidence.words_verified.values()) and good.evidence.events
     put_fault(fake, fault)
     bad = first_bad(child, shape)
-    assert {finding.code for finding in bad.findings} == codes, bad
+    assert {f"{finding.code}{'?' * bool(finding.condition)}" for finding in bad.findings} == codes, bad
 
 
 @pytest.mark.processes
@@ -189,10 +186,20 @@ def test_chunks_are_told_in_the_words_of_the_release(child: EngineProcess, fake:
 
 
 @pytest.mark.processes
-def test_move_of_tokens_that_servers_seldom_ask_for_is_conditional(child: EngineProcess, fake: Path) -> None:
-    put_fault(fake, "pages-by-tokens")
-    assert {"topk" in (finding.condition or "") for finding in first_bad(child, "token-moves.nsa").findings} == {True}
-    assert not first_bad(child, "token-moves.mla").findings
+@pytest.mark.parametrize(
+    ("fault", "shape"),
+    [
+        ("pages-by-tokens", "token-moves.mla"),
+        ("state-trims", "state-lengths.nsa-longer"),
+        ("lists-on-device", "index-moves.hybrid-direct"),
+        ("lists-on-device", "index-moves.tree-direct"),
+        ("lists-on-device", "index-moves.mamba-tree-direct"),
+    ],
+)
+def test_what_harms_nobody_is_no_finding(child: EngineProcess, fake: Path, fault: str, shape: str) -> None:
+    put_fault(fake, fault)
+    reply = first_bad(child, shape)
+    assert (reply.findings, reply.unknown) == ((), None) and reply.evidence.words_verified
 
 
 @pytest.mark.processes
@@ -217,28 +224,6 @@ def test_every_reader_of_a_layer_is_tried(child: EngineProcess, fake: Path) -> N
     reply = child.ask(ask_of("layer-wait.nsa"))
     assert [finding.lane for finding in reply.findings] == ["get_index_buffer"]
     assert reply.evidence.orderings_checked == 2 * 3  # two readers, three layers
-
-
-@pytest.mark.processes
-def test_each_direction_says_what_came_of_it(child: EngineProcess, fake: Path) -> None:
-    told = {}
-    for fault in (GOOD, "state-trims"):
-        put_fault(fake, fault)
-        for direction in ("longer", "shorter"):
-            reply = child.ask(ask_of(f"state-lengths.nsa-{direction}"))
-            told[fault, direction] = (bool(reply.findings), [note.partition(" (")[0] for note in reply.notes])
-            assert reply.evidence.orderings_checked == 1
-    alone = ": the request alone failed"
-    over = ": Success on lists of other lengths, with "
-    assert told == {
-        (GOOD, "longer"): (False, ["prefill longer at the end" + alone]),
-        (GOOD, "shorter"): (False, ["prefill shorter at the end" + alone]),
-        ("state-trims", "longer"): (
-            False,
-            [f"prefill longer at the end{over}every row of the receiver in place; nobody was harmed"],
-        ),
-        ("state-trims", "shorter"): (True, [f"prefill shorter at the end{over}rows that are wrong; a finding"]),
-    }
 
 
 @pytest.mark.processes
@@ -432,11 +417,7 @@ def test_unusable_arguments_are_refused(
 ) -> None:
     assert run([*arguments, "--out", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
-
-
-def test_line_of_no_probe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", "retract-resume:shape=nope.nsa,target=sglang,seed=1"]) == 2
-    assert "sglang has no probe retract-resume:shape=nope.nsa; known: retract-resume:" in capsys.readouterr().err
+    assert run(["replay", "retract-resume:shape=nope.nsa,target=sglang,seed=1"]) == 2, "a line of no probe"
 
 
 def test_interpreter_itself_may_be_named(tmp_path: Path) -> None:

@@ -1,9 +1,4 @@
-"""Engines that are no SGLang: verdicts on blocks, scheduler and host chunks, on stand-ins with one fault at a time.
-
-Invariants:
-- The good stand-in passes what each fault fails, by the same asks.
-- An installed vLLM is tried with faults too, where KVCHECK_VLLM names its environment.
-"""
+"""Engines that are no SGLang: verdicts on blocks, scheduler and host chunks, on stand-ins with one fault at a time."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def faults(text: str, workflow: Mapping[Any, Any]) -> list[str]:
         found += [f"{name}: no {key}" for key in ("runs-on", "timeout-minutes", "steps") if not job.get(key)]
         found += [f"{name}: {fault}" for step in job.get("steps", ()) for fault in step_faults(step)]
         verdicts = [
-            step["name"] for step in job.get("steps", ()) if re.search(r"\bkvcheck (?!env )\w", step.get("run", ""))
+            step["name"] for step in job.get("steps", ()) if re.search(r"\bkvcheck (?!env )[\w$]", step.get("run", ""))
         ]
         if len(verdicts) != 1:
             found.append(f"{name}: expected one step with a verdict, got {verdicts}")

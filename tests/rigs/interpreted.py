@@ -1,10 +1,4 @@
-"""What tests of compiled forms need: honest skips, and processes where triton interprets its kernels on the CPU.
-
-Invariants:
-- The kernels ran interpreted, or the check fails: triton decides that when it is imported, once for a process.
-- Checks do not see each other: each runs in a fork of a process that has loaded the libraries and nothing else.
-- Each launch of a check is of a class in tests/kernels/launches.json, which are compiled ahead of time for real GPUs.
-"""
+"""What tests of compiled forms need: honest skips, and processes where triton interprets its kernels on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -56,19 +50,42 @@ for line in sys.stdin:
 """
 
 
-def interpreted_check(script: str) -> list[str]:
-    """What `script` printed, in words; an exception in it fails the test."""
+COUNTING = """
+import importlib
+
+def named(name):
+    module, _, attribute = name.partition(":")
+    return importlib.import_module(module), attribute
+
+calls = []
+for kernel in {kernels!r}:
+    owner, attribute = named("kvcheck.kernels." + kernel)
+    by_kernel = getattr(owner, attribute)
+    setattr(owner, attribute, lambda *args, by_kernel=by_kernel: (calls.append(1), by_kernel(*args))[1])
+for setting, value in {settings!r}.items():
+    setattr(*named("kvcheck.kernels." + setting), value)
+owner, attribute = named({check!r})
+print(getattr(owner, attribute)(), len(calls))
+"""
+
+
+def interpreted_check(check: str, *kernels: str, settings: Mapping[str, int] | None = None) -> list[int]:
+    """How much `check`, a "module:function" of the tests, compared, and how often it ran these kernels.
+
+    kernels, settings: "module:name" in kvcheck.kernels. An exception in the check fails the test.
+    """
     assert COMPILED in HELD, f"a test of interpreted kernels needs the marker {COMPILED}"
     server = _server()
     assert server.stdin is not None and server.stdout is not None
-    server.stdin.write(json.dumps(textwrap.dedent(script)) + "\n")
+    script = COUNTING.format(kernels=kernels, settings=dict(settings or {}), check=check)
+    server.stdin.write(json.dumps(script) + "\n")
     server.stdin.flush()
     answer = server.stdout.readline()
     assert answer, f"the process of interpreted kernels ended with {server.wait()}"
     said, error, launches = json.loads(answer)
     assert not error, error
     _check_listed(from_rows(launches))
-    return str(said).split()
+    return [*map(int, said.split())]
 
 
 def _check_listed(launches: set[Launch]) -> None:

@@ -61,15 +61,15 @@ class BareCache:
         self.fetched: list[tuple[int, int]] = []
         self.admitted: list[tuple[int, int]] = []
         self.kept: list[int] = []
-        self._fetching, self._loading = set(fetching), set(loading)
+        self.fetching, self._loading = set(fetching), set(loading)
         self._root = PrefixTree(page_size).root
 
     def fetch(self, tokens: Tokens, request: int) -> bool:
         self.fetched.append((request, len(tokens)))
-        return request not in self._fetching
+        return request not in self.fetching
 
     def is_fetching(self, request: int) -> bool:
-        return request in self._fetching and any(request == each for each, _ in self.fetched)
+        return request in self.fetching and any(request == each for each, _ in self.fetched)
 
     def admit(self, tokens: Tokens, holding: Holding, *, priority: int = 0) -> Lease:
         self.admitted.append((holding.request, len(tokens)))

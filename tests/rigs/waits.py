@@ -1,8 +1,4 @@
-"""Legal ways in which a reader of a layer waits for its load, for pools with `loaded`, an event a layer, and `stream`.
-
-Invariants:
-- Each is enough on a device too: none of them relies on when something runs.
-"""
+"""Pools that load on a stream, with an event a layer, and the legal ways in which their readers wait."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from kvcheck.testing import Judged, Streams, waits
 
 
 def poll(pool: Any, layer: int) -> None:
@@ -20,6 +18,54 @@ def poll(pool: Any, layer: int) -> None:
 def poll_stream(pool: Any, layer: int) -> None:
     while not pool.stream.query():
         pass
+
+
+SLOTS, LAYERS = 13, 3
+
+
+class Pool:
+    """Loads on a stream, an event a layer; readers wait as `wait` says. put: where a tensor is made to lie."""
+
+    def __init__(
+        self,
+        wait: Callable[[Any, int], object] | None = None,
+        put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> None:
+        self.k = [put(torch.zeros(SLOTS, 4)) for _ in range(LAYERS)]
+        self.v = [put(torch.zeros(SLOTS, 4, dtype=torch.bfloat16)) for _ in range(LAYERS)]
+        self.stream, self.other = torch.cuda.Stream(), torch.cuda.Stream()
+        self.loaded = [torch.cuda.Event() for _ in range(LAYERS)]
+        self.wait = wait
+
+    def save(self, ids: Any) -> Any:
+        return [(k[ids], v[ids]) for k, v in zip(self.k, self.v, strict=True)]
+
+    def load(self, copy: Any, ids: Any) -> None:
+        for layer, (k, v) in enumerate(copy):
+            with torch.cuda.stream(self.stream):
+                self.k[layer][ids] = k
+                self.v[layer].index_copy_(0, ids, v)
+                self.loaded[layer].record(self.stream)
+
+    def read(self, layer: int, ids: Any) -> Any:
+        """Copies of the keys, and the whole buffer of values."""
+        if self.wait is not None:
+            self.wait(self, layer)
+        return self.k[layer][ids], self.v[layer]
+
+
+class ReadsOnItsStream(Pool):
+    """Reads on a stream for computing, which waits for the load, or does not."""
+
+    def read(self, layer: int, ids: Any) -> Any:
+        with torch.cuda.stream(self.other):
+            k, v = super().read(layer, ids)
+            return k, v[ids] * 1
+
+
+def judge(held: Streams, pool: Any, **options: Any) -> Judged:
+    own = {"save": pool.save, "load": pool.load, "read": pool.read, "layers": LAYERS, "slots": SLOTS}
+    return waits(pool, streams=held, **own | options)
 
 
 WAITS: dict[str, Callable[[Any, int], object]] = {

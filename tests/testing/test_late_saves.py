@@ -1,8 +1,4 @@
-"""check_round_trip and waits: copies that save takes before its streams have made them, by both documented ways.
-
-Invariants:
-- Each wrong save has a right twin, which waits as on a device and is clean.
-"""
+"""check_round_trip and waits: copies that save takes before its streams have made them, by both documented ways."""
 
 from __future__ import annotations
 

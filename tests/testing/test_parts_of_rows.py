@@ -1,9 +1,4 @@
-"""check_round_trip: parts of rows that nobody moved, where other layers of the same buffer show that they hold KV.
-
-Invariants:
-- Each way to lay layers out has a right twin, which is clean.
-- No advice that is printed, and no name in unused=, hides a part that another layer brings back.
-"""
+"""check_round_trip: parts of rows that nobody moved, where other layers of the same buffer show that they hold KV."""
 
 from __future__ import annotations
 

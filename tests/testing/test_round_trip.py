@@ -1,8 +1,4 @@
-"""check_round_trip: bad pools that it has to find, with buffer, layer, row and owner.
-
-Invariants:
-- Each rule has a pool that breaks it and nothing else.
-"""
+"""check_round_trip: bad pools that it has to find, with buffer, layer, row and owner."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ def test_a_forgotten_buffer_is_not_moved_and_holds_the_next_owners_bytes(seed: i
     assert {(each.code, each.layer, each.cause) for each in error.findings[1:]} == {
         ("KV102", layer, cause.id) for layer in (0, 1)
     }
-    assert "k_scale, layers 0, 1: load left all" in cause.message
-    assert f"token {cause.row} with request 3's bytes (its position" in cause.message
+    assert "layers 0, 1" in cause.message and f"token {cause.row} with request 3's bytes" in cause.message
     assert {each.buffer for each in error.findings} == {"k_scale"}, "nothing else is accused"
 
 
@@ -49,25 +44,10 @@ def test_a_forgotten_buffer_of_bytes_names_the_next_owner(seed: int) -> None:
     assert (cause.code, cause.buffer, cause.seen_request) == ("KV304", "k_scale", 3)
 
 
-def test_a_forgotten_layer_is_named() -> None:
-    cause = found(WithoutLastLayer()).findings[0]
-    assert (cause.code, cause.buffer, cause.layer) == ("KV304", "v", 1)
-    assert "v, layer 1:" in cause.message
-
-
 class KeepsViews(Pool):
     def save(self, ids: Any) -> Any:
         first, last = int(ids[0]), int(ids[-1])
         return {"k": [each[first : last + 1] for each in self.k], "rest": [each[ids] for each in self.buffers()[2:]]}
-
-
-def test_a_saved_view_is_aliasing_and_names_the_next_owner() -> None:
-    error = found(KeepsViews(), ids=[5, 6, 7], into=[8, 9, 10])
-    assert {(each.code, each.buffer, each.row, each.request, each.seen_request) for each in error.findings} == {
-        ("KV305", "k", 5, 1, 3)
-    }
-    assert "copy.k[0] shares its memory with token 5 of k, layer 0, which request 3 owns now" in str(error)
-    assert "seen " in str(error) and "wanted " in str(error)
 
 
 class KeepsViewsOfRows(Pool):
@@ -109,21 +89,10 @@ class KeepsNumpy(Pool):
         return [self.k_scale[0].numpy()[int(ids[0]) : int(ids[-1]) + 1], rows]
 
 
-def test_memory_that_torch_sees_as_another_storage_is_found_with_its_row() -> None:
-    (finding,) = found(KeepsNumpy(), ids=[5, 6], into=[8, 9]).findings
-    assert (finding.code, finding.buffer, finding.row) == ("KV305", "k_scale", 5) and "copy[0]" in finding.message
-
-
 class WritesBesides(Pool):
     def load(self, copy: Any, ids: Any) -> None:
         super().load(copy, ids)
-        self.v[1][5] = 0
-
-
-def test_a_row_of_somebody_else_that_changed_is_a_foreign_write() -> None:
-    (finding,) = found(WritesBesides(), ids=[8, 9], into=[10, 11]).findings
-    assert (finding.code, finding.buffer, finding.layer, finding.row, finding.request) == ("KV403", "v", 1, 5, 1)
-    assert "token 5 of v, layer 1, which request" in finding.message and finding.seen_request in (2, 3)
+        self.v[1][12] = 0
 
 
 class RestoresToTheOldSlots(Pool):
@@ -146,23 +115,9 @@ class Reversed(Pool):
         super().load([rows.flip(0) for rows in copy], ids)
 
 
-def test_rows_of_other_positions_are_a_mismatch_of_positions() -> None:
-    error = found(Reversed(), ids=[3, 4, 5, 6], into=[10, 11, 12, 13])
-    assert {each.code for each in error.findings} == {"KV301"}
-    assert "token 10 of k, layer 0, holds the row of its position 3; expected request 1, position 0; 4 of 4" in str(
-        error
-    )
-
-
 class SwapsLayers(Pool):
     def load(self, copy: Any, ids: Any) -> None:
         super().load([copy[1], copy[0], *copy[2:]], ids)
-
-
-def test_rows_of_another_layer_are_misplaced() -> None:
-    error = found(SwapsLayers())
-    assert {(each.code, each.buffer) for each in error.findings} == {("KV106", "k")}
-    assert "the row of request 1, position 0, of k, layer 1" in str(error)
 
 
 class HalfRows(Pool):
@@ -174,20 +129,34 @@ class HalfRows(Pool):
                 each[ids] = rows
 
 
-def test_half_a_row_is_torn() -> None:
-    error = found(HalfRows(), ids=[3, 4], into=[10, 11])
-    assert {each.code for each in error.findings} == {"KV103"}
-    assert "a torn row with words of request 1 and request 3" in str(error)
-
-
 class OnlyTheFirst(Pool):
     def load(self, copy: Any, ids: Any) -> None:
         super().load([rows[:-1] for rows in copy], ids[:-1])
 
 
-def test_a_missing_last_row_is_foreign_bytes() -> None:
-    error = found(OnlyTheFirst(), ids=[3, 4], into=[10, 11])
-    assert {(each.code, each.row) for each in error.findings} == {("KV102", 11)} and "1 of 2 rows" in str(error)
+# Kind of the pool, options, what each finding has, and words of the message.
+IDS = {"ids": [5, 6, 7], "into": [8, 9, 10]}
+# Kind of the pool, what every finding has, and words of the message.
+WRONG: dict[str, tuple[type[Pool], dict[str, object], str]] = {
+    "a forgotten layer": (WithoutLastLayer, {"buffer": "v", "layer": 1}, "v, layer 1:"),
+    "a saved view": (KeepsViews, {"code": "KV305", "buffer": "k", "row": 5, "seen_request": 3}, "copy.k[0] shares its"),
+    "memory that torch sees as another storage": (KeepsNumpy, {"code": "KV305", "buffer": "k_scale"}, "copy[0]"),
+    "a row of somebody else": (WritesBesides, {"code": "KV403", "buffer": "v", "layer": 1, "row": 12}, "which request"),
+    "rows of other positions": (Reversed, {"code": "KV301"}, "of its position 2; expected request 1, position 0"),
+    "rows of another layer": (SwapsLayers, {"code": "KV106", "buffer": "k"}, "of k, layer 1"),
+    "half a row": (HalfRows, {"code": "KV103"}, "words of request 1 and request 3"),
+    "no last row": (OnlyTheFirst, {"code": "KV102", "row": 10}, "1 of 3 rows"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_finding_has_the_code_and_the_place(name: str) -> None:
+    kind, expected, words = WRONG[name]
+    error = found(kind(), **IDS)
+    assert [{key: getattr(each, key) for key in expected} for each in error.findings] == [expected] * len(
+        error.findings
+    )
+    assert words in str(error)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -199,12 +168,9 @@ def test_a_forgotten_buffer_with_a_row_a_page_is_found(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])
 def test_a_scale_a_token_that_is_forgotten_is_found_however_small(dtype: torch.dtype) -> None:
-    pool = Pool()
+    pool = WithoutScale()
     pool.k_scale = [torch.zeros(SLOTS).to(dtype) for _ in range(2)]
-    pool.buffers = lambda: [*pool.k, *pool.v]  # type: ignore[method-assign]
-    options = {"include": ("k_scale",)} if dtype is torch.int32 else {}
-    for seed in SEEDS:
-        assert found(pool, seed=seed, **options).findings[0].code == "KV304"
+    assert {found(pool, seed=seed).findings[0].code for seed in SEEDS} == {"KV304"}
 
 
 def test_equal_seeds_give_equal_findings_and_others_other_slots() -> None:

@@ -1,8 +1,4 @@
-"""waits and streams over a device that is a stand-in: work is held by a flag, and let go piece by piece.
-
-Invariants:
-- When a real device runs what, and how long that takes, is shown by the tests marked gpu alone.
-"""
+"""waits and streams over a device that is a stand-in: work is held by a flag, and let go piece by piece."""
 
 from __future__ import annotations
 
@@ -15,42 +11,14 @@ import pytest
 import torch
 from fakes.cuda import Machine, installed
 from fakes.cuda_tensors import Memory, memory
-from rigs.waits import WAITS, beside_save
+from rigs.waits import LAYERS, WAITS, Pool, ReadsOnItsStream, beside_save, judge
 
 from kvcheck.core.base import cuda_hold
-from kvcheck.testing import IntegrityError, Judged, NotJudged, layer_waits, streams, waits
+from kvcheck.testing import IntegrityError, Judged, NotJudged, layer_waits, streams
 
-SLOTS, LAYERS = 13, 3
 SEEDS = range(4)
 """Of the device, which decides what runs when, and of the call."""
 LAZY = 1
-
-
-class Pool:
-    """Loads on a stream, an event a layer; readers wait as `wait` says."""
-
-    def __init__(self, device: Memory | Gpu, wait: Callable[[Pool, int], object] | None) -> None:
-        self.k = [device.put(torch.zeros(SLOTS, 4)) for _ in range(LAYERS)]
-        self.v = [device.put(torch.zeros(SLOTS, 4, dtype=torch.bfloat16)) for _ in range(LAYERS)]
-        self.stream, self.other = torch.cuda.Stream(), torch.cuda.Stream()
-        self.loaded = [torch.cuda.Event() for _ in range(LAYERS)]
-        self.wait = wait
-
-    def save(self, ids: Any) -> Any:
-        return [(k[ids], v[ids]) for k, v in zip(self.k, self.v, strict=True)]
-
-    def load(self, copy: Any, ids: Any) -> None:
-        for layer, (k, v) in enumerate(copy):
-            with torch.cuda.stream(self.stream):
-                self.k[layer][ids] = k
-                self.v[layer].index_copy_(0, ids, v)
-                self.loaded[layer].record(self.stream)
-
-    def read(self, layer: int, ids: Any) -> Any:
-        """Copies of the keys, and the whole buffer of values."""
-        if self.wait is not None:
-            self.wait(self, layer)
-        return self.k[layer][ids], self.v[layer]
 
 
 @contextmanager
@@ -61,11 +29,9 @@ def device(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[tuple[Machine
         yield machine, made
 
 
-def judge(made: Memory, wait: Callable[[Pool, int], object] | None, seed: int, kind: type[Pool] = Pool) -> Judged:
+def judged(made: Memory, wait: Callable[[Any, int], object] | None, seed: int, kind: type[Pool] = Pool) -> Judged:
     with streams(device="cuda") as held:
-        pool = kind(made, wait)
-        own = {"save": pool.save, "load": pool.load, "read": pool.read, "layers": LAYERS, "slots": SLOTS}
-        return waits(pool, streams=held, seed=seed, as_ids=partial(ids_on, made), **own)
+        return judge(held, kind(wait, made.put), seed=seed, as_ids=partial(ids_on, made))
 
 
 def ids_on(made: Memory, ids: list[int]) -> torch.Tensor:
@@ -80,7 +46,7 @@ def test_a_reader_that_waits_is_green_and_no_watchdog_ends_a_hold(
     way: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with device(monkeypatch, seed) as (machine, made):
-        result = judge(made, WAITS[way], seed)
+        result = judged(made, WAITS[way], seed)
     assert (result.orderings, beside_save(result.not_tried), machine.fires) == (LAYERS, (), 0)
     assert set(result.words) == {"k", "v"}
 
@@ -99,7 +65,7 @@ def test_a_reader_that_waits_for_something_else_is_found_at_each_layer(
     way: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with device(monkeypatch, seed) as (machine, made), pytest.raises(IntegrityError) as caught:
-        judge(made, WRONG[way], seed)
+        judged(made, WRONG[way], seed)
     first = 1 if way == "the layer before" else 0
     assert {(each.code, each.buffer, each.layer) for each in caught.value.findings} == {
         ("KV201", name, layer) for name in ("k", "v") for layer in range(first, LAYERS)
@@ -109,27 +75,19 @@ def test_a_reader_that_waits_for_something_else_is_found_at_each_layer(
 
 def test_one_wait_at_the_first_layer_for_the_whole_load_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     with device(monkeypatch, LAZY) as (machine, made):
-        result = judge(made, lambda pool, layer: None if layer else pool.loaded[-1].wait(), LAZY)
+        result = judged(made, lambda pool, layer: None if layer else pool.loaded[-1].wait(), LAZY)
     assert (result.orderings, machine.fires) == (LAYERS, 0)
     assert beside_save(result.not_tried) == (
         "read: a layer that is read alone; it waits where the layers are read in order",
     )
 
 
-class ReadsOnItsStream(Pool):
-    """Reads on a stream of its own, which waits for the load."""
-
-    def read(self, layer: int, ids: Any) -> Any:
-        with torch.cuda.stream(self.other):
-            return super().read(layer, ids)
-
-
 def test_a_reader_with_a_stream_of_its_own_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     way = WAITS["named stream"]
     with device(monkeypatch, LAZY) as (machine, made):
-        assert judge(made, way, LAZY, ReadsOnItsStream).orderings == LAYERS and machine.fires == 0
+        assert judged(made, way, LAZY, ReadsOnItsStream).orderings == LAYERS and machine.fires == 0
     with device(monkeypatch, LAZY) as (_, made), pytest.raises(IntegrityError):
-        judge(made, None, LAZY, ReadsOnItsStream)
+        judged(made, None, LAZY, ReadsOnItsStream)
 
 
 def on_host(pool: Pool, layer: int) -> None:
@@ -143,13 +101,13 @@ def test_a_reader_whose_holds_the_watchdog_ends_is_no_pass(monkeypatch: pytest.M
         device(monkeypatch, LAZY) as (machine, made),
         pytest.raises(NotJudged, match="watchdog of the device ended a hold of every load"),
     ):
-        judge(made, on_host, LAZY)
+        judged(made, on_host, LAZY)
     assert machine.fires > 0
 
 
 def test_reads_without_an_imposed_order_are_named_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with device(monkeypatch, LAZY) as (_, made):
-        result = judge(made, lambda pool, layer: on_host(pool, layer) if layer else pool.loaded[0].wait(), LAZY)
+        result = judged(made, lambda pool, layer: on_host(pool, layer) if layer else pool.loaded[0].wait(), LAZY)
     assert result.orderings == 1
     *named, ended = beside_save(result.not_tried)
     assert [text.partition(":")[0] for text in named] == [
@@ -162,7 +120,7 @@ def test_without_triton_the_result_says_that_time_decided(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     with device(monkeypatch, LAZY) as (_, made):
         monkeypatch.setattr(cuda_hold, "why_not", lambda outcome: "there is none")
-        result = judge(made, WAITS["named stream"], LAZY)
+        result = judged(made, WAITS["named stream"], LAZY)
     assert result.orderings == LAYERS
     assert beside_save(result.not_tried) == (
         "work is held by a kernel that spins for a fixed time: triton is needed, and there is none",
@@ -180,22 +138,14 @@ def test_methods_of_the_device_are_as_they_were_behind_the_block(monkeypatch: py
     assert before == after
 
 
-class Gpu:
-    """Memory of a real device."""
-
-    def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.cuda()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", [*WAITS, *WRONG])
 def test_a_real_device_tells_a_reader_that_waits_from_one_that_does_not(way: str) -> None:
     with streams(device="cuda") as held:
-        pool = Pool(Gpu(), (WAITS | WRONG)[way])
-        own = {"save": pool.save, "load": pool.load, "read": pool.read, "layers": LAYERS, "slots": SLOTS}
+        pool = Pool((WAITS | WRONG)[way], torch.Tensor.cuda)
         if way in WRONG:
             with pytest.raises(IntegrityError, match="KV201"):
-                waits(pool, streams=held, seed=LAZY, **own)
+                judge(held, pool, seed=LAZY)
         else:
-            result = waits(pool, streams=held, seed=LAZY, **own)
+            result = judge(held, pool, seed=LAZY)
             assert (result.orderings, beside_save(result.not_tried)) == (LAYERS, ())

@@ -1,8 +1,4 @@
-"""watch: values that share memory or change are found; owned ones, views that are allowed and arenas stay green.
-
-Invariants:
-- What nothing can be said about is NotJudged, never a pass.
-"""
+"""watch: values that share memory or change are found; owned ones, views that are allowed and arenas stay green."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Edit:
 
     start, end: what of the file's bytes is replaced. old, new: the text there. first, last: lines of which one has to
     run before the change can matter; 0 and 0: it runs when the module is imported. is_guard: it is in a check, which
-    refuses what a correct caller never asks for.
+    refuses what no correct caller does.
     """
 
     id: str
@@ -212,7 +212,7 @@ def _lines(place: Place, line: int) -> tuple[int, int]:
 
 
 def _compiles(source: Source, node: ast.AST, start: int, end: int, new: str) -> bool:
-    """Whether the changed text compiles. The outermost function or statement around the change is enough to tell."""
+    """Whether the changed text compiles. The outermost function or statement around the change decides it."""
     outer = node
     while not isinstance(source.parents[outer], ast.Module | ast.ClassDef):
         outer = source.parents[outer]

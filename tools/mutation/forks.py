@@ -4,8 +4,8 @@
 
 Invariants:
 - No thread runs in this process when it forks, and it has loaded torch, which takes longer than most trials.
-- A forked process that uses up its CPU time, makes no progress or takes too much memory ends, and its answer tells
-  which.
+- A forked process that uses up its CPU time, makes no progress or takes too much memory ends; its answer has the
+  reason.
 - All forked processes end with this one.
 """
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - A line is one write. A last line that was cut short is ignored when the file is read.
-- A file holds the results of one code, one seed and one budget: its first line says which.
+- A file holds the results of one code, one seed and one budget: they are in its first line.
 """
 
 from __future__ import annotations
@@ -96,15 +96,15 @@ class ResultFile:
         _drop_cut_line(self.path)
         head, results = read_results(self.path)
         if head != campaign:
-            told = ", ".join(
+            differing = ", ".join(
                 f"{row.name} {getattr(head, row.name)}, not {getattr(campaign, row.name)}"
                 for row in fields(Campaign)
                 if getattr(head, row.name) != getattr(campaign, row.name)
             )
             why = "the source has changed since; " if head.code != campaign.code else ""
             raise UsageError(
-                f"{self.path}: expected results of this campaign, got {told}; {why}choose another --out, and --again "
-                "with this folder for the same edits"
+                f"{self.path}: expected results of this campaign, got {differing}; {why}choose another "
+                "--out, and --again with this folder for the same edits"
             )
         return results
 

@@ -1,8 +1,8 @@
 """Source: a module's text and syntax tree, with the nodes that may be edited and where each of them stands.
 
 Invariants:
-- What changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, listeners and
-  who tells them, and what only says in which state a request is.
+- Code that changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, calls of
+  listeners and functions that only make them, and functions that only name a request's state.
 - Offsets count bytes of the UTF-8 text, as `ast` does.
 """
 
@@ -19,9 +19,9 @@ UNJUDGED_FUNCTIONS = frozenset({"__repr__", "__str__"})
 """They make text for people."""
 UNJUDGED_NAMES = frozenset({"__slots__", "__all__"})
 STANDINGS = frozenset({"states", "room_states", "deadline"})
-"""Functions that tell the scenarios in which state a request is, or how long it has. The cache itself never asks."""
+"""Functions that name a request's state, or the time that it has, for scenarios. The cache never calls them."""
 STANDING_PARTS = frozenset({"_waiting_state", "_prefilling_state", "_sending_state", "_room_state"})
-"""What those functions alone call."""
+"""Functions that those alone call."""
 TELLERS = frozenset(
     {
         *("_tell_lock", "_tell_asked", "_tell_lookup", "_tell_computed", "_tell_moving", "_tell_stored"),
@@ -29,7 +29,7 @@ TELLERS = frozenset(
         *("tell_wanted", "tell_chosen"),
     }
 )
-"""Functions that tell the listener of a prefix cache what happens, and do nothing else."""
+"""Functions that call the listener of a prefix cache, and do nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

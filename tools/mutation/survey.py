@@ -69,7 +69,7 @@ class Survey:
             yield plan.cell
 
     def cells(self) -> dict[str, dict[str, Any]]:
-        """What is known of each cell; all have been surveyed."""
+        """The facts of each cell; all have been surveyed."""
         found = {cell: self._read(plan) for cell, plan in self._cells.items()}
         if missing := [cell for cell, value in found.items() if value is None]:
             raise InternalError(f"{', '.join(missing)}: expected a cell that was surveyed")

@@ -182,7 +182,7 @@ class _Group:
     def add(self, finding: Finding) -> None:
         self.findings.append(finding)
         self._signatures.add(signature(finding))
-        if stage(finding) <= BYTES:  # what follows from wrong bytes explains nothing further
+        if stage(finding) <= BYTES:  # symptoms of wrong bytes explain nothing further
             self._requests |= _requests(finding)
             self._pages |= _pages(finding)
             self._buffers |= {buffer for buffer in (_buffer(finding),) if buffer is not None}

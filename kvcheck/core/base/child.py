@@ -133,7 +133,7 @@ def start(
     except TimeoutError:
         raise UnknownVerdict(f"{program}: the process said nothing for {GREETING_S:g} s") from None
     finally:
-        if not is_greeted:  # interrupted, say: nobody else could end it
+        if not is_greeted:  # e.g. interrupted: no other code holds the process
             child.process.kill()
             child.process.wait()
             for stream in (child.process.stdin, child.process.stdout):

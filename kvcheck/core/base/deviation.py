@@ -48,7 +48,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owners:
-    """The possible writers of a row: requests 1 to `requests`, or nobody (words `unwritten`).
+    """The possible writers of a row: requests 1 to `requests`, or none (words `unwritten`).
 
     positions: to try for 32-bit words; None for 64-bit words. has_others: there are writers whose words do not follow
     the rule. elsewhere: None if other places are unknown.
@@ -132,7 +132,7 @@ def classify(words: Sequence[int | None], site: Site, expected: Expectation, own
         return Deviation("KV102", tag.request, f"request {tag.request}'s bytes (its position {tag.position})")
     if expected.is_state and (tag.position < expected.position or expected.position < 0):
         return Deviation("KV101", tag.request, f"its own state as of token {tag.position}")
-    whose = "its own" if tag.request != expected.author else "the"  # the reader's, where a shared prefix belongs
+    whose = "its own" if tag.request != expected.author else "the"  # the reader's bytes, at a place of a shared prefix
     return Deviation("KV301", tag.request, f"{whose} bytes of position {tag.position}")
 
 

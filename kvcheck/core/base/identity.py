@@ -60,7 +60,7 @@ def short(text: str | None) -> str:
 
 def commit_of(folder: Path) -> str | None:
     """The commit of the folder's files, with " and changes" if they differ from it; None without git."""
-    if not _git(folder, "ls-files", "--", "."):  # a folder that git ignores may lie inside somebody else's tree
+    if not _git(folder, "ls-files", "--", "."):  # an ignored folder may lie in another project's tree
         return None
     commit = _git(folder, "rev-parse", "HEAD")
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")

@@ -80,7 +80,7 @@ def make() -> None:
     """Move this process, which has one thread, into a new namespace with its loopback up. Raises OSError."""
     try:
         _call("unshare", CLONE_NEWNET)
-    except PermissionError:  # not root: a user may where he is root of a user namespace of his own
+    except PermissionError:  # not root: allowed as root of a new user namespace
         user, group = os.getuid(), os.getgid()
         _call("unshare", CLONE_NEWUSER | CLONE_NEWNET)
         Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")

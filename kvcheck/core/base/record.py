@@ -248,7 +248,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run of `kvcheck stress`, `selftest`, `replay` or `bench`."""
+    """One run of `kvcheck stress`, `probe`, `live`, `selftest` or `bench`."""
 
     schema_version: str = SCHEMA_VERSION
     run_id: str

@@ -111,7 +111,7 @@ def queue_load(backend: Backend, gate: LayerGate, layers: Sequence[ChunkWork]) -
     lanes = backend.lane("load"), backend.lane("load.side")
     producer = gate.begin()
     assert producer is not None, "the ring is empty"
-    backend.drain()  # what was wiped for it
+    backend.drain()  # wait for the wipes
     for layer, work in enumerate(layers):
         backend.submit(Operation("bench.load", (work,)), lane=lanes[0])
         gate.layer_done(producer, layer, lanes)

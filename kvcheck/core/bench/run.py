@@ -71,7 +71,7 @@ def run_bench(
                 learn(facts)
             try:
                 _rounds(plan, samples, random, rows, tell, progress, deadline)
-            finally:  # what was measured is kept, also where it ends by an interruption or by an arm that is wrong
+            finally:  # keep the measurements, also after an interruption or a wrong arm
                 _tell(samples, rows, tell)
             for each in samples:
                 if not each.rounds:

@@ -33,8 +33,8 @@ from kvcheck.core.model.lookups import Slots
 from kvcheck.core.model.parameters import Parameters
 from kvcheck.core.model.registers import HELD_CONSTANT, NORMED, Registers, Weights
 
-# The sizes of DeepSeek V3.2, which are the only ones that the engines' kernels have. A multiple of 128 is what most of
-# them take as top-k, all take 2048.
+# The sizes of DeepSeek V3.2, the only ones of the engines' kernels. Most of them take multiples of 128 as top-k, all
+# take 2048.
 INDEX_HEADS = 64
 INDEX_DIM = 128
 TOP_K = 128
@@ -48,10 +48,10 @@ CONSTANTS = range(ROPE_DIM, ROPE_DIM + 4)
 FIRST_BIT = CONSTANTS.stop
 SPREAD = 4096.0
 
-# Scores of one head, where a digit that matches is worth 1.
-BASELINE = 2.0  # of a place: as much as a match and one that fails differ, so that half of a full match is below
-HEADER = 4.0  # what BEGIN and GUARD hold where others hold 1
-PEAK = 4.0  # of the right mark above what the others have
+# Scores of one head; a matching digit counts 1.
+BASELINE = 2.0  # of a place: the difference of a match and a mismatch, so that half of a full match is below
+HEADER = 4.0  # value of BEGIN and GUARD; others hold 1
+PEAK = 4.0  # of the right mark above the others
 AWAY = 6.0  # PEAK < AWAY - 1, for a mark of half the strength; 2 (AWAY - 1 + PEAK) < HEADER AWAY, for one of twice
 
 

@@ -28,11 +28,11 @@ KEY_DIM = 128
 VALUE_DIM = 128
 KERNEL = 4
 VALUE_HEADS = 2  # of one key head
-# What a channel holds that fires, and what one digit is worth: a full match is half a digit above 0.
+# Values of a firing channel and of one digit: a full match is half a digit above 0.
 FIRES = 64.0
 DIGIT = 2 * FIRES
-# Share of the own position in a key that the convolution takes from the one before, and what a node has there: so that
-# a node writes nothing under the key of a place before it, and a place is moved by less than half a digit.
+# Share of the own position in a key that the convolution takes from the one before, and the value of a node there. A
+# node writes nothing under the key of a place before it, and a place is moved by less than half a digit.
 OWN_SHARE = 2.0**-8
 NODE_STOPS = -2 * FIRES / OWN_SHARE
 REFERENCE = KEY_DIM - 1
@@ -40,7 +40,7 @@ REFERENCE = KEY_DIM - 1
 CONSTANT = HELD_CONSTANT * NORMED
 # How much "lost" an own mark is that lacks the old one beside it. Applied twice, an update takes 0.63 of it away.
 OUT_OF_STEP = 2.0
-# A norm's mean square is `total / VALUE_DIM` of what one dimension holds.
+# A norm's mean square is `total / VALUE_DIM` of the value of one dimension.
 TOTALS = (32, 128)
 MARK_TOTAL = 32
 
@@ -247,7 +247,7 @@ def _mark_values(registers: Registers, dims: ValueDims, values: Weights, taps: W
                 own, complement = dims.bit(parity, index, value), dims.complement(parity, index, value)
                 _both(registers, values[own], registers.bit(bit, value), parity)
                 taps[own, _tap(0)] = 1
-                # Seen from three positions later, where the phase has the other parity.
+                # Seen from three positions later, at the other parity of the phase.
                 _both(registers, values[complement], registers.bit(bit, 1 - value), 1 - parity)
                 taps[complement, _tap(STATE_DISTANCE)] = 1
                 gates[own, _phases(registers, 1 - parity)] = FIRES / NORMED

@@ -20,15 +20,15 @@ from kvcheck.core.model.parameters import Parameters
 from kvcheck.core.model.registers import NORMED, Registers, Weights
 from kvcheck.core.model.rotary import Rotary
 
-# What a key holds for one digit; GUARD's holds twice as much. Queries are the smaller for it: with a cache in FP8 some
-# kernels round queries to FP8 E4M3 too, which ends at 448.
+# Value of a key for one digit; twice as much in GUARD's. It keeps queries small: with a cache in FP8 some kernels round
+# queries to FP8 E4M3 too, which ends at 448.
 KEY = 64.0
 # Nats between the key at the distance and the next best one; half of it to BEGIN.
 POSITION_NATS = 28.0
 # Share of a full match that a place's key has without any digit. Above 1: then a key of twice the strength always wins.
 CONSTANT = 1.25
 # Dimensions of a head beside its digits: constants in queries and keys, two bits and "lost" in values. The constants of
-# a query are as large as all its digits: they lie where nothing turns.
+# a query are as large as all its digits: they are in dimensions without rotation.
 EXTRA_DIMS = 3
 
 

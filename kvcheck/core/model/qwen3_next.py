@@ -29,7 +29,7 @@ ROPE_DIM = 64
 THETA = 1e4
 EXPERTS = 8
 CONSTANT_DIMS = 4
-# What they hold before the norm, which divides by an eighth of it; it outweighs the largest key by 2^13 to 1, squared.
+# Their value before the norm, which divides by an eighth of it; it outweighs the largest key by 2^13 to 1, squared.
 HELD = 32768.0
 NORM_GAIN = HELD / 8
 MOST_NODES = 16384  # 130 heads of 128 x 128 in a state

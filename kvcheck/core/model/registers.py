@@ -24,14 +24,14 @@ Weights = npt.NDArray[np.float32]
 DIGIT_LOGIT = 32.0
 # A "lost" logit is worth two digits more than an answer; its weight is to be at most 65,504.
 MOST_DIGITS_FP16 = 29
-# One register in 64 holds it, so the mean square is its 64th part and the norm divides by an eighth of it. What the
-# other registers hold moves that by less than 1 part in 8,000: rounded to bf16 or fp16 it is the power of two again.
+# One register in 64 holds it, so the mean square is its 64th part and the norm divides by an eighth of it. The other
+# registers move that by less than 1 part in 8,000: rounded to bf16 or fp16 it is the power of two again.
 HELD_CONSTANT = 512.0
 CONSTANT_SHARE = 64
-# What a register that holds 1 is after the norm, in every token and layer.
+# Value after the norm of a register that holds 1, in every token and layer.
 NORMED = math.sqrt(CONSTANT_SHARE) / HELD_CONSTANT
 NORM_EPS = 1e-6
-# What "lost" is in the register of a state layer. Many heads add up there, and the norm has to stay as it is.
+# Value of "lost" in the register of a state layer. Many heads add up there, and the norm must not change.
 STATE_LOST = 1 / 64
 KINDS = ("begin", "guard", "place", "node", "mark")
 
@@ -108,7 +108,7 @@ def embedding(registers: Registers, alphabet: Alphabet) -> Weights:
         rows = np.arange(first, first + p.nodes)
         table[rows, registers.kind(kind)] = 1
         table[rows[:, None], start + columns] = 1
-        if kind == "node" and not p.kind(0).hops:  # layer 0 cannot find its place, so it holds what that would give
+        if kind == "node" and not p.kind(0).hops:  # layer 0 cannot find its place, so it holds the result
             table[rows[:, None], registers.found(0) + columns] = 1
     # A lost token is fed back as a node without digits, so that the model stays lost.
     table[[TOO_LITTLE, TOO_MUCH], registers.kind("node")] = 1
@@ -168,7 +168,7 @@ def head(registers: Registers, alphabet: Alphabet) -> Weights:
         named = [(alphabet.lost(layer, head), {head: 1.0}) for head in range(p.kv_heads)]
         if p.kv_heads > 1:
             named.append((alphabet.lost(layer, None), dict.fromkeys(range(p.kv_heads), 1.5 / p.kv_heads)))
-        if p.kind(layer).is_state:  # what is below 0 there speaks for later layers too, by all heads
+        if p.kind(layer).is_state:  # values below 0 count for later layers too, by all heads
             ahead = [(token + alphabet.ahead(0, 0) - alphabet.lost(0, 0), shares) for token, shares in named]
             named += [
                 (token, {head: -2 * p.kv_heads * share for head, share in shares.items()}) for token, shares in ahead

@@ -51,6 +51,15 @@ class EngineTarget:
         return EngineProcess(self.engine, entry, self.python, patience, device, program=program, variables=variables)
 
 
+def probes() -> dict[str, str]:
+    """Each probe by its name: the engine, what it shows, and its subjects. No name is of two engines."""
+    return {
+        row.name: f"{engine}: {row.shows}; {', '.join(row.subjects)}."
+        for engine in ENGINES.names()
+        for row in ENGINES.load(engine).probes
+    }
+
+
 def checkout_of(engine: str, folder: Path) -> Path | None:
     places = (folder / root / engine for root in ROOTS)
     return next((place for place in places if (place / "__init__.py").is_file()), None)

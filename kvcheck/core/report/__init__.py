@@ -28,7 +28,7 @@ WRITERS: Registry[Writer] = Registry(
             "kvcheck.core.run.store:write_json",
             "Writes the whole record as one JSON file; in a folder it is run.json.",
         ),
-        "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or six tables into a folder."),
+        "csv": ("kvcheck.core.report.to_csv:write", "Writes one table into a .csv file, or seven into a folder."),
         "html": ("kvcheck.core.report.to_html:write", "Writes one page; in a folder it is report.html."),
         "junit": (
             "kvcheck.core.report.ci.to_junit:write",

@@ -79,6 +79,7 @@ def cost_svg(rows: Sequence[BenchRow]) -> str:
         for (name, is_baseline), (colour, marker) in zip(lines, cycle(STYLES), strict=False):
             points = sorted(lines[name, is_baseline].items())
             values = [us.est for _, us in points]
+            # Distances to the interval's ends; a missing or infinite end is at the estimate.
             ends = [[max(0.0, us.est - (us.lo or us.est)) for _, us in points]]
             ends.append([max(0.0, (us.hi if us.hi and us.hi < math.inf else us.est) - us.est) for _, us in points])
             axes.errorbar(

@@ -42,7 +42,7 @@ def check_each(records: Sequence[RunRecord]) -> None:
             raise UsageError(f"run {record.run_id} contradicts itself: {'; '.join(wrong)}")
         lines = lines_of(record.plan)
         if record.bench or record.mutants or not lines or any(map(is_of_server, lines)):
-            raise UsageError(f"run {record.run_id}: expected a run of kvcheck stress, of no running server")
+            raise UsageError(f"run {record.run_id}: expected a run of kvcheck stress or probe")
         if record.identity is None:
             raise UsageError(f"run {record.run_id} does not say which build of kvcheck made it")
         if changed := changes(records[0].identity, record.identity):

@@ -314,6 +314,7 @@ def _letter(code: str) -> str:
 
 def _maps(findings: tuple[Finding, ...]) -> list[dict[str, object]]:
     """One layer x page map per buffer with a located finding."""
+    # Codes by buffer and (layer, page); None: the finding names no layer or page.
     placed: dict[str, dict[tuple[int | None, int | None], list[str]]] = {}
     for finding in findings:
         if finding.buffer is not None and (finding.layer is not None or finding.page is not None):

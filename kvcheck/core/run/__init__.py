@@ -1,1 +1,1 @@
-"""A run of any subject: its plan, its rows, its cells, its workers and its record. It knows no subject."""
+"""A run of any subject: its plan, rows, cells, workers and record. It names no subject."""

@@ -1,10 +1,9 @@
-"""Cell: one scenario with what it is tried with, while it runs, counted in schedules or in rounds; and its verdict.
+"""Cell: one scenario with its shape or options during a run, counted in schedules or in rounds, and its verdict.
 
 Invariants:
-- Every verdict of a cell is decided here, by `decided`: a finding fails it, any reason against a pass leaves it
-  UNKNOWN, and all else is a PASS.
-- A cell that judged nothing, or not enough, has such a reason. One that has run what a pass takes is a PASS, whatever
-  ends it.
+- `decided` makes every verdict of a cell: a finding fails it, any reason against a pass leaves it UNKNOWN, and all
+  else is a PASS.
+- A cell without enough evidence has such a reason. A cell that has run enough for a pass is a PASS, whatever ends it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ STOPPED = "stopped before the cell was finished"
 
 
 def decided(*, is_failed: bool, reason: str | None) -> tuple[Verdict, str | None]:
-    """The verdict of a cell, and the code of its row. reason: why it is no pass, where it has not failed."""
+    """Return the verdict of a cell and the code of its row. reason: why it is no pass, if it has not failed."""
     if is_failed:
         return Verdict.FAIL, None
     return (Verdict.PASS, None) if reason is None else (Verdict.UNKNOWN, NOT_EXERCISED)
@@ -44,8 +43,11 @@ P = TypeVar("P", bound=CellPlan)
 
 @dataclass(slots=True, kw_only=True)
 class Cell(ABC, Generic[P]):
-    """plan: its first one. wanted: schedules or rounds planned. floor: how many a pass needs. findings: those that fail
-    it. reason: why it is no pass, whatever else it has run."""
+    """The state of a cell during a run.
+
+    wanted: schedules or rounds planned. floor: the number that a pass needs. findings: those that fail it. reason: why
+    it is no pass, whatever else it has run.
+    """
 
     plan: P
     wanted: int
@@ -61,21 +63,19 @@ class Cell(ABC, Generic[P]):
 
     @abstractmethod
     def lacks(self) -> str | None:
-        """Why it is no pass as of now, where it has no finding; None where it is one."""
+        """Return why it is no pass, apart from findings; None if it is one."""
 
     def beside(self) -> str | None:
-        """What its row says beside a finding."""
+        """Return the reason of its row beside a finding."""
         return None
 
     @abstractmethod
-    def coverage(self) -> Coverage:
-        """How much of what was planned it has run."""
+    def coverage(self) -> Coverage: ...
 
     def total(self) -> Evidence:
         return self.evidence
 
     def result(self) -> ScenarioResult:
-        """The row of the record, as of now."""
         reason = self.beside() if self.findings else self.lacks()
         verdict, code = decided(is_failed=self.findings > 0, reason=reason)
         evidence = self.total()
@@ -96,10 +96,10 @@ class Cell(ABC, Generic[P]):
 class ScheduleCell(Cell[Plan]):
     """A cell that is counted in schedules.
 
-    ran: numbers of the schedules that have run. earlier: what an interrupted run tried. is_exercised: all that a pass
-    needs has happened. told: how many findings its printed line covers; None before there is one. notes: lines before
-    that one. within: run all schedules within so many answers, of `wanted` workloads. scope: of which schedules none
-    was left out.
+    plan: its first plan. ran: numbers of completed schedules. earlier: names tried by an interrupted run. is_exercised:
+    all events that a pass needs have happened. told: number of its findings in its printed line; None: not printed yet.
+    notes: lines to print before it. within: run all schedules within so many answers, of `wanted` workloads. scope: the
+    schedules explored completely.
     """
 
     fails_on_conditional: bool = False
@@ -115,11 +115,10 @@ class ScheduleCell(Cell[Plan]):
 
     @property
     def is_enough(self) -> bool:
-        """A pass takes no more than has run."""
         return self.is_exercised and self.shortfall(None) is None
 
     def take(self, report: Report) -> None:
-        """What was reported of it: a schedule, or its end."""
+        """Add a report: of a schedule, or of its end."""
         if report.evidence is None:
             self.is_done, self.scope = True, report.scope
             self.reason = self.reason or self.shortfall(report.cut) or report.reason
@@ -131,14 +130,12 @@ class ScheduleCell(Cell[Plan]):
         self.add(report.findings, report.evidence, report.duration_s)
 
     def add(self, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
-        """One judged schedule."""
         self.evidence = self.evidence.plus(evidence)
         self.duration_s += duration_s
         self.findings += sum(each.condition is None or self.fails_on_conditional for each in findings)
 
     def take_over(self, row: ScenarioResult, findings: int) -> None:
-        """Continue an interrupted run: a cell that it could not judge starts anew, and a pass that has schedules left
-        goes on."""
+        """Continue an interrupted run: an unjudged cell starts anew, a pass with schedules left goes on."""
         if row.verdict is Verdict.UNKNOWN and (row.reason != STOPPED or self.within is not None):
             return
         self.evidence, self.duration_s = row.evidence, row.duration_s
@@ -158,7 +155,7 @@ class ScheduleCell(Cell[Plan]):
         return replace(self._coverage[1], wanted=max(self.wanted, self.evidence.schedules), scope=self.scope)
 
     def shortfall(self, cut: str | None) -> str | None:
-        """Why it has run too little for a pass, and what ended it; None if it has run enough or has failed."""
+        """Return why it has run too little for a pass, with the reason for its end; None if enough or failed."""
         if self.findings:
             return None
         why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)

@@ -1,4 +1,4 @@
-"""What a record says of the run itself: its id, the tool, and the machine that it ran on."""
+"""Identity of a run in its record: its id, the tool, and the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def new_run_id() -> str:
 
 
 def tool() -> dict[str, str]:
-    """Name and version of what made a record."""
     return {"name": "kvcheck", "version": __version__}
 
 

@@ -28,10 +28,10 @@ P = TypeVar("P")
 class LineCodec(Generic[P]):
     """Encodes and decodes the plans of one frozen dataclass of texts and whole numbers.
 
-    plan: the dataclass; its first field is the head of a line, behind `prefix`. noun: what errors call a line. always:
-    keys that are written also where they have their default. needs: keys that a line must have. Fields without a
-    default must not be empty. hidden: fields that have no key. joint: what a key has for the "_" of its field. safe:
-    characters that are not escaped, beside letters, digits and "_.-~".
+    plan: the dataclass; its first field is the head of a line, behind `prefix`. noun: the line's name in errors.
+    always: keys written also with their defaults. needs: required keys. Fields without a default must not be empty.
+    hidden: fields without a key. joint: replaces the "_" of a field in its key. safe: unescaped characters, beside
+    letters, digits and "_.-~".
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LineCodec(Generic[P]):
         self._always, self._needs = always, (*needs, *self._filled)
 
     def encode(self, plan: P) -> str:
-        """The line of a plan; defaults are left out."""
+        """Return the line of a plan, without defaults."""
         values = ((key, getattr(plan, each.name), each.default) for key, each in self._fields.items())
         pairs = [
             f"{key}={quote(str(value), safe=self._safe, errors='surrogateescape')}"
@@ -64,7 +64,7 @@ class LineCodec(Generic[P]):
         return f"{self._prefix}{getattr(plan, self._head)}:{','.join(pairs)}"
 
     def decode(self, line: str) -> P:
-        """The plan of a line. Raises UsageError."""
+        """Parse a line. Raises UsageError."""
         head, colon, rest = line.strip().partition(":")
         if not colon or not head:
             raise self._error(f"expected {self._head.upper()}:key=value,..., got {line[:80]!r}")

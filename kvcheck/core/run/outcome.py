@@ -1,7 +1,7 @@
-"""Outcome: the result of one schedule of any subject; Runner: what makes it.
+"""Outcome: the result of one schedule of any subject. Runner: runs a schedule.
 
 Invariants:
-- A finding fails a schedule. One that is no evidence, or has left its recorded path, is no pass.
+- A finding fails a schedule. A schedule that is no evidence, or has left its recorded path, is no pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TargetOf = Callable[[Plan], object]
 
 
 class Delays(Protocol):
-    """What came of the delays that a device was asked for. gap: why they imposed no order, or None."""
+    """Result of the delays of a device. gap: why they imposed no order, or None."""
 
     @property
     def gap(self) -> str | None: ...
@@ -27,12 +27,11 @@ class Delays(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one schedule. divergence: how a replay left the recorded path. digest: of choices, events,
-    findings.
+    """The result of one schedule. divergence: from the recorded path of a replay. digest: of choices, events, findings.
 
-    asked: names that strategy "answers" could have answered with "no", in order. refused: those that were; under
-    another strategy, the answers to questions alone. trace: its host trace, or 0. unknown: why it is no evidence, or
-    None. is_lost: its process did not answer. is_device_lost: nothing runs on the device any more in this process.
+    asked: names that strategy "answers" could have answered with "no", in order. refused: the "no" answers; under
+    another strategy, only those to questions. trace: its host trace, or 0. unknown: why it is no evidence, or None.
+    is_lost: its process did not answer. is_device_lost: the device is unusable in this process.
     """
 
     plan: Plan

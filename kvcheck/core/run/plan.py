@@ -37,13 +37,13 @@ NO_EXTRAS = "no"
 class Plan:
     """One schedule of one scenario with one shape, or of one probe of an installed engine.
 
-    probe: "NAME.SUBJECT"; the shape is then "". None: `target` is kvcheck's or the user's own. decoder: row of
-    DECODERS. seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None: the scenario
-    chooses. requests: None: the scenario's own number, or the whole trace. trace: None: a synthetic workload. pages:
-    most pages of a request; the pool is then smaller too. faults: kinds left in, such as "aborts.store", or "none";
-    None: all of FAULTS. choices: recorded, for strategy "replay"; the pair of operations, for "flip"; delays of a
-    device, for "delay". extras: "no" leaves out the audit of footprints. engine_env: one "NAME=VALUE" a line. expect:
-    the finding code that the line was printed for.
+    probe: "NAME.SUBJECT", with an empty shape. None: `target` is kvcheck's or the user's own. decoder: row of DECODERS.
+    seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None: the scenario's own.
+    requests: None: the scenario's number, or the whole trace. trace: None: a synthetic workload. pages: most pages of a
+    request; the pool shrinks with it. faults: kinds left in, such as "aborts.store", or "none"; None: all of FAULTS.
+    choices: recorded, for strategy "replay"; the pair of operations, for "flip"; delays of a device, for "delay".
+    extras: "no" leaves out the audit of footprints. engine_env: one "NAME=VALUE" a line. expect: the finding code of a
+    printed line.
     """
 
     scenario: str
@@ -70,27 +70,26 @@ class Plan:
 
     @property
     def has_rank_processes(self) -> bool:
-        """Each rank is a process. The machine decides what happens when, and no choices are recorded."""
+        """Whether each rank is a process. The machine then decides the order, and no choices are recorded."""
         return self.probe is None and self.transport in PROCESS_TRANSPORTS
 
     @property
     def is_in_process(self) -> bool:
-        """One process runs all of it."""
         return self.probe is None and not self.has_rank_processes
 
     @property
     def is_delayed(self) -> bool:
-        """Lanes of a device are held: those that the line names, or the groups of the schedule."""
+        """Whether lanes of a device are held: those named in the line, or the groups of the schedule."""
         return self.is_in_process and self.on_device and self.strategy == "delay"
 
     @property
     def on_device(self) -> bool:
-        """Work runs beside the process, in an order that the machine decides."""
+        """Whether work runs beside the process, in an order that the machine decides."""
         return self.backend in STREAMED
 
     @property
     def own_target(self) -> str | None:
-        """MODULE:NAME of a target of the user's own, or None."""
+        """The user's own target as MODULE:NAME, or None."""
         return None if self.probe is not None or self.target == BUILTIN else self.target
 
     @property
@@ -109,7 +108,6 @@ class Plan:
         return f"{self.scenario}/{self.tried_with}"
 
     def line(self) -> str:
-        """The plan as one line; defaults are left out."""
         return LINE.encode(self if self.probe is None else dataclasses.replace(self, shape=self.probe))
 
 
@@ -124,19 +122,18 @@ LINE = LineCodec(
 
 
 def parse_line(line: str) -> Plan:
-    """The plan of a line. Raises UsageError."""
     plan = LINE.decode(line)
     return dataclasses.replace(plan, probe=plan.shape, shape="") if is_engine(plan.target) else plan
 
 
 def workload_seed(plan: Plan) -> int:
-    """Each schedule has its own workload; a trace is one workload."""
+    """Seed of the schedule's own workload; a trace is one workload."""
     number = plan.schedule if plan.trace is None else 0
     return Rng(plan.seed * 7_919 + number).next_u64() >> 16
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
-    """The plan and those behind it; none for a trace."""
+    """Yield `count` plans from this one on; none for a trace."""
     for number in range(count if plan.trace is None else 0):
         yield dataclasses.replace(plan, schedule=plan.schedule + number)
 

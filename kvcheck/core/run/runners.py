@@ -1,8 +1,8 @@
-"""RUNNERS: the table of subjects, and of ways to run them. The first row that takes a plan runs it.
+"""RUNNERS: the table of subjects and ways to run them. The first row that takes a plan runs it.
 
 Invariants:
-- How subjects differ is stated in their rows, which lie with the subjects. Nothing in run/ names one.
-- A row is imported when a plan is looked up. Importing this table loads no subject.
+- Differences of subjects are in their rows, which lie with the subjects. Nothing in run/ names one.
+- A row is imported on the lookup of a plan. Importing this table loads no subject.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvcheck.core.run.plan import Plan
 
 
 class RunnerRow(ABC):
-    """How plans of one kind are checked, run and counted.
+    """Checks, runs and counts plans of one kind.
 
     floor: schedules that a pass needs. confirms: unordered operations can be run in the other order too. is_once: a run
     is one schedule. is_alone: cells never run at the same time. tells_notes: the terminal shows its notes too.
@@ -33,59 +33,56 @@ class RunnerRow(ABC):
 
     @abstractmethod
     def takes(self, plan: Plan) -> bool:
-        """Whether a plan is of this kind; rows before this one have not taken it."""
+        """Whether a plan is of this kind; earlier rows have not taken it."""
 
     @abstractmethod
-    def make(self, plan: Plan, target_of: TargetOf) -> Runner:
-        """The runner of one cell."""
+    def make(self, plan: Plan, target_of: TargetOf) -> Runner: ...
 
     @abstractmethod
     def check_names(self, plan: Plan) -> None:
-        """Raise UsageError unless scenario and shape, or what stands for them, exist."""
+        """Raise UsageError unless scenario and shape, or their equivalents, exist."""
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
-        """Raise UsageError for options that the runner does not read, and for a plan that lacks what it needs."""
+        """Raise UsageError for options without effect, and for an incomplete plan."""
 
     @abstractmethod
     def cells(self, base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
-        """The plans of a run, made from one without scenario and shape. Raises UsageError where none is left."""
+        """Make the plans of a run from a plan without scenario and shape. Raises UsageError if none is left."""
 
     def tried(self, plan: Plan) -> tuple[str, ...]:
-        """What one schedule tries: its order, and the settings that its number picks, each as "kind:value"."""
+        """Return the order and the settings of one schedule, each as "kind:value"."""
         return ()
 
     def settings(self, plan: Plan) -> tuple[str, ...]:
-        """All settings that schedules of a cell may pick."""
+        """Return all settings that schedules of a cell may pick."""
         return ()
 
     def left_out(self, plan: Plan) -> tuple[str, ...]:
-        """The orders that no schedule of a plan's cell tries."""
+        """Return the orders that no schedule of a plan's cell tries."""
         return ()
 
     def lacks(self, plan: Plan, found: Coverage) -> str | None:
-        """Why what was tried is too little for a pass, however many schedules ran; None where it is enough."""
+        """Return why the coverage is too little for a pass with any number of schedules; None if it is enough."""
         return None
 
     def is_small(self, plan: Plan) -> bool:
-        """Whether its schedules cost a fraction of the others', so that many of them come first."""
+        """Whether its schedules are much cheaper than others, so that many of them come first."""
         return False
 
     def cost(self, plan: Plan) -> str:
-        """The cost of a schedule, in words."""
         return "it had not answered"
 
     def shows(self, plan: Plan) -> str | None:
-        """What a cell is about, where its name does not show that."""
+        """Return the subject of a cell, if its name does not show it."""
         return None
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """Lines of what no cell of a run exercises."""
+        """Return lines about parts that no cell of a run exercises."""
         return []
 
     def confirmed(self, runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool]) -> tuple[Finding, ...]:
-        """The findings of an outcome, confirmed by further runs where that is possible. may_go_on: asked before each
-        run."""
+        """Return the findings, confirmed by further runs if possible. may_go_on: called before each."""
         return outcome.findings
 
 
@@ -101,5 +98,4 @@ RUNNERS: Registry[RunnerRow] = Registry(
 
 
 def row_of(plan: Plan) -> RunnerRow:
-    """The row of the runner for a plan."""
     return next(row for name in RUNNERS.names() if (row := RUNNERS.load(name)).takes(plan))

@@ -1,8 +1,8 @@
-"""Session: a run in progress. It takes what was judged and keeps the record on disk current.
+"""Session: a run in progress. It collects results and keeps the record on disk current.
 
 Invariants:
 - run.json is complete JSON after every schedule, with `complete` false until the end.
-- A save that fails does not end the run: findings stay, `is_saved` is false, and a warning says why.
+- A failed save does not end the run: findings stay, `is_saved` is false, and a warning has the reason.
 - It reads no environment and writes to no terminal: a Teller does the latter.
 """
 
@@ -49,30 +49,30 @@ TICK_S = 1.0
 
 
 class Teller(Protocol):
-    """Shows a run while it goes on."""
+    """Shows the progress of a run."""
 
     def say(self, text: str) -> None:
-        """A line of results."""
+        """Print a line of results."""
 
     def warn(self, text: str) -> None:
-        """A line about something that changes no verdict."""
+        """Print a line about something that changes no verdict."""
 
     def progress(self, text: str) -> None:
-        """What goes on now, instead of what was shown last."""
+        """Replace the progress line."""
 
     def clear(self) -> None:
-        """Take away what `progress` has shown."""
+        """Remove the progress line."""
 
     def record(self, record: RunRecord) -> None:
-        """The whole record, at the end, where that is what is shown."""
+        """Print the whole record at the end, for outputs that show it."""
 
 
 class Session:
     """Builds one RunRecord and saves it as it grows.
 
-    results: rows that belong to no cell. facts: what a command adds to the environment. repro: the command that repeats
-    the run; resumes: with --resume that command continues it. identity: digests of kvcheck's code and of what a command
-    adds.
+    results: rows that belong to no cell. facts: added by a command to the environment. repro: the command that repeats
+    the run; resumes: with --resume that command continues it. identity: digests of kvcheck's code and of a command's
+    inputs.
     """
 
     def __init__(
@@ -109,19 +109,18 @@ class Session:
         self.folder = out / self.run_id
 
     def withdraw(self) -> None:
-        """Remove this run's folder, of a run that was refused before it began; one that holds something is left."""
+        """Remove the folder of a run that was refused before its start, if it is empty."""
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     @property
     def is_of_own_target(self) -> bool:
-        """Whether code of the user's own runs in it."""
+        """Whether it runs code of the user."""
         targets = [keys_of(line).get("target", BUILTIN) for line in lines_of(self.plan)]
         return any(target != BUILTIN and not is_engine(target) for target in targets)
 
     @property
     def version(self) -> str:
-        """kvcheck's version."""
         return tool()["version"]
 
     @staticmethod
@@ -131,16 +130,14 @@ class Session:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the session began."""
         return time.monotonic() - self._began
 
     def add(self, cell: ScheduleCell, findings: tuple[Finding, ...], evidence: Evidence, duration_s: float) -> None:
-        """One judged schedule of a cell."""
         cell.add(findings, evidence, duration_s)
         self._added(cell, findings)
 
     def take(self, cell: ScheduleCell, report: Report) -> None:
-        """What was reported of a cell: a schedule, or its end."""
+        """Add a report of a cell: of a schedule, or of its end."""
         cell.take(report)
         if report.evidence is None:
             self.save(complete=False)
@@ -155,20 +152,21 @@ class Session:
         self.progress(f"{self._ran()}, {cells}{self._left()}, now {cell.id}")
 
     def _ran(self) -> str:
-        """How many schedules ran, of how many: nobody knows the latter where cells explore workloads."""
+        """Schedules that ran, of the planned ones unless cells explore workloads."""
         ran = sum(each.evidence.schedules for each in self.cells.values())
         if any(each.within is not None for each in self.cells.values()):
             return counted(ran, "schedule")
         return f"{ran} of {counted(sum(each.wanted for each in self.cells.values()), 'schedule')}"
 
     def _left(self) -> str:
-        """How long the run may still take, where it was given a time."""
         most = self.plan.get("max_time_s")
         return f", {max(0.0, most - self.elapsed_s):.0f} s left" if isinstance(most, int | float) else ""
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
-        """Number findings as this run's own, so that `kvcheck replay RUN#N` finds them. Causes come before their
-        symptoms; their ids are those of one schedule, or of the run that this one continues."""
+        """Number findings as this run's own, for `kvcheck replay RUN#N`.
+
+        Causes come before their symptoms; the given ids are those of one schedule, or of the interrupted run.
+        """
         own: dict[str, str] = {}
         for finding in findings:
             symptoms = sum(each.cause is not None for each in self.findings)
@@ -183,7 +181,6 @@ class Session:
             self.findings.append(kept)
 
     def record(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
-        """The record as of now."""
         results = (*(cell.result() for cell in self.cells.values()), *self.results)
         verdict = Verdict.worst([*(row.verdict for row in results), *(row.verdict for row in self.mutants)])
         evidence = Evidence(schedules=0)
@@ -215,7 +212,7 @@ class Session:
         return [f"{LEFT_OUT}: {self.left_out:,}"] if self.left_out else []
 
     def save(self, *, complete: bool, exit_code: int | None = None) -> RunRecord:
-        """Write the record, whole or not at all. Returns the record, also where it could not be saved."""
+        """Write and return the record. A failed save is a warning."""
         record = self.record(complete=complete, exit_code=exit_code)
         try:
             self._store.save(record)
@@ -230,18 +227,16 @@ class Session:
         return record
 
     def progress(self, text: str) -> None:
-        """Show what goes on, until the next text."""
         self._text = text
         self._tell()
 
     def _tell(self) -> None:
-        """The line of progress, with the time as of now."""
         if self._text:
             self.teller.progress(self._text)
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """The clock of the progress line goes on inside the block, also while nothing is reported."""
+        """Update the time of the progress line inside the block."""
         over = threading.Event()
 
         def tick() -> None:
@@ -257,9 +252,7 @@ class Session:
             thread.join()
 
     def clear_progress(self) -> None:
-        """Remove the progress line."""
         self.teller.clear()
 
     def say(self, text: str = "") -> None:
-        """A line of results."""
         self.teller.say(text)

@@ -224,7 +224,7 @@ class CellsChild:
         if self._has_failed:
             return
         if self._lost_in is not None:
-            if self.cells.pop(self._lost_in, None) is not None:  # it died before it could say so
+            if self.cells.pop(self._lost_in, None) is not None:  # it died before it could report this
                 yield Report(cell=self._lost_in)
             return
         why = f"the process that ran it ended with status {code}"

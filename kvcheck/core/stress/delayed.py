@@ -126,7 +126,7 @@ class Rates:
 
 
 def report_of(outcome: Outcome) -> DelayReport | None:
-    """The counts of the delays of a run; None where it had none."""
+    """The counts of the delays of a run; None if it had none."""
     assert outcome.delays is None or isinstance(outcome.delays, DelayReport), "a backend counts delays"
     return outcome.delays
 

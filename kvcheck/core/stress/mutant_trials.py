@@ -255,7 +255,7 @@ def _row(mutant: Mutant, killer: str) -> MutantResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What became of a mutant. goes_on: the process can judge another one."""
+    """A judged mutant. goes_on: the process can judge another one."""
 
     result: MutantResult
     goes_on: bool = True

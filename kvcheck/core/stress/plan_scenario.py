@@ -35,12 +35,12 @@ def variant_of(plan: Plan) -> int:
 
 
 def turn_of(plan: Plan) -> int:
-    """Where a plan's cell begins in the orders of a strategy that goes through several. It moves with the seed too."""
+    """First order of a plan's cell in a strategy that goes through several. It moves with the seed too."""
     return _place(plan) + plan.seed + crc32(plan.scenario.encode())
 
 
 def _place(plan: Plan) -> int:
-    """A number that tells the tiny shapes apart, and follows from the shape's name alone: where a cell begins."""
+    """A number that differs between the tiny shapes and depends only on the shape's name."""
     return TINY_SHAPES.index(plan.shape) if plan.shape in TINY_SHAPES else crc32(plan.shape.encode())
 
 

@@ -1,7 +1,7 @@
 """The rows of RUNNERS for kvcheck's own cache and for a user's own engine in this process.
 
 Invariants:
-- What a row cannot run is refused before anything runs.
+- Plans that a row cannot run are refused before anything runs.
 """
 
 from __future__ import annotations
@@ -84,11 +84,10 @@ class ScheduleRow(RunnerRow):
         return cells
 
     def tried(self, plan: Plan) -> tuple[str, ...]:
-        """Its order, the settings that its number picks, and the audit where it has its turn."""
+        """Order, settings, and the audit of footprints if the schedule has it."""
         return (self.order(plan), *settings_tried_by(plan), *((AUDIT,) if is_audited(plan) else ()))
 
     def order(self, plan: Plan) -> str:
-        """The order that a plan tries."""
         of_backend = {"eager": "eager", "cuda": "the device's order", "threads": "the threads' order"}
         return of_backend.get(plan.backend) or order_of(plan)
 
@@ -96,7 +95,6 @@ class ScheduleRow(RunnerRow):
         return tuple(name for name in scenario_of(plan).table.names if _has_effect(plan, name))
 
     def left_out(self, plan: Plan) -> tuple[str, ...]:
-        """Orders that a plan's strategy or backend does not try."""
         own = {"eager": "eager", "lazy": "lazy", "random": "random", "delay": "delays", ANSWERS: ANSWERS}
         chosen = "eager" if plan.backend == "eager" else own.get(plan.strategy) if plan.backend == "simulated" else None
         return () if chosen is None else tuple(name for name in own.values() if name != chosen)
@@ -113,7 +111,7 @@ class ScheduleRow(RunnerRow):
         return schedule_cost(plan)
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """What is tried of kvcheck's own target alone, and what threads do not show."""
+        """Parts that run only with kvcheck's own target, and limits of threads."""
         lines = []
         if base.own_target is not None:
             lines.append(f"not tried: ranks of {base.own_target} as processes")
@@ -204,7 +202,6 @@ def _for_scenario(plan: Plan) -> Plan:
 
 
 def settings_tried_by(plan: Plan) -> tuple[str, ...]:
-    """The settings of one schedule, each as "kind:value"."""
     return tuple(name for name in scenario_of(plan).table.variant(variant_of(plan)).names if _has_effect(plan, name))
 
 

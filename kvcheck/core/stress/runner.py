@@ -196,7 +196,7 @@ class ScheduleRunner:
                 history.emit(reference.broke)
         finally:
             if ending.is_lost:
-                self._lost.append(ending)  # it keeps alive what must not be freed
+                self._lost.append(ending)  # it keeps objects alive that must not be freed
         broken = _finish(oracles)
         answers = recorder.inner if recorder is not None and isinstance(recorder.inner, AnswersStrategy) else None
         final = _exact(plan, recorder) if reference.broke is None else plan
@@ -246,7 +246,7 @@ class ScheduleRunner:
             why = f"an endless loop: no position was computed and no word was read in {self._stuck_cpu_s:g} CPU seconds"
             history.emit(Broke("KV901", "Hang", why))
             evictions = 0
-        except BaseException as error:  # the target's own error is what we are here to find
+        except BaseException as error:  # errors of the target are findings
             if not _is_of_target(error, plan):
                 raise
             ending.settle(error, _code_of(error, plan))

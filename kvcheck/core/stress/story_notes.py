@@ -188,7 +188,7 @@ class StoryNotes:
         self._acting = event.process
         self._clocks.act(event.process)
 
-    # What was done
+    # Events
 
     def _submitted(self, event: Submitted) -> None:
         lane = self._clocks.lane(event.lane)

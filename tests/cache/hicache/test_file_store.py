@@ -248,43 +248,6 @@ def test_a_disk_that_says_no(store: FileStore, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.processes
-def test_a_small_disk_fills_up(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "kvcheck-test", str(disk)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs a small tmpfs, and mounting one failed: {mounted.stderr.strip()}")
-    try:
-        store = FileStore(disk / "store")
-        written = fill(store)
-        assert 0 < len(written) < len(KEYS)
-        assert os.listdir(disk / "store" / "drafts") == []
-        store.remove(written[0])
-        store.put(written[0], payload_of(0, 30_000))
-        store.close()
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with pytest.raises(UsageError, match="Read-only file system"):
-            FileStore(disk / "store")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def fill(store: FileStore) -> list[str]:
-    """Put until the disk is full; keys that were kept, each read back."""
-    written: list[str] = []
-    with pytest.raises(StorageError, match="No space left"):
-        for number, key in enumerate(KEYS):
-            store.put(key, payload_of(number, 30_000))
-            written.append(key)
-    for number, key in enumerate(KEYS):
-        assert store.get(key, 30_000) == (payload_of(number, 30_000) if key in written else None)
-    assert store.refused == 0
-    return written
-
-
-@pytest.mark.processes
 def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
     result = result_of(started("limited", tmp_path / "store"))
     assert "File too large" in str(result["message"])

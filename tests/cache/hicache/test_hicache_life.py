@@ -107,24 +107,6 @@ def test_a_finished_transfer_is_acknowledged_in_the_round_that_the_period_names(
     rig.close()
 
 
-@pytest.mark.parametrize("name", ["glm-5.1-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
-def test_a_transfer_is_acknowledged_when_its_companions_are_through_as_well(name: str) -> None:
-    rig, chooser = held_back(name, "hicache.d2h.side")
-    rig.serve("ab")
-    assert not rig.cache.poll() and not rig.node("ab").is_backed
-    chooser.lanes.clear()
-    assert rig.cache.poll() and rig.node("ab").is_backed
-    rig.demote("ab")
-    chooser.lanes.add("hicache.h2d.*.side")
-    lease = rig.admit("ab")
-    rig.cache.start_loads()
-    assert not rig.cache.poll() and rig.node("ab").loading
-    chooser.lanes.clear()
-    assert rig.cache.poll() and not rig.node("ab").loading
-    rig.abort(lease)
-    rig.close()
-
-
 def test_transfers_are_acknowledged_in_their_order() -> None:
     rig = rig_of(backend="simulated, lazy")
     for text in ("a", "b"):
@@ -152,21 +134,6 @@ def test_an_eviction_beside_a_load_says_so() -> None:
 
 
 # What requests give and keep
-
-
-@pytest.mark.parametrize("name", TINY_SHAPES)
-def test_of_two_requests_that_compute_one_prompt_the_second_gives_only_what_is_new(name: str) -> None:
-    rig = rig_of(name, "simulated, random", pages=10, window_pages=10)
-    first, second, third = rig.admit("ab"), rig.admit("abcd"), rig.admit("ab")
-    for lease, text in ((first, "ab"), (second, "abcd"), (third, "ab")):
-        rig.run(lease, text)
-    assert (first.holding.shared, second.holding.shared, third.holding.shared) == (2, 0, 0)
-    own = second.holding.pages.tolist()
-    for lease, text in ((third, "ab"), (second, "abcd"), (first, "ab")):
-        rig.finish(lease, text)
-    assert sorted(rig.nodes()) == (["ab"] if rig.pool.has_state else ["ab", "abcd"])
-    assert rig.pool.has_state or rig.node("abcd").device.ids("full").tolist() == own[2:]
-    rig.close()
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)

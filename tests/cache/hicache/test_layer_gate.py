@@ -72,14 +72,6 @@ def test_a_reader_waits_on_its_own_lane_for_its_own_layer_on_every_load_lane(lay
     assert rig.waited(layer, lane) == []
 
 
-def test_two_readers_each_wait_for_themselves() -> None:
-    rig = gate_of()
-    rig.gate.consume([rig.load()])
-    assert rig.waited(1, "forward") == rig.waits_for([0], 1, "forward")
-    assert rig.waited(1, "draft") == rig.waits_for([0], 1, "draft")
-    assert rig.waited(1, "forward") == rig.waits_for([0], 1, "forward")
-
-
 def test_before_a_graph_is_replayed_its_lane_waits_for_the_last_layer_of_every_load() -> None:
     rig = gate_of()
     rig.gate.consume([rig.load(), rig.load()])
@@ -105,17 +97,6 @@ def test_the_ring_has_no_room_while_the_next_entry_in_turn_is_in_flight(entries:
     assert rig.gate.begin() is None
     rig.gate.retire(0)
     assert rig.gate.has_room and rig.load() == 0
-
-
-def test_an_entry_that_is_armed_again_stands_for_the_new_load_alone() -> None:
-    rig = gate_of(1)
-    rig.load()
-    old = dict(rig.events)
-    rig.gate.retire(0)
-    rig.gate.consume([rig.load()])
-    assert all(set(old[key]).isdisjoint(rig.events[key]) for key in old)
-    for layer in range(LAYERS):
-        assert rig.waited(layer, "forward") == rig.waits_for([0], layer, "forward")
 
 
 @given(steps=st.lists(st.sampled_from(["begin", "retire"]), max_size=20), entries=st.integers(1, 4))

@@ -99,6 +99,11 @@ def test_half_a_page_is_neither_cached_nor_matched() -> None:
     assert [lookup(tree, text) for text in ("ab.", "a.", ".", "")] == [2, 1, 0, 0]
 
 
+def test_window_pages_are_taken_where_the_offer_has_them() -> None:
+    taken = cached(PrefixTree(SIZE), "abc", window=window_pages(5, 0, 7))
+    assert taken.window.tolist() == [True, False, True]
+
+
 def test_every_page_has_the_hash_of_all_pages_up_to_it_however_nodes_were_cut() -> None:
     tree = PrefixTree(SIZE)
     for text in ("abcd", "ab", "abxy"):
@@ -151,6 +156,18 @@ def test_the_reach_of_a_window_counts_the_next_position_itself(window: int, reac
         tree = PrefixTree(SIZE, window=window)
         cached(tree, "abcd", window=window_pages(*[0] * (4 - held), *[9] * held))
         assert lookup(tree, "abcd") == (4 if held >= reach else 0), held
+
+
+def test_companions_of_both_tiers_add_up_and_those_of_the_host_do_not_count_for_the_device_alone() -> None:
+    windows = PrefixTree(SIZE, window=5)
+    node = cached(windows, "abcd", window=window_pages(0, 0, 3, 0)).node
+    node.host.full, node.host.window = ids(11, 12, 13, 14), window_pages(0, 0, 0, 24)
+    states = PrefixTree(SIZE, has_state=True)
+    node = cached(states, "ab", state=5).node
+    node.host.full, node.host.state, node.device.state = ids(11, 12), 7, None
+    for tree, text in ((windows, "abcd"), (states, "ab")):
+        assert lookup(tree, text) == len(text)
+        assert tree.match(tokens(text), device_only=True).pages == 0
 
 
 def test_window_pages_have_one_id_for_each_page_that_is_held() -> None:

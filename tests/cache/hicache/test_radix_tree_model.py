@@ -1,9 +1,4 @@
-"""The prefix tree against a table of every prefix that should be cached, under random calls.
-
-Invariants:
-- The model keeps one row for each prefix in whole pages and knows nothing of nodes, splits or edges; it is told which
-  pages a node spells, and nothing else.
-"""
+"""The prefix tree against a table of every prefix that should be cached, under random calls."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Ranks that own a tree each: they decide on reduced numbers alone, so their trees stay the same.
-
-Invariants:
-- Ranks get the same calls in the same rounds; only the moments at which their copies complete differ.
-- A reduction is a collective: every rank enters it the same number of times, and all leave with the minimum.
-"""
+"""Ranks that own a tree each: they decide on reduced numbers alone, so their trees stay the same."""
 
 from __future__ import annotations
 

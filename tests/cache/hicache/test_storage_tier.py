@@ -1,9 +1,4 @@
-"""The storage tier: what comes back from a store is served whole, no further than its companions, and not before.
-
-Invariants:
-- A prefix is gone from both other tiers before it is fetched, so whatever is served came from the store.
-- Damage is done to the stored objects themselves; what is served is compared bit for bit with what was computed.
-"""
+"""The storage tier: what comes back from a store is served whole, no further than its companions, and not before."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What the ends of a transfer refuse: slots, rooms, blocks, regions, layouts of peers, and values of ranks.
-
-Invariants:
-- Room 5 is open at both ends, and its source may still write. Slot 0 of the decode end is its request's.
-- A refused call changes nothing.
-"""
+"""What the ends of a transfer refuse: slots, rooms, blocks, regions, layouts of peers, and values of ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a host pool refuses: each with its error, and nothing changed; and the ids and layers at the edge.
-
-Invariants:
-- After a refusal the host memory is poison as before and the device words are what they were.
-"""
+"""What a host pool refuses: each with its error, and nothing changed; and the ids and layers at the edge."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What allocators and index tables refuse: ids that are no ids, ids of others, places outside a row.
-
-Invariants:
-- A refused call changes nothing.
-"""
+"""What allocators and index tables refuse: ids that are no ids, ids of others, places outside a row."""
 
 from __future__ import annotations
 

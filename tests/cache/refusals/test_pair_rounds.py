@@ -1,8 +1,4 @@
-"""Rounds of the two ends of a pair at the edge: who is asked for, who is let in, and what an abort ends.
-
-Invariants:
-- Messages are delivered at once and the clock stands still, so every test polls both ends until nothing is under way.
-"""
+"""Rounds of the two ends of a pair at the edge: who is asked for, who is let in, and what an abort ends."""
 
 from __future__ import annotations
 

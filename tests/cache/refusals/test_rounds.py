@@ -1,10 +1,8 @@
-"""Rounds of a scheduler at the edge: who is let in, who has to wait, who comes back, and what an abort ends.
-
-Invariants:
-- Every test steps a scheduler of its own, on a pool of its own. Passes are over at once and sample token 0.
-"""
+"""Rounds of a scheduler at the edge: who is let in, who has to wait, who comes back, and what an abort ends."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from rigs.rounds import FIRST, SECOND, THIRD, BareCache, deps, request
@@ -101,9 +99,21 @@ def test_pages_are_fetched_for_no_more_than_may_be_prefilled(name: str) -> None:
     assert {number for number, _ in cache.fetched} == {FIRST, SECOND}
 
 
-def test_a_prompt_goes_past_one_whose_pages_are_on_their_way(name: str) -> None:
+def test_prompts_go_past_one_whose_pages_are_on_their_way_and_it_keeps_its_place(name: str) -> None:
     cache = BareCache(shape(name).page_size, fetching=(FIRST,))
-    assert scheduler_of(name, 1, 1, cache=cache, max_prefilling=2).step().admitted == [SECOND]
+    scheduler = scheduler_of(name, 1, 1, 1, 1, cache=cache, max_prefilling=2)
+    assert scheduler.step().admitted == [SECOND, THIRD] and scheduler.states()[FIRST] == "fetching"
+    cache.fetching.clear()
+    assert scheduler.step().admitted[0] == FIRST
+
+
+def test_urgent_requests_go_first_and_wait_for_no_store(name: str) -> None:
+    cache = BareCache(shape(name).page_size, fetching=(FIRST, SECOND, THIRD))
+    scheduler = scheduler_of(name, 1, cache=cache, max_prefilling=2)
+    for number in (SECOND, THIRD):
+        scheduler.submit(replace(request(number, 1), is_urgent=True))
+    assert [*scheduler.states()] == [SECOND, THIRD, FIRST]
+    assert scheduler.step().admitted == [SECOND, THIRD] and cache.fetched == []
 
 
 def test_the_prompt_that_has_a_part_loaded_is_reported(name: str) -> None:

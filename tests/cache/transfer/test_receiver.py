@@ -209,35 +209,6 @@ def test_a_room_that_is_taken_gives_its_row_and_its_slot_back() -> None:
     assert rig.decode.metadata.slots.available == rig.decode.metadata.slots.count
 
 
-def test_the_seal_of_the_slots_last_room_is_none_for_the_next() -> None:
-    rig = Rig()
-    got = rig.expect(ROOM, 9)
-    rig.prefill_room(ROOM, 9)
-    rig.poll()
-    seal = rig.receiver._seals.clone()
-    rig.receiver.take(rig.rooms[ROOM])
-    assert not rig.receiver._seals.any(), "gone with its room"
-    while rig.decode.metadata.lease(1) != got.slot:  # the same room, pages, bytes and slot once more
-        assert rig.decode.metadata.slots.available, "the slot was given back"
-    rig.rooms[ROOM] = rig.receiver.expect(ROOM, got.holding, 9, got.slot)
-    rig.receiver._seals.copy_(seal)
-    inbox(rig, Status(room=ROOM, generation=2, is_ok=True))
-    rig.poll(2)
-    assert rig.rooms[ROOM].status == TRANSFERRING
-
-
-def test_attempts_have_numbers_of_their_own_whatever_slot_they_use() -> None:
-    rig = Rig()
-    generations = []
-    for slot in (0, 1, 0, 3):
-        holding = rig.decode.pool.open(7)
-        assert holding is not None and rig.decode.pool.grow(holding, 5, query=4)
-        rig.receiver.expect(ROOM, holding, 4, slot)
-        generations.append(rig.receiver._rooms.pop(ROOM).ticket.generation)
-        rig.decode.pool.close(holding)
-    assert generations == [1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("generation", [0, 1, 3])
 def test_messages_of_another_generation_change_nothing(generation: int) -> None:
     rig = Rig()

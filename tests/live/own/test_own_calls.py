@@ -1,8 +1,4 @@
-"""What own models add to calls of engines: salts, and lists of likely tokens; and each scenario over their prompts.
-
-Invariants:
-- A list that is not the engine's format makes an answer unreadable, never a deviation.
-"""
+"""What own models add to calls of engines: salts, and lists of likely tokens; and each scenario over their prompts."""
 
 from __future__ import annotations
 
@@ -75,15 +71,10 @@ def test_words_without_an_id_and_numbers_without_an_end_are_left_out() -> None:
 
 
 def test_what_vllm_says_of_its_configuration_is_read_or_left_out() -> None:
-    info = {
-        "vllm_config": {
-            "model_config": {"dtype": "bfloat16", "quantization": None},
-            "parallel_config": {"tensor_parallel_size": 8},
-        }
-    }
-    assert _config(info) == {"dtype": "bfloat16", "tensor_parallel_size": 8}
-    for strange in ({}, {"vllm_config": None}, {"vllm_config": {"model_config": [1]}}):
-        assert _config(strange) == {}
+    model, parallel = {"dtype": "bfloat16", "quantization": None}, {"tensor_parallel_size": 8}
+    sections = {"model_config": model, "parallel_config": parallel}
+    assert _config({"vllm_config": sections}) == {"dtype": "bfloat16", "tensor_parallel_size": 8}
+    assert _config({}) == _config({"vllm_config": None}) == _config({"vllm_config": {"model_config": [1]}}) == {}
 
 
 def test_requests_that_read_the_same_pages_are_one_group() -> None:

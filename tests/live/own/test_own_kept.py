@@ -89,7 +89,7 @@ def test_a_reference_that_was_changed_is_refused(tmp_path: Path, changes: dict[s
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 5000, '{"format": NaN}', "\udc80"])
 def test_what_is_no_reference_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UsageError, match="record"):
+    with pytest.raises(UsageError, match="reference"):
         read_reference(tmp_path)
     with pytest.raises(UsageError, match="kvcheck model reference"):
         read_reference(tmp_path / "nothing")

@@ -1,8 +1,4 @@
-"""The small models that trials of `--own-model` serve: one recites, the other depends on each page.
-
-Invariants:
-- They are run by the tests' own forward pass, without a server.
-"""
+"""The small models that trials of `--own-model` serve: one recites, the other depends on each page."""
 
 from __future__ import annotations
 

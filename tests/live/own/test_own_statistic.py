@@ -1,14 +1,12 @@
-"""The statistic over deviations: literal arms that have to accuse, and legal ones that must not.
-
-Invariants:
-- Each literal history says what was changed in a run without a fault, and nothing else differs.
-"""
+"""The statistic over deviations: literal arms that have to accuse, and legal ones that must not."""
 
 from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -41,113 +39,83 @@ MATCHED = dict(enumerate(NOISY))
 SHOWN = Repeats((3.0,) * REPEATS, (0.0,) * REPEATS)
 
 
-def treated(**changes: float) -> dict[int, float]:
-    """Fifty deviations of an exact server, with some of them changed: r7=1.0."""
-    return dict.fromkeys(range(50), 0.0) | {int(name[1:]): value for name, value in changes.items()}
+def noisy(moved: dict[int, float] | None = None, **changes: Any) -> Measured:
+    """A server with noise in all arms, but for the requests that were moved there, or for other arms."""
+    arms = Measured(treated=MATCHED | (moved or {}), again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED)
+    return replace(arms, **changes)
 
 
-def noisy(**changes: float) -> Measured:
-    """A server with noise in all arms."""
-    values = dict(enumerate(NOISY)) | {int(name[1:]): value for name, value in changes.items()}
-    return Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED)
+def exact(moved: dict[int, float], **changes: Any) -> Measured:
+    """A server whose controls are equal bit for bit, but for the requests that were moved there."""
+    arms = Measured(treated=dict.fromkeys(range(50), 0.0) | moved, again=ZEROS, control=ZEROS, matched=ZEROS)
+    return replace(arms, **changes)
 
 
-def test_arms_that_are_equal_bit_for_bit_accuse_nobody() -> None:
-    assert judge(Measured(treated=treated(), again=ZEROS, control=ZEROS), LEVEL) == []
+def shifted(count: int, nats: float = 0.05) -> dict[int, float]:
+    """The first deviations, each that much larger."""
+    return {i: NOISY[i] + nats for i in range(count)}
 
 
-def test_ties_and_noise_of_one_kind_accuse_nobody() -> None:
-    assert judge(noisy(), LEVEL) == []
+def test_equal_arms_ties_and_noise_of_one_kind_accuse_nobody() -> None:
     same = (0.0625,) * 50
-    tied = Measured(
-        treated=dict(enumerate(same)), again=same, control=same, matched=same, now_matched=dict(enumerate(same))
-    )
-    assert judge(tied, LEVEL) == []
+    tied = noisy(dict(enumerate(same)), again=same, control=same, matched=same, now_matched=dict(enumerate(same)))
+    assert judge(exact({}), LEVEL) == judge(noisy(), LEVEL) == judge(tied, LEVEL) == []
 
 
 def test_one_wide_request_of_an_exact_server_is_a_finding_also_where_it_does_not_come_again() -> None:
-    (told,) = judge(Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS), LEVEL)
+    (told,) = judge(exact({7: 2.0}), LEVEL)
     assert told.is_finding and told.request == 7 and told.ground is Ground.EXACT
 
 
 def test_a_small_difference_of_an_exact_server_is_unsteady() -> None:
-    (told,) = judge(Measured(treated=treated(r7=0.01), again=ZEROS, control=ZEROS, matched=ZEROS), LEVEL)
+    (told,) = judge(exact({7: 0.01}), LEVEL)
     assert not told.is_finding and told.request == 7
 
 
 def test_one_wide_request_among_noise_needs_to_come_again() -> None:
-    (told,) = judge(noisy(r7=3.0), LEVEL)
+    (told,) = judge(noisy({7: 3.0}), LEVEL)
     assert not told.is_finding, "it diverged once"
-    arms = noisy(r7=3.0)
-    again = Measured(
-        treated=arms.treated, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED, repeats={7: SHOWN}
-    )
-    (told,) = judge(again, LEVEL)
+    (told,) = judge(noisy({7: 3.0}, repeats={7: SHOWN}), LEVEL)
     assert told.is_finding and told.ground is Ground.AGAIN and told.p is not None and told.p < 1e-6
 
 
 def test_fresh_copies_that_deviate_as_well_take_the_accusation_back() -> None:
     both = Repeats((3.0,) * REPEATS, (3.1,) * REPEATS)
-    exact = Measured(treated=treated(r7=3.0), again=ZEROS, control=ZEROS, matched=ZEROS, repeats={7: both})
-    assert judge(exact, LEVEL) == [], "no control of this server is exact any more, and 3 nats are its noise"
+    found = judge(exact({7: 3.0}, repeats={7: both}), LEVEL)
+    assert found == [], "no control of this server is exact any more, and 3 nats are its noise"
 
 
 def test_one_request_that_noise_comes_near_to_is_no_finding() -> None:
-    arms = Measured(
-        treated={**dict(enumerate(NOISY)), 7: 3.0},
-        again=NOISY,
-        control=(*NOISY[:-1], 0.7),
-        matched=NOISY,
-        now_matched=MATCHED,
-        repeats={7: SHOWN},
-    )
-    assert judge(arms, LEVEL) == []
+    assert judge(noisy({7: 3.0}, control=(*NOISY[:-1], 0.7), repeats={7: SHOWN}), LEVEL) == []
 
 
 def test_many_small_shifts_are_a_finding_and_few_are_not() -> None:
-    def shifted(count: int) -> list[object]:
-        values = {i: value + (0.05 if i < count else 0.0) for i, value in enumerate(NOISY)}
-        return [*judge(Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED), LEVEL)]
-
-    assert shifted(5) == []
-    (told,) = shifted(20)
-    assert told.ground is Ground.MANY and told.is_finding and told.p <= LEVEL.many  # type: ignore[attr-defined]
+    assert judge(noisy(shifted(5)), LEVEL) == []
+    (told,) = judge(noisy(shifted(20)), LEVEL)
+    assert told.ground is Ground.MANY and told.is_finding and told.p is not None and told.p <= LEVEL.many
 
 
 def test_shifts_of_several_rounds_add_up() -> None:
-    values = {i: value + (0.05 if i < 6 else 0.0) for i, value in enumerate(NOISY)}
-    first = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED)
-    level = Level(rounds=4)
+    first, level = noisy(shifted(6)), Level(rounds=4)
     assert judge(first, level) == []
-    third = Measured(
-        treated=values,
-        again=NOISY,
-        control=NOISY,
-        matched=NOISY * 3,
-        now_matched=MATCHED,
-        earlier=[*values.values()] * 2,
-        earlier_matched=NOISY * 2,
+    (told,) = judge(
+        replace(first, matched=NOISY * 3, earlier=[*first.treated.values()] * 2, earlier_matched=NOISY * 2), level
     )
-    (told,) = judge(third, level)
     assert told.ground is Ground.MANY
 
 
 def test_a_treated_arm_without_matched_controls_is_never_accused_of_many() -> None:
-    values = dict.fromkeys(range(50), 0.1)
-    assert not [each for each in judge(Measured(treated=values, again=NOISY, control=NOISY), LEVEL) if each.is_finding]
+    arms = Measured(treated=dict.fromkeys(range(50), 0.1), again=NOISY, control=NOISY)
+    assert not [each for each in judge(arms, LEVEL) if each.is_finding]
 
 
-def test_many_requests_of_other_shapes_than_their_controls_are_a_finding_where_they_are_wide_alone() -> None:
-    def shifted(nats: float) -> list[object]:
-        values = {i: value + (nats if i < 20 else 0.0) for i, value in enumerate(NOISY)}
-        arms = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=MATCHED, is_alike=False)
-        return [each for each in judge(arms, LEVEL) if each.ground is Ground.MANY]
-
-    (told,) = shifted(0.05)
-    assert not told.is_finding, "kernels of another shape do this"  # type: ignore[attr-defined]
-    (told,) = shifted(2.0)
-    assert told.is_finding  # type: ignore[attr-defined]
-    assert shifted(0.0) == []
+@pytest.mark.parametrize(("nats", "told"), [(0.0, []), (0.05, [False]), (2.0, [True])])
+def test_many_requests_of_other_shapes_than_their_controls_are_a_finding_where_they_are_wide_alone(
+    nats: float, told: list[bool]
+) -> None:
+    """Kernels of another shape shift many by a little."""
+    found = judge(noisy(shifted(20, nats), is_alike=False), LEVEL)
+    assert [each.is_finding for each in found if each.ground is Ground.MANY] == told
 
 
 def test_the_levels_of_a_run_add_up_to_alpha() -> None:
@@ -192,54 +160,46 @@ def test_what_a_run_would_have_found_is_what_it_says() -> None:
 
 
 def test_an_accusation_of_one_request_waits_for_more_controls() -> None:
-    few = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS, matched=ZEROS)
+    few = exact({7: 0.6})
     told = judge(few, LEVEL)
     assert needs_more(told, few), "150 x 6^2 < 5 x 50 x 200"
     assert not any(each.is_finding for each in settled(told, few))
-    enough = Measured(treated=treated(r7=0.6), again=ZEROS, control=ZEROS * 26, matched=ZEROS)
+    enough, far = exact({7: 0.6}, control=ZEROS * 26), exact({7: 2.0})
     assert not needs_more(judge(enough, LEVEL), enough)
-    far = Measured(treated=treated(r7=2.0), again=ZEROS, control=ZEROS, matched=ZEROS)
     assert not needs_more(judge(far, LEVEL), far), "150 x 20^2"
-    shifted = {i: v + 0.1 for i, v in enumerate(NOISY)}
-    all_of_them = Measured(treated=shifted, again=NOISY, matched=NOISY, now_matched=MATCHED)
+    all_of_them = noisy(shifted(50, 0.1), control=())
     many = judge(all_of_them, LEVEL)
     assert not needs_more(many, all_of_them) and all(each.is_finding for each in settled(many, all_of_them))
 
 
 def test_a_request_that_is_too_near_takes_nothing_back_of_one_that_is_far_enough() -> None:
-    both = Measured(
-        treated=treated(r7=3.5, r9=0.6),
-        again=NOISY,
-        control=NOISY,
-        matched=NOISY,
-        repeats={7: SHOWN, 9: Repeats((0.6,) * REPEATS, (0.0,) * REPEATS)},
-    )
+    near = Repeats((0.6,) * REPEATS, (0.0,) * REPEATS)
+    both = exact({7: 3.5, 9: 0.6}, again=NOISY, control=NOISY, matched=NOISY, repeats={7: SHOWN, 9: near})
     told = judge(both, LEVEL)
     assert [each.request for each in told if each.is_finding] == [7, 9]
     assert not needs_more(told, both), "one is found, whatever further controls say"
     assert [(each.request, each.is_finding) for each in settled(told, both)] == [(7, True), (9, False)]
 
 
-def test_requests_that_read_one_page_count_once() -> None:
+@pytest.mark.parametrize(
+    ("groups", "own", "is_told"),
+    [
+        ({}, 0.0, True),  # twelve requests with pages of their own
+        ({i: i // 2 * 2 for i in range(4)}, 0.0, True),  # ten groups
+        ({i: i // 3 * 3 for i in range(12)}, 0.0, False),  # four pages, read by three each
+        (dict.fromkeys(range(50), 0), 0.0, False),  # all begin alike
+        ({}, 0.06, False),  # the matched request of one of them lies further
+    ],
+)
+def test_requests_that_read_one_page_count_once(groups: dict[int, int], own: float, is_told: bool) -> None:
     """A page that was written in an unusual batch moves all who read it, without a fault."""
-    values = {i: value + (0.05 if i < 12 else 0.0) for i, value in enumerate(NOISY)}
-
-    def told(groups: dict[int, int], own: float = 0.0) -> list[object]:
-        matched = MATCHED | {0: MATCHED[0] + own}
-        arms = Measured(treated=values, again=NOISY, control=NOISY, matched=NOISY, now_matched=matched, groups=groups)
-        return [*judge(arms, LEVEL)]
-
-    assert told({}), "twelve requests with pages of their own"
-    assert told({i: i // 2 * 2 for i in range(4)}), "ten groups"
-    assert told({i: i // 3 * 3 for i in range(12)}) == [], "four pages, read by three each"
-    assert told(dict.fromkeys(range(50), 0)) == [], "all begin alike"
-    assert told({}, own=0.06) == [], "the matched request of one of them lies further"
+    arms = noisy(shifted(12), control=(), now_matched=MATCHED | {0: MATCHED[0] + own}, groups=groups)
+    assert bool(judge(arms, LEVEL)) == is_told
 
 
 def test_a_request_without_a_matched_one_does_not_count_among_many() -> None:
-    values = {i: value + (0.05 if i < 12 else 0.0) for i, value in enumerate(NOISY)}
     matched = {i: value for i, value in MATCHED.items() if i >= 4}
-    assert judge(Measured(treated=values, again=NOISY, matched=NOISY, now_matched=matched), LEVEL) == []
+    assert judge(noisy(shifted(12), control=(), now_matched=matched), LEVEL) == []
     fewest = next(n for n in range(1, 50) if can_tell_many(n, LEVEL))
     assert (fewest, paired_p(fewest) <= LEVEL.many < paired_p(fewest - 1)) == (9, True)
 

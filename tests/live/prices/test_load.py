@@ -1,8 +1,4 @@
-"""What a pass sends: equal lengths with and without shared beginnings, other tokens in each pass, a flood.
-
-Invariants:
-- Prefixes are compared as a cache would: from the first token on.
-"""
+"""What a pass sends: equal lengths with and without shared beginnings, other tokens in each pass, a flood."""
 
 from __future__ import annotations
 
@@ -70,13 +66,6 @@ def test_without_reuse_no_two_requests_begin_alike() -> None:
     assert max(alike(one, other) for one, other in combinations(walks, 2)) <= FEW
 
 
-def test_one_request_in_eight_is_a_position_test() -> None:
-    for kind in (SHARED, FRESH):
-        timed = waves(replace(LOAD, kind=kind))[-1]
-        is_test = [ALPHABET.as_mark(each.ids[-1]) is not None for each in timed]
-        assert [at for at, found in enumerate(is_test) if found] == [7, 15]
-
-
 def test_a_flood_needs_more_than_the_pool_between_the_two_waves() -> None:
     load = replace(LOAD, kind=RETURNING, pool=2000)
     warm, flood, timed = waves(load)
@@ -106,8 +95,3 @@ def test_a_load_that_does_not_fit_is_refused() -> None:
         LOAD.check(PARAMETERS, 171)
     with pytest.raises(UsageError, match="as this model has nodes"):
         replace(LOAD, prompt=1500).check(PARAMETERS, 2048)
-
-
-def test_a_load_is_named_by_its_sizes() -> None:
-    assert LOAD.name == replace(LOAD, kind=FRESH).name == "16x160+12@4"
-    assert replace(LOAD, kind=RETURNING, pool=2000).name == "16x160+12@4 returning"

@@ -1,8 +1,4 @@
-"""The three numbers of a wave, from answers that are written out.
-
-Invariants:
-- Every time is literal.
-"""
+"""The three numbers of a wave, from answers that are written out."""
 
 from __future__ import annotations
 
@@ -73,11 +69,6 @@ def test_a_server_that_sends_answers_in_one_piece_says_nothing_of_its_first_toke
 def test_one_answer_in_one_piece_among_others_has_its_first_token_and_no_next_one() -> None:
     times = times_of([*WAVE, WHOLE], 4)
     assert times is not None and len(times.first_s) == 4 and len(times.next_s) == 3
-
-
-def test_without_a_stream_there_is_no_first_token() -> None:
-    times = times_of([*WAVE, answered(10.0, None, None, first_tokens=None)], 4)
-    assert numbers(times)[FIRST_TOKEN] is None
 
 
 def test_cached_tokens_that_one_answer_does_not_say_are_not_known() -> None:

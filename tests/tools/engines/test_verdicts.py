@@ -1,8 +1,4 @@
-"""The script that judges releases: a verdict is counted as the same only where its line gave it each time.
-
-Invariants:
-- The stand-in engine is what is judged; nothing is downloaded. Commands run in this process, which has its libraries.
-"""
+"""The script that judges releases: a verdict is counted as the same only where its line gave it each time."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ class SimulatedBackend(HostMemory):
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
         if not isinstance(signal.handle, Record) or self._captures.covers(lane):
             return
-        if self._observer is not None:  # also where the record is reached: in another schedule it is not
+        if self._observer is not None:  # also if the record is reached: in another schedule it is not
             self._observer.lane_waited(signal.handle.number, lane)
         if not signal.handle.done:
             self._queues[lane.index].append(_Wait(signal.handle))

@@ -46,7 +46,7 @@ class FileStore:
         self._capacity_bytes = capacity_bytes
         self._mutex = threading.Lock()
         self._ordinals = itertools.count()
-        self._durable: set[str] = set()  # fan-out folders whose own names are known to be on the disk
+        self._durable: set[str] = set()  # fan-out folders with names synced to disk
         self._root = self._drafts = -1
         try:
             _make_folder(folder)

@@ -3,7 +3,7 @@
 Invariants:
 - A read waits on the lane that reads, for its own layer, of every load that its pass consumes. (mutants:
   gate-waits-neighbour-layer, gate-waits-wrong-entry, gate-waits-on-load-lane)
-- An entry is armed again only after the process has seen its load finish, so nobody waits for the old meaning of the
+- An entry is armed again only after the process has seen its load finish, so no reader waits for the old meaning of the
   entry. (mutant: ring-rearmed-early)
 - Loads may run on different lanes, so the events of two loads are unordered.
 """

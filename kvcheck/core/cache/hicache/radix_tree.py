@@ -223,7 +223,7 @@ class PrefixTree:
                 yield node
                 waiting.extend(node.children.values())
 
-    # What can be served
+    # Lookups
 
     def _walk(self, keys: list[bytes]) -> list[Node]:
         """Nodes that spell a prefix of `keys`, the last one split at its end."""

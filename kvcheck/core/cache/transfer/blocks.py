@@ -100,7 +100,7 @@ def pair_pages(source: PageRun, target: PageRun, *, needed: range, what: str) ->
         )
     if not needed:
         return np.empty((0, 2), dtype=np.int64)
-    # Both end where `needed` ends, so what is left of them has one length.
+    # Both end at the end of `needed`, so their remainders have one length.
     pairs: IndexArray = np.column_stack([run.pages[needed.start - run.first :] for run in (source, target)])
     return pairs
 

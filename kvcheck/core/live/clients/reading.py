@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvcheck.core.live.exchange import Tier
 from kvcheck.core.live.http import one_line
 
-MOST = 1 << 53  # of a count: what every reader of JSON holds exactly
+MOST = 1 << 53  # of a count: exact in every JSON parser
 
 
 class Unreadable(Exception):

@@ -191,7 +191,7 @@ def take(event: Mapping[str, object], reply: Reply) -> None:
     elif total == had + len(tokens):
         new = len(tokens)
         reply.add(tokens, logprobs[-new:] if logprobs and new else None, top[-new:] if top and new else None)
-    elif total != had:  # a stream of differences ends with its last token once more where it is aborted
+    elif total != had:  # an aborted incremental stream repeats its last token
         raise Unreadable(f"completion_tokens: expected {had + len(tokens)}, the tokens that came, got {total}")
     reply.rid = text_or_none(meta.get("id"), "id")
     reply.prompt_tokens = count_or_none(meta.get("prompt_tokens"), "prompt_tokens") or reply.prompt_tokens

@@ -181,7 +181,7 @@ class VllmClient:
         except CallFailed as failure:
             if failure.status not in (404, 405):
                 raise
-            # without the development mode; vLLM wants --enable-scale-out for it
+            # without the development mode; vLLM needs --enable-scale-out for it
             self._server.call("POST", "/inference/v1/abort_requests", body)
 
     def _name(self) -> str:

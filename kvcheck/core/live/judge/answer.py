@@ -129,7 +129,7 @@ def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: 
         for shift in (size, -size):
             start = step + 1 + shift
             alike = stream[start : start + len(rest)] if start >= 0 else ()
-            # Skipped tokens leave fewer expected ones at the end than came; what follows them is not known.
+            # Skipped tokens leave fewer expected ones at the end than came; the tokens behind them are unknown.
             if len(alike) >= LEAST_ALIKE and alike == rest[: len(alike)] and len(alike) + size >= len(rest):
                 return shift
     return None

@@ -184,7 +184,7 @@ def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -
         read = own.read.intersection(*(each.read for each in same))
         if same and any(where in read and where[1] == page for where in common):
             if sum(each.was_right for each in (own, *same)) > 1:
-                common -= {CONTEXT}  # no two contexts turn foreign just where both come to that page
+                common -= {CONTEXT}  # two contexts do not turn foreign just when both reach that page
             return agreed([where for where in common if where[1] is None or where[1] <= page])
     return agreed(own.faults)
 

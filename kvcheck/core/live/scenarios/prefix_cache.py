@@ -28,7 +28,7 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
         which = rng.below(len(bases)) if number else 0
         subject = _shared(questions, rng, bases[which])
         # One ends in the token that the first one ends in, and goes another way after the shared part. The others
-        # are asked elsewhere: several wrong requests are more evidence about a shared page than one.
+        # are at other places: several wrong requests are more evidence about a shared page than one.
         start = None if number else starts[which]
         second.append(questions.put(rng, subject, questions.cover(subject), start=start))
     room = questions.longest - 16

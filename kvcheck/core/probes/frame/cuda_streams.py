@@ -206,7 +206,7 @@ def _made_holds(device: torch.device) -> list[CudaHold] | str:
     beside.record()
     is_beside = _is_soon(beside.query)
     if is_beside:
-        torch.zeros(1, device=device).cpu()  # what another stream has read reaches the process meanwhile
+        torch.zeros(1, device=device).cpu()  # a read of another stream reaches the process meanwhile
     has_ended = made[0].has_ended()
     made[0].release()
     stream.synchronize()

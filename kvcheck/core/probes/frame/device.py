@@ -155,7 +155,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = func(*held_args, **held_kwargs)
     if name == "aten::_to_copy" and any(made is each for each in tree_leaves(held_args)):
         made = made.clone()
-    if func._schema.is_mutable:  # in place, or into `out`: what came in is what goes out
+    if func._schema.is_mutable:  # in place, or into `out`: return the given tensors
         back = {id(now): was for was, now in zip(given, _tensors(held_args, held_kwargs), strict=True)}
         return tree_map_only(torch.Tensor, lambda each: back.get(id(each), each), made)
     return tree_map_only(torch.Tensor, OnDevice, made) if makes else made

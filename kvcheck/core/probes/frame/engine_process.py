@@ -70,7 +70,7 @@ class EngineProcess:
             self.hello = self._greeting()
             self._is_ready = True
         finally:
-            if not self._is_ready:  # interrupted, say: nobody has this object yet, so nobody else could end the child
+            if not self._is_ready:  # e.g. interrupted: no caller has this object yet to end the child
                 self.close()
 
     def ask(self, ask: Ask) -> Reply:

@@ -48,7 +48,7 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
         return call()
     except CannotDrive:
         raise
-    except NotImplementedError as error:  # the release says itself that it cannot
+    except NotImplementedError as error:  # the release itself refuses
         where = _innermost(error.__traceback__, package)
         raise CannotDrive(f"this release does not implement it ({where})") from error
     except Exception as error:  # an engine may raise anything

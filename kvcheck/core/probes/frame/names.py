@@ -85,7 +85,7 @@ def _getter(module: str, attribute: str) -> Callable[[], Any]:
             thing: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise  # the release has the module, and what that needs is not there
+                raise  # the release has the module, but one of its imports is missing
             return Absent(f"{type(error).__name__}: {error}")
         for part in attribute.split("."):
             if not hasattr(thing, part):

@@ -128,7 +128,7 @@ def run(probe: Probe, rig: Rig, wants: tuple[str, ...] = ()) -> str | None:
     """Return why the schedule is no evidence, or None. Findings are in `rig.judge`."""
     try:
         result = attempt(lambda: _run(probe, rig, wants), rig.package)
-    except CannotDrive as why:  # what a probe itself looked at is not implemented
+    except CannotDrive as why:  # the probe found an unimplemented part itself
         return f"cannot drive: {why}"
     return f"cannot drive: {result.text} ({result.where})" if isinstance(result, Fault) else result
 

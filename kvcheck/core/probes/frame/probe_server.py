@@ -31,13 +31,13 @@ from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, e
 
 VARIABLES = {
     "cpu": {
-        "TRITON_INTERPRET": "1",  # Triton kernels run on the CPU, where they are interpreted
+        "TRITON_INTERPRET": "1",  # Triton kernels are interpreted on the CPU
         "CUDA_VISIBLE_DEVICES": "",
         "TOKENIZERS_PARALLELISM": "false",
     },
     "cuda": {
         "TRITON_INTERPRET": "0",  # the caller's may be 1, and an interpreted hold would wait for its own process
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one stands in nobody's way
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one blocks no other
         "TOKENIZERS_PARALLELISM": "false",
     },
 }

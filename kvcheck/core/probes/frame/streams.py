@@ -183,7 +183,7 @@ class SideStream:
     def has_done(self, count: int) -> bool:
         return self._done_count >= count
 
-    # What an engine calls
+    # Methods that an engine calls
 
     def wait_event(self, event: SideEvent) -> None:
         self._machine.waits += 1

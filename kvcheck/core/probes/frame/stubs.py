@@ -81,7 +81,7 @@ class StubModule(ModuleType):
     def __init__(self, name: str, stubs: Stubs) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        self.__version__ = "0"  # other libraries compare versions of what they find, and "0" is older than any
+        self.__version__ = "0"  # other libraries compare versions of packages, and "0" is older than any
         self._stubs = stubs
 
     def __getattr__(self, name: str) -> object:

@@ -81,7 +81,7 @@ class _BackendRun:
             chunk_size=TOKENS, local_cpu=True, max_local_cpu_size=1, cache_policy=self.rig.subject.upper()
         )
         if names.has("pins.watch"):
-            names["pins.watch"](config)  # a release that has it wants it made before anything is pinned
+            names["pins.watch"](config)  # a release that has it needs it before the first pin
         self.memory = self.rig.measured(lambda: names["allocator"](CHUNKS * UNIT), "making the allocator")
         offered = {
             "config": config,

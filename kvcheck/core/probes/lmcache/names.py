@@ -14,7 +14,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "lmcache.v1.memory_allocators.mixed_memory_allocator:MixedMemoryAllocator",
     ),
     "allocator.format": ("lmcache.v1.memory_management:MemoryFormat.KV_2LTD",),
-    # Absent where pins are not watched. A part of the engine that runs in the server's process, later a folder of that.
+    # Absent in releases that do not watch pins. A part of the engine in the server's process, later a folder of that.
     "pins.watch": (
         "lmcache.v1.pin_monitor:PinMonitor.GetOrCreate",
         "lmcache.inprocess.v1.pin_monitor:PinMonitor.GetOrCreate",

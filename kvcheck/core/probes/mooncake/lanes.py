@@ -92,7 +92,7 @@ class LaneRunner:
         remote = list(call.addresses)
         if call.name == "async":
             batch = self._engine.batch_transfer_async_write(lane.session, local, remote, sizes)
-            if not batch:  # no batch was made; asking for its status would end the process
+            if not batch:  # no batch was made; polling its status would end the process
                 return -1, False, []
             code = self._engine.get_batch_transfer_status([batch])
         elif call.note:

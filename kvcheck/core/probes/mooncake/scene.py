@@ -176,7 +176,7 @@ class Scene:
             self.count_words(size)
             if number in result.wrong:
                 self._judge_wrong(lane.peer, call, at, size, until)
-            # What is there now is expected from now on: what has not landed was told above.
+            # The present bytes are expected from now on: missing ones were reported above.
             plane = Plane.TARGET if number in result.wrong else Plane.SOURCE
             self.memory.copy(plane, Plane.EXPECTED, lane.peer, at, size)
 

@@ -121,7 +121,7 @@ def _run(row: ProbeRow, rig: TransferRig) -> str | None:
             try:
                 probe.measure(scene)
             finally:
-                scene.report()  # also of what came before the reason to stop
+                scene.report()  # also events before the reason to stop
     except (CannotDrive, Lost) as why:
         return f"cannot drive: {why}"
     if rig.tally.findings:

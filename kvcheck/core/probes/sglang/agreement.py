@@ -342,7 +342,7 @@ def route(rig: Rig) -> Iterator[None]:
         rig.judge.note(f"{VARIABLE}={ROUTE}: a pool of its own: {taken}, under the name {name}")
         yield
     finally:
-        override.__exit__(None, None, None)  # told of no exception: it would not put the variable back
+        override.__exit__(None, None, None)  # without the exception: with one it would not restore the variable
 
 
 class _OnCpu(TorchFunctionMode):

@@ -55,7 +55,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "transfer.prefill": ("sglang.srt.disaggregation.prefill:SchedulerDisaggregationPrefillMixin",),
     "transfer.queue": ("sglang.srt.disaggregation.decode:DecodeTransferQueue",),
     "transfer.queued": ("sglang.srt.disaggregation.decode:DecodeRequest",),
-    # The host tier: controllers, and what a hybrid model's tree hands over.
+    # The host tier: controllers, and arguments from a hybrid model's tree.
     "hicache.controller": ("sglang.srt.managers.cache_controller:HiCacheController",),
     "hicache.hybrid": (f"{_MEM}.hybrid_cache.hybrid_cache_controller:HybridCacheController",),
     "hicache.transfer": (f"{_MEM}.hicache_storage:PoolTransfer",),
@@ -74,14 +74,14 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     # The slots of a match by its node. Before, the match listed them itself.
     "tree.path-slots": (f"{_MEM}.unified_radix_cache:UnifiedRadixCache.path_device_indices",),
     "tree.compiled-core": (f"{_MEM}.rust_tree_core.adapter:RustUnifiedTreeCore",),
-    # What a tree is made and asked with. A load was asked for without an object of its own at first.
+    # Arguments of a tree and its calls. Older releases have no argument object for a load.
     "tree.params": (f"{_MEM}.cache_init_params:CacheInitParams",),
     "tree.key": (f"{_MEM}.radix_cache:RadixKey",),
     "tree.insert": (f"{_MEM}.base_prefix_cache:InsertParams",),
     "tree.match": (f"{_MEM}.base_prefix_cache:MatchPrefixParams",),
     "tree.evict": (f"{_MEM}.base_prefix_cache:EvictParams",),
     "tree.load": (f"{_MEM}.base_prefix_cache:InitLoadBackParams",),
-    # Host pools, whose modules are told which copies there are.
+    # Host pools. The modules list the available copies.
     "host.mha": (f"{_MEM}.pool_host.mha:MHATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MHATokenToKVPoolHost"),
     "host.mla": (f"{_MEM}.pool_host.mla:MLATokenToKVPoolHost", f"{_MEM}.memory_pool_host:MLATokenToKVPoolHost"),
     "host.index": (f"{_MEM}.pool_host.dsa:DSAIndexerPoolHost", f"{_MEM}.memory_pool_host:DSAIndexerPoolHost"),

@@ -66,7 +66,7 @@ class PrefixCache:
             for _ in range(SHORT):
                 run.step()
             judge, rig.judge = rig.judge, ProbeJudge()
-            with suppress(Stop):  # what the engine does wrong here is for the cases to find
+            with suppress(Stop):  # errors of the engine here are left to the cases
                 run.require_rows_while_one_waits()
             rig.judge = judge
 

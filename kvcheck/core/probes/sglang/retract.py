@@ -179,7 +179,7 @@ def made_pages(made: SmallPool) -> int:
 
 
 def admit(made: SmallPool, request: Any) -> int:
-    rows = fitted(made.request_pool.alloc, {"reqs": [request], "need_size": 1})  # a table may know no request
+    rows = fitted(made.request_pool.alloc, {"reqs": [request], "need_size": 1})  # some tables take no requests
     if not rows:
         raise CannotDrive("the request table has no row left")
     record_of(request).req_pool_idx = int(rows[0])

@@ -78,7 +78,7 @@ def _native(rig: Rig) -> Iterator[None]:
     try:
         yield
     finally:
-        override.__exit__(None, None, None)  # told of no exception: it would not put the variable back
+        override.__exit__(None, None, None)  # without the exception: with one it would not restore the variable
 
 
 def _move(rig: Rig, made: SmallPool, source: torch.Tensor, target: torch.Tensor, condition: str | None) -> None:

@@ -20,7 +20,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "hash.function": ("vllm.utils.hashing:sha256", "vllm.utils:sha256"),
     "hash.begin": (f"{_CORE}.kv_cache_utils:init_none_hash",),
     "hash.blocks": (f"{_CORE}.kv_cache_utils:get_request_block_hasher",),
-    # The scheduler, and what it is configured by.
+    # The scheduler and its configuration.
     "scheduler": (f"{_CORE}.sched.scheduler:Scheduler",),
     "scheduler.output": ("vllm.v1.outputs:ModelRunnerOutput",),
     "scheduler.grammars": ("vllm.v1.structured_output:StructuredOutputManager",),
@@ -31,7 +31,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "config.parallel": ("vllm.config:ParallelConfig",),
     "config.device": ("vllm.config:DeviceConfig",),
     "config.speculation": ("vllm.config:SpeculativeConfig",),
-    # A connector: what the scheduler makes it from, and what its worker reports.
+    # A connector: its arguments from the scheduler, and reports of its worker.
     "connector": (
         "vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector:SimpleCPUOffloadConnector",
     ),

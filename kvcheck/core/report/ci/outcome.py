@@ -84,6 +84,7 @@ def of_record(record: RunRecord) -> Outcome:
     cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
     cases += [_mutant_case(record, row) for row in record.mutants]
     named = {case.id for case in cases}
+    # Cells with a cause and without a row in the record.
     for cell in dict.fromkeys(cell for each in causes for cell in each.cells if cell not in named):
         cases.append(Case(id=cell, group=_group(cell), troubles=_of_cell(causes, cell)))
     missing = []
@@ -131,6 +132,7 @@ def of_gate(result: GateResult) -> Outcome:
         )
         for run in result.runs
     ]
+    # Problems outside the listed runs, such as those of budgets, whose run_id is None.
     shown = {case.id for case in cases}
     for name in dict.fromkeys(each.run_id for each, _ in told if each.run_id not in shown):
         others = tuple(_of_problem(each, kind, repro) for each, kind in told if each.run_id == name)

@@ -176,6 +176,7 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
         if is_new and (why := _unseen(rows_then.get(finding.cell))):
             text = f"{text} ({why} in {before.run_id})"
         yield _change(State.NEW if is_new else State.SAME, finding, text, counts=counts)
+    # Causes that the later run does not show: fixed only if the cell passed on enough schedules.
     for cause, finding in then.items():
         if cause in shown_now:
             continue

@@ -1,4 +1,4 @@
-"""Comparison: compares several runs of `kvcheck stress`, releases by bugs.
+"""Comparison: compares several runs that judged, releases by bugs.
 
 Invariants:
 - A row that a run of the same engine lacks is "not run" there, and its bug is unjudged, never a pass. A row dropped by
@@ -150,8 +150,8 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
     for record in records:
         if not record.scenarios:
             raise UsageError(
-                f"run {record.run_id} judged no scenario, so it cannot be compared: expected runs of kvcheck stress; "
-                "give a folder to -o for one page a run"
+                f"run {record.run_id} judged no scenario, so it cannot be compared: expected runs of kvcheck stress, "
+                "probe or live; give a folder to -o for one page a run"
             )
         if (row := _twice(result.id for result in record.scenarios)) is not None:
             raise UsageError(f"run {record.run_id} has the row {row!r} twice, so it cannot be compared: run it again")

@@ -223,6 +223,7 @@ def _status(
     mine = [record for record in records if entry.has_engine(record)]
     if not mine:
         return Status.ELSEWHERE, 0, f"none of these runs judged {entry.engine}"
+    # Before any match: an expired row covers nothing.
     if entry.expires < today:
         text = f"expired on {entry.expires.isoformat()}; {entry.owner} has to renew it or remove it"
         return Status.EXPIRED, 0, text

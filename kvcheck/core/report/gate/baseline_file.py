@@ -71,6 +71,7 @@ def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
         for at, table in enumerate(raw.get(kind.value, ())):
             number = numbers[kind][at]
             rows.append(_entry(f"baseline {path}, row {number} ({kind.value} {at + 1})", kind, number, table))
+    # Tables are parsed by kind; rows keep the order of the file.
     rows.sort(key=lambda entry: entry.number)
     seen: dict[tuple[object, ...], int] = {}
     for entry in rows:

@@ -210,7 +210,9 @@ def gated_rows(
                     gated.append(BudgetedRow(each, bound, value))
     if rows and not budgets and not tally(records).verdicts:
         problems.append(
-            Problem(None, "nothing was judged: expected a run of kvcheck stress, or --budget FILE for these")
+            Problem(
+                None, "nothing was judged: expected a run of kvcheck stress, probe or live, or --budget FILE for these"
+            )
         )
     warnings = []
     if len(gated) > ADVISED_ROWS:

@@ -64,7 +64,9 @@ def sections(result: GateResult) -> tuple[tuple[str, str, tuple[str, ...]], ...]
 def _integrity(result: GateResult) -> str:
     tally = result.tally
     if not tally.verdicts:
-        return f"{counted(tally.runs, 'run')} without a verdict; name a run of kvcheck stress to have integrity judged"
+        return (
+            f"{counted(tally.runs, 'run')} without a verdict; name one of kvcheck stress, probe or live for integrity"
+        )
     parts = [counted(tally.runs, "run"), counted(tally.verdicts, "verdict")]
     if tally.words_verified or not tally.tokens_judged:
         parts.append(f"{counted(tally.words_verified, 'word')} verified")

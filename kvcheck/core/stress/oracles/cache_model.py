@@ -63,7 +63,7 @@ class CacheModel:
     def has_host(self) -> bool:
         return "host.full" in self._units
 
-    # What happens
+    # Events
 
     def declare(self, event: Declared) -> None:
         self._units = dict(event.units)
@@ -164,7 +164,7 @@ class CacheModel:
             self._children["any"][parent] -= 1
             del self.pages[each]
 
-    # What may go
+    # Eviction
 
     def candidates(self, tier: str, space: str, *, passed: Container[bytes] = ()) -> Iterator[bytes]:
         """Pages that an eviction could choose first: unlocked, and leaves."""
@@ -204,7 +204,7 @@ class CacheModel:
             return not host
         return not device and not host and (tier == "device" or each not in self.held["device", "full"])
 
-    # What is there
+    # Contents
 
     def parent(self, each: bytes) -> bytes:
         return self._parents.get(each, ROOT)

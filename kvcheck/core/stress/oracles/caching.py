@@ -60,7 +60,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
     def __init__(self) -> None:
         super().__init__()
         self._chosen: dict[tuple[str, str], tuple[bytes, ...]] = {}
-        self._wanted: dict[str, tuple[int, int]] = {}  # by allocator: units that were asked for, and freed since
+        self._wanted: dict[str, tuple[int, int]] = {}  # by allocator: units requested, and freed since
         self._refused: set[bytes] = set()
         self._due: deque[_Due] = deque()
         self._due_long = 0
@@ -152,7 +152,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
     def _counted(self, event: Counted) -> None:
         self._is_over = True
 
-    # Lookups: loads, and what is served
+    # Lookups: loads, and pages served
 
     def _is_sent(self, event: Sent) -> None:
         self._prompts[event.request] = event.prompt
@@ -213,7 +213,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         if event.stop > self._committed.get(event.request, 0):
             self._committed[event.request] = event.stop
 
-    # What is computed is cached
+    # Computed pages are cached
 
     def _computed(self, event: Computed) -> None:
         if self._declared is None:
@@ -240,7 +240,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         """A finished request has offered every whole page that it computed."""
         offered, committed = self._offered.pop(event.request, None), self._committed.pop(event.request, 0)
         model = self._cache.model
-        if offered is None or model.has_state:  # a prefix with states ends where a state was kept
+        if offered is None or model.has_state:  # a prefix with states ends at a kept state
             return
         self.judged += 1
         if offered < committed // model.page_size:
@@ -386,7 +386,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         refused: set[bytes] = set()
         for each, page in due.pages.items():
             if page.refused_at >= due.use or self._cache.parent(each) in refused:
-                refused.add(each)  # and with it what lies behind it: the prefix before that was not backed up
+                refused.add(each)  # and with it the pages behind it: their prefix was not backed up
                 continue
             is_open = (
                 self._cache.pages.get(each) is page
@@ -402,7 +402,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
                     "no backup of it was refused",
                     tier="device",
                 )
-                self._backups_seen = True  # that they are missing is said
+                self._backups_seen = True  # their absence is reported
                 return
 
     def _is_refused(self, event: Refused) -> None:

@@ -45,7 +45,7 @@ class StoreRules(CachingRules):
         self._vain: dict[int, int] = {}  # by request, its fetches in a row that brought nothing
         self._keeps = False
         self._damaged: set[str] = set()
-        self._objects: dict[str, tuple[str, bytes]] = {}  # by key, the space and hash of what was stored whole
+        self._objects: dict[str, tuple[str, bytes]] = {}  # by key, space and hash of objects stored whole
 
     def store_handlers(self) -> Iterable[tuple[type, Handler]]:
         return (

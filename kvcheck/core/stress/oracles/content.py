@@ -2,7 +2,7 @@
 
 Invariants:
 - Foreign (KV102), position (KV301), torn (KV103), never written (KV104), misplaced (KV106; only with SitesKnown in the
-  history) and bit difference (KV105) are told apart by decoding the words.
+  history) and bit difference (KV105) are distinguished by decoding the words.
 - A failed room may be half written. Only another request's bytes in it are a finding: its memory was freed during a
   transfer.
 - Page and slot 0 have no owner: words found there were written without owning them (KV403).

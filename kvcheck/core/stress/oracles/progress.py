@@ -1,7 +1,7 @@
 """The progress oracle: a scheduler uses the room that there is.
 
 Invariants:
-- If a decode end has room for the request that waits longest, and nobody rests, it admits within two rounds.
+- If a decode end has room for the request that waits longest, and no request rests, it admits within two rounds.
 - If every running request can get a free page, some of them are computed.
 """
 

@@ -95,7 +95,7 @@ class ReportsOracle:
             if all(life.is_aborted and life.stage != ENDED for life in lives):
                 self._add(request, f"request {request} was aborted, and the decode end never reported that it failed")
 
-    # What was done
+    # Events
 
     def _was_sent(self, event: Sent) -> None:
         self._sent[event.request] += 1
@@ -153,7 +153,7 @@ class ReportsOracle:
     def _decided(self, event: Decided) -> None:
         self._broke = self._broke or len(set(event.decisions)) > 1
 
-    # What was reported
+    # Reports
 
     def _reported(self, event: Reported) -> None:
         if self._broke:

@@ -53,7 +53,7 @@ class TransfersOracle:
         self._last: tuple[str, _Asked] | None = None
         self._arriving: dict[int, tuple[str, _Asked]] = {}  # ordinal of its operation -> a Want or an Abort on its way
         self._arrived: dict[_Asked, int] = {}  # Aborts: rounds since
-        self._heard: dict[_Asked, int] = {}  # Wants that are not answered: rounds since, once the request has failed
+        self._heard: dict[_Asked, int] = {}  # unanswered Wants: rounds since the request failed
         self._failed: set[int] = set()  # requests that the prefill end has reported as failed
         self._again: set[int] = set()  # requests that were sent more than once
         self._drained: dict[_Asked, bool] = {}  # attempts that a source writes no more; True from the next round on
@@ -101,7 +101,7 @@ class TransfersOracle:
         elif event.kind == "Abort" and event.copies and event.sender.startswith(DECODE):
             is_drained = ("Drained", event.peer, event.sender, event.request, event.generation) in self._told
             asked = _Asked(event.sender, event.peer, event.request, event.generation)
-            # It may end before it has read what it has answered already.
+            # It may end before it has read messages that it has answered.
             self._last = None if is_drained else ("abort", asked)
         elif event.kind == "Drained":
             self._arrived.pop(answered, None)

@@ -111,7 +111,7 @@ class RankRun:
             ),
         )
         self._jobs = {job.request: job for job in load.jobs}
-        # A prefill rank that was started again is fed what it is asked for; a decode rank, what has not ended.
+        # A restarted prefill rank is fed requests on demand; a restarted decode rank, requests that have not ended.
         self._is_fed_on_demand = spec.end == "prefill" and spec.incarnation > 1
         left = () if self._is_fed_on_demand else tuple(job for job in load.jobs if job.request not in spec.over)
         self._feed = Feed(left, hurry=HURRY)
@@ -213,7 +213,7 @@ class RankRun:
             self._say("rejoined", {"peer": link.peer, "incarnation": _incarnation(link)})
             over = link.hello.get("over")
             for request_id in over if isinstance(over, list) and self._spec.end == "prefill" else ():
-                self._scheduler.abort(request_id)  # the new process does not ask for it any more
+                self._scheduler.abort(request_id)  # the new process does not request it any more
 
     def _is_awaited(self, peer: str) -> bool:
         return peer in self._returns and time.monotonic() - self._fenced.get(peer, time.monotonic()) < RETURN_S

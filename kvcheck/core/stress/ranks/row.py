@@ -28,7 +28,7 @@ class RanksRow(ScheduleRow):
         return RankRunner()
 
     def check(self, plan: Plan) -> None:
-        """Refuse what real processes cannot do. A missing library is UNKNOWN before any process starts."""
+        """Refuse plans that real processes cannot run. A missing library is UNKNOWN before any process starts."""
         strategy = None if plan.trace is not None else plan.strategy
         for name, value, able in (
             ("--backend", plan.backend, "eager"),
@@ -60,7 +60,7 @@ class RanksRow(ScheduleRow):
         return ("chosen orders",)
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """What the order in which bytes land on this machine does not show."""
+        """Orders of landing bytes that a host without a GPU does not show."""
         if base.transport not in SHARING_TRANSPORTS or base.device != "cpu":
             return []
         return [

@@ -97,7 +97,7 @@ class Disturber:
     ) -> None:
         self._held = list(rivals)
         focused = sum(each.happening == "abort" for each in legal if each.key in focus)
-        # Where schedules aim at several aborts, one more is left for another state, which goes round.
+        # If schedules aim at several aborts, one more is left for another state, in turn.
         self._left = {"abort": max(requests // ABORTED_SHARE, focused + 1 if focused > 1 else 0), "time out": 1}
         self._each = {"abort": ABORTS_EACH if self._held else 1, "time out": 1}
         mine = [each for each in legal if each.happening in CAUSED or (self._held and each.happening in RELEASED)]

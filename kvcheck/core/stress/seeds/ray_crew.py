@@ -2,10 +2,10 @@
 
 Invariants:
 - This is the only module that imports ray.
-- A task takes a line of JSON and returns one. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
-- A task runs in the kvcheck that its node has installed. Results of another one are refused.
+- A task takes and returns a line of JSON. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
+- A task runs in the kvcheck installed on its node and returns its digest: results of another kvcheck are refused.
 - Ray restarts no task by itself. A batch whose worker or node is gone comes back as lost.
-- What Ray's own threads print goes to stderr: stdout has the results of kvcheck alone.
+- Output of Ray's own threads goes to stderr: stdout has only results of kvcheck.
 - A cluster that kvcheck started ends with it. One that it joined is left as it is.
 """
 
@@ -39,7 +39,7 @@ VARIABLES = {
 
 
 def load_ray() -> ModuleType:
-    """The library. Raises UnknownVerdict where it is missing."""
+    """Import ray. Raises UnknownVerdict if it is missing."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -48,9 +48,9 @@ def load_ray() -> ModuleType:
 
 class RayCrew:
     """A task of Ray for each batch. address: "local", or that of a cluster. places: batches at once; None: one for each
-    CPU that the cluster has. worker: the module whose function `ran` runs a batch; it is imported where the task runs.
+    CPU of the cluster. worker: the module whose function `ran` runs a batch; it is imported in the task.
 
-    Raises UsageError where the cluster cannot be reached.
+    Raises UsageError if the cluster cannot be reached.
     """
 
     def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
@@ -95,7 +95,7 @@ class RayCrew:
             return Ended(task=task, lost=f"{type(error).__name__}: {first}", ran=task.line)
 
     def close(self) -> None:
-        """End the tasks that are under way, and leave the cluster."""
+        """Cancel running tasks, and leave the cluster."""
         for running in self._under_way:
             self._ray.cancel(running, force=True)
         self._ray.shutdown()
@@ -103,7 +103,7 @@ class RayCrew:
 
 
 class _OfOneThread:
-    """A stream for the thread that makes it. What other threads write goes to stderr."""
+    """A stream for the thread that makes it. Output of other threads goes to stderr."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -117,6 +117,6 @@ class _OfOneThread:
 
 
 def run_in_task(worker: str, text: str) -> str:
-    """A batch, in a process of Ray. worker: the module that runs it."""
+    """Run a batch in a process of Ray. worker: the module that runs it."""
     line: str = importlib.import_module(worker).ran(text)
     return line

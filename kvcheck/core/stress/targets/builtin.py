@@ -106,7 +106,7 @@ class BuiltinEngine:
         self._emit(reported("", report))
         for request in report.retracted:
             state = "restoring" if request in report.resumed else before.get(request, "")
-            if state != "retracted":  # it was, in this round: somebody had asked for that
+            if state != "retracted":  # else it was retracted in this round, on request
                 self._emit(Happened("request", "restoring" if state == "restoring" else "running", "retract"))
         return report
 
@@ -194,7 +194,7 @@ class BuiltinEngine:
             namespace = Namespace(
                 model=setup.shape.name,
                 dtype=str(setup.shape.kv_dtype),
-                layout="units",  # what HostPool.pack makes does not depend on the host's layout
+                layout="units",  # the result of HostPool.pack does not depend on the host's layout
                 page_size=setup.shape.page_size,
                 rank=tier.rank,
                 ranks=tier.ranks,

@@ -42,7 +42,7 @@ class Prefixes:
         self._is_told = True
         cache.tree.on_split = self._split
 
-    # What is there
+    # States
 
     def standings(self) -> tuple[Standing, ...]:
         """States of prefixes and objects, in an order that depends on the schedule alone."""
@@ -62,7 +62,7 @@ class Prefixes:
         storage = self._cache.storage
         return frozenset() if storage is None else frozenset(each.hash for each in storage.writing)
 
-    # What is made to happen
+    # Happenings that a scenario causes
 
     def make_happen(self, happening: str, standing: Standing) -> bool:
         with self._untold():
@@ -114,7 +114,7 @@ class Prefixes:
         assert self._cache.storage is not None
         return next((each for each in self._cache.storage.reading if each.key == key), self._stored.get(key))
 
-    # What happens by itself
+    # Happenings of the cache itself
 
     def _split(self, node: Node) -> None:
         self._tell(_state_of(node, self._storing()), "split")

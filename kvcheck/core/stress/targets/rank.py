@@ -138,7 +138,7 @@ def prefill_end(
         layout=rank.layout,
         peers=peers,
         clock=clock,
-        patience=pair.patience * 3 // 2,  # the decode end knows what is missing, so its timeout comes first
+        patience=pair.patience * 3 // 2,  # the decode end can name the missing parts, so its timeout comes first
         sealer=parts.sealer,
         writer=parts.writer,
         aux_over_messages=pair.aux_over_messages,

@@ -119,7 +119,7 @@ class ContentDecoder:
         deltas = [0] * len(self._chunks)
         for seen in self._observed:
             self._emit(Verified(seen.site.buffer, seen.judged * seen.rows.shape[-1]))
-            if seen.bad.cpu().numpy().any():  # on a CPU much cheaper than asking torch
+            if seen.bad.cpu().numpy().any():  # much cheaper on a CPU than torch's own test
                 self._report(seen, deltas)
         tokens = []
         for chunk, delta in zip(self._chunks, deltas, strict=True):
@@ -295,7 +295,7 @@ class ContentDecoder:
             )
         )
 
-    # Where things lie
+    # Expected content
 
     def _state_slots(self, plan: PassPlan) -> torch.Tensor:
         return self._pool.tables["req_to_state"].read_view().view(-1).index_select(0, plan.rows)
@@ -310,7 +310,7 @@ class ContentDecoder:
     def _mask(self, site: content.Site, words: int) -> torch.Tensor:
         key = (site, words)
         if key not in self._masks:
-            # By the backend: this runs inside an operation, where an ordinary upload makes the host wait for the lane.
+            # By the backend: inside an operation an ordinary upload would make the host wait for the lane.
             self._masks[key] = self._backend.index(content.mask(site, words).numpy())
         return self._masks[key]
 
@@ -327,7 +327,7 @@ class ContentDecoder:
         self._authors[request] = authors
         self._codes[request] = codes
 
-    # What was seen
+    # Observations
 
     def _report(self, seen: Observation, deltas: list[int]) -> None:
         bad = torch.nonzero(seen.bad.reshape(-1)).view(-1).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Observation: a comparison that a pass has queued on its device and nobody has read yet."""
+"""Observation: a comparison that a pass has queued on its device and that is not read yet."""
 
 from __future__ import annotations
 

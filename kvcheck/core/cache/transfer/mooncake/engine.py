@@ -82,7 +82,7 @@ class MooncakeEngine:
 
     protocol: a row of PROTOCOLS. Without the hardware, or with a build that lacks the transport, most names silently
     give TCP. nvlink_intra takes device memory only. host: address for peers. The library listens on all interfaces in
-    any case and authenticates nobody, so use it only in trusted networks. network: the path of a PrivateNetwork.
+    any case and authenticates no peer, so use it only in trusted networks. network: the path of a PrivateNetwork.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 Invariants:
 - Listeners use the loopback interface. The key authenticates and does not encrypt.
 - A process that has not proved that it has the key gets a nonce and nothing else.
-- A silent stranger delays nobody: connections are greeted in parallel, and the oldest is dropped if there are too many.
+- A silent stranger delays no peer: connections are greeted in parallel, and the oldest is dropped if there are many.
 - Every wait has a bound. A peer that reads nothing for SEND_S seconds counts as gone.
 - A link that this side has closed delivers the frames that had arrived by then.
 - Frames of one link arrive whole and in order. GONE arrives once, after all of them.

@@ -177,7 +177,7 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
     others = [each for each in memories(host, rig.package) if each[2].untyped_storage().data_ptr() not in starts]
     found = [each for each in others if SCRATCH not in each[0] and each[2].device.type == HOST]
     for _, _, tensor in found:
-        tensor.zero_()  # rows that were never written can be told from others
+        tensor.zero_()  # marks rows that were never written
     return HostTier(
         made=made,
         tree=tree,

@@ -299,7 +299,7 @@ class PDPair:
                 loop()
             except Drained:
                 return
-            except RuntimeError as error:  # what the worker makes of anything that was raised in it
+            except RuntimeError as error:  # the worker wraps any exception in it
                 raise (error.__cause__ or error.__context__ or error) from None
 
         died = attempt(unwrapped, self._rig.package)

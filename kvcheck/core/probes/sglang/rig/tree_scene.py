@@ -189,7 +189,7 @@ class TreeScene:
         judge = self.rig.judge
         reads = reads_lists_on(self.way[0], self.tree.device)
         self.copies[kind, is_backup] = self.copies.get((kind, is_backup), 0) + 1
-        # Pools whose backup is staged page by page say so, and read host ids on the host as well.
+        # Pools with a backup staged page by page have this flag, and read host ids on the host as well.
         is_staged = is_backup and getattr(self.tree.hosts[kind], "can_use_write_back_jit", False)
         for tier, value in (("host", host), ("device", device)):
             if value.device.type != (reads or value.device.type) and not (tier == "host" and is_staged):

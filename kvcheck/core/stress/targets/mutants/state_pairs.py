@@ -31,7 +31,7 @@ class TrimsOneSide(Sender):
         if len(mine) < len(theirs):
             mine = mine[: len(theirs)]
             theirs = theirs[: len(mine)]
-        elif len(theirs) and len(mine) > len(theirs):  # the run is written whole, over what lies behind
+        elif len(theirs) and len(mine) > len(theirs):  # the run is written whole, over the rows behind
             theirs = theirs[0] + np.arange(len(mine), dtype=np.int64)
         return np.stack((mine[: len(theirs)], theirs), axis=1)
 

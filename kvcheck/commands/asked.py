@@ -1,0 +1,64 @@
+"""Asked: what commands that make a run have in common, from the check of their options to the exit code.
+
+Invariants:
+- A value that no run takes, and a place that cannot be written, are refused before a run has a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcheck.commands.closing import close
+from kvcheck.commands.options import FORMATS, check_choice, check_positive, repro
+from kvcheck.commands.report import check_outputs, parse_outputs
+from kvcheck.commands.terminal import Terminal
+from kvcheck.core.run.session import Session
+from kvcheck.core.run.store import make_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Options of every run. argv: the command's words. began: a time.monotonic()."""
+
+    argv: Sequence[str]
+    began: float
+    seed: int | None
+    max_time: float | None
+    out: Path
+    output: list[str] | None
+    format_name: str
+    reports: bool
+
+    def __post_init__(self) -> None:
+        check_choice("--format", self.format_name, FORMATS)
+        check_positive("--max-time", self.max_time)
+
+    @property
+    def until(self) -> float | None:
+        """The time.monotonic() at which the run stops."""
+        return None if self.max_time is None else self.began + self.max_time
+
+    def check_places(self) -> None:
+        """Raise UsageError where a report or the run cannot be written; the folder of runs is made."""
+        check_outputs(parse_outputs(self.output, self.format_name))
+        make_folder(self.out)
+
+    def session(self, *, drawn: int, plan: Mapping[str, object], resumes: bool = False) -> Session:
+        """The run, of the seed that was asked for or drawn."""
+        words = [word for word in self.argv if word != "--resume"]
+        return Session(
+            argv=[*self.argv],
+            repro=repro(words, seed=self.seed, drawn=drawn),
+            seed=drawn,
+            plan=plan,
+            out=self.out,
+            teller=Terminal(is_quiet=self.format_name == "json"),
+            resumes=resumes,
+        )
+
+    def close(self, session: Session, *, interrupted: bool) -> int:
+        """Save, print and report what the run found; its exit code."""
+        outputs = parse_outputs(self.output, self.format_name)
+        return close(session, outputs, reports=self.reports, interrupted=interrupted)
