@@ -189,13 +189,14 @@ class _SeedsRun:
         self._save()
         self.session.progress("starting")
         try:
-            for result in results(self._plan.tasks(self._done), crew, until=until):
-                append(self._ledger, [result])
-                if self._tally.add(result) or time.monotonic() >= saved + SAVED_EVERY_S:
-                    self._save()
-                    saved = time.monotonic()
-                found = counted(len(self.session.findings), "finding")
-                self.session.progress(f"{self._tally.work}, {self._tally.cpu_s:,.0f} CPU seconds, {found}")
+            with self.session.ticking():
+                for result in results(self._plan.tasks(self._done), crew, until=until):
+                    append(self._ledger, [result])
+                    if self._tally.add(result) or time.monotonic() >= saved + SAVED_EVERY_S:
+                        self._save()
+                        saved = time.monotonic()
+                    found = counted(len(self.session.findings), "finding")
+                    self.session.progress(f"{self._tally.work}, {self._tally.cpu_s:,.0f} CPU seconds, {found}")
         except KeyboardInterrupt:
             complain("interrupted: what was judged is kept")
             return True
