@@ -138,29 +138,6 @@ def moved(blocks: IndexArray, source: np.ndarray, target: np.ndarray, written: n
         written.reshape(-1)[to : to + size] += 1
 
 
-@given(page_pairs(), st.integers(1, 3), st.sampled_from((1, 4)), st.sampled_from((1, 2)))
-def test_whole_rows_go_in_one_block_a_run_and_layer(
-    pairs: list[list[int]], layers: int, per_unit: int, shards: int
-) -> None:
-    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    rows = (PAGES + 1) * per_unit
-    layout = RowLayout(layers=layers, rows=rows, row_bytes=16, rows_per_unit=per_unit, shards=shards)
-    piece = replace(WHOLE, count=shards)
-    runs = group_contiguous(array)
-    blocks = byte_blocks(layout, layout, runs, piece)
-    assert len(blocks) == layers * len(plainly_grouped(pairs))
-    single = np.column_stack((array, np.ones(len(array), dtype=np.int64)))
-    assert byte_blocks(layout, layout, single, piece).tolist() == blocks.tolist(), "runs that were not merged yet"
-    source = np.random.default_rng(len(pairs)).integers(0, 160, (layers, rows, 16), dtype=np.uint8)
-    target, written = np.full_like(source, POISON), np.zeros(source.shape, dtype=np.int64)
-    moved(blocks, source, target, written)
-    expected = np.full_like(source, POISON)
-    for layer, (one, other), offset in product(range(layers), pairs, range(per_unit)):
-        expected[layer, other * per_unit + offset] = source[layer, one * per_unit + offset]
-    assert np.array_equal(target, expected)
-    assert written.sum() == len(pairs) * per_unit * 16 * layers and written.max(initial=0) <= 1
-
-
 TP_PAIRS = [*product(SIZES, repeat=3), (6, 3, 2), (6, 2, 3), (12, 4, 6), (3, 6, 9), (3, 9, 6), (2, 8, 6)]
 
 
