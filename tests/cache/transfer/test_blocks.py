@@ -204,6 +204,8 @@ def test_the_right_bytes_arrive_between_every_pair_of_tp_sizes(shards: int, sour
             for memory in (have[piece.source_rank], want[piece.target_rank])
         )
         blocks = byte_blocks(source, target, runs, piece)
+        single = np.column_stack((TOKENS_OF, TOKENS_AT, np.ones_like(TOKENS_OF)))
+        assert byte_blocks(source, target, single, piece).tolist() == blocks.tolist(), "runs that were not merged yet"
         whole = piece.count == source.shards == target.shards
         assert len(blocks) == LAYERS * (len(runs) if whole else tokens)
         moved(blocks, have[piece.source_rank], got[piece.target_rank], written[piece.target_rank])
@@ -219,6 +221,7 @@ LAYOUT = RowLayout(layers=2, rows=10, row_bytes=32, rows_per_unit=2, shards=2)  
 def test_layouts_that_differ_are_refused(changed: dict[str, int]) -> None:
     with pytest.raises(LayoutMismatch):
         byte_blocks(LAYOUT, replace(LAYOUT, **changed), np.array([[1, 1, 1]]), WHOLE)
+    assert byte_blocks(LAYOUT, LAYOUT, np.empty((0, 3), dtype=np.int64), WHOLE).shape == (0, 3), "no runs, no blocks"
     more = replace(LAYOUT, rows=40)
     assert len(byte_blocks(LAYOUT, more, np.array([[1, 19, 1]]), replace(WHOLE, count=2))) == 2, "rows may differ"
 
