@@ -24,7 +24,6 @@ Table = dict[str, tuple[int, dict[str, tuple[str, int]]]]
 
 
 def kv(row_bytes: int, scale_bytes: int = 0) -> dict[str, tuple[str, int]]:
-    """Rows of keys and values, and of their scales."""
     rows = {"k": ("token", row_bytes), "v": ("token", row_bytes)}
     return rows | ({"k_scale": ("token", scale_bytes), "v_scale": ("token", scale_bytes)} if scale_bytes else {})
 
@@ -64,19 +63,16 @@ class Ledger:
         self.freed_ids: list[tuple[str, int]] = []
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        """Nobody may hold these ids already."""
         for each in ids.tolist():
             assert each not in self.held.setdefault(space, {})
             self.held[space][each] = owner
 
     def freed(self, space: str, ids: IndexArray) -> None:
-        """Somebody must hold these ids."""
         for each in ids.tolist():
             del self.held[space][each]
             self.freed_ids.append((space, each))
 
     def of(self, space: str, owner: int) -> set[int]:
-        """Ids of a space that one request holds."""
         return {each for each, whose in self.held.get(space, {}).items() if whose == owner}
 
 
@@ -89,14 +85,12 @@ def pool_of(name: str, *, window_pages: int = WINDOW_PAGES) -> tuple[KVPool, Led
 
 
 def opened(pool: KVPool, request: int) -> Holding:
-    """A holding of a pool that has room."""
     holding = pool.open(request)
     assert holding is not None
     return holding
 
 
 def everything(pool: KVPool, holding: Holding) -> list[object]:
-    """All that a refused call must leave alone, as plain values."""
     return [
         {name: (each.available, each.live) for name, each in pool.allocators.items()},
         {name: table.read_view().tolist() for name, table in pool.tables.items()},

@@ -77,7 +77,6 @@ def listener() -> Iterator[str]:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """The stand-in in the library's place."""
     cluster = StandIn()
     package, module = types.ModuleType("mooncake"), types.ModuleType("mooncake.store")
     module.MooncakeDistributedStore = lambda: cluster  # type: ignore[attr-defined]
@@ -188,7 +187,6 @@ def refuses_damage_and_replaces_it(store: MooncakeStore) -> None:
 
 
 def gives_exact_bytes_when_it_is_full(store: MooncakeStore) -> None:
-    """A full segment is told or evicts."""
     size = 1_000_000
     kept = refusals = 0
     for number, key in enumerate(KEYS):

@@ -56,7 +56,6 @@ class Grove:
         return node
 
     def kept(self) -> object:
-        """What no refused call may change."""
         nodes = (self.tree.root, self.a, self.bc, self.d, self.e, self.fg)
         return [(each.locks, each.host_locks, len(each.keys), len(each.children), each.last_used) for each in nodes]
 

@@ -35,7 +35,6 @@ def run_of(first: int, count: int, base: int) -> PageRun:
 
 
 def ids(*values: int) -> IndexArray:
-    """An index array."""
     return np.array(values, dtype=np.int64)
 
 
@@ -94,7 +93,6 @@ def test_a_page_run_of_anything_else_is_refused(first: int, pages: IndexArray) -
 
 
 def plainly_grouped(pairs: list[list[int]]) -> list[list[int]]:
-    """Runs grown pair by pair."""
     runs: list[list[int]] = []
     for source, target in pairs:
         if runs and source == runs[-1][0] + runs[-1][2] and target == runs[-1][1] + runs[-1][2]:

@@ -31,7 +31,6 @@ def layout_of(
     slots: int = 2,
     align: int = 8,
 ) -> EndLayout:
-    """The layout of a rank with a pool and metadata of its own."""
     backend = ScopedBackend(EagerBackend(), end)
     sizes = PoolSizes(
         pages=pages, requests=3, max_tokens=40, window_pages=pages if whole.window_layers else 0, state_slots=3
@@ -44,14 +43,12 @@ def layout_of(
 
 
 def with_buffer(layout: EndLayout, at: int, **changes: object) -> EndLayout:
-    """One buffer changed."""
     buffers = list(layout.buffers)
     buffers[at] = replace(buffers[at], **changes)  # type: ignore[arg-type]
     return replace(layout, buffers=tuple(buffers))
 
 
 def with_rows(layout: EndLayout, **changes: int) -> EndLayout:
-    """The rows of the first buffer changed."""
     return with_buffer(layout, 0, rows=replace(layout.buffers[0].rows, **changes))
 
 
