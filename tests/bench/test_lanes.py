@@ -46,7 +46,6 @@ TINY = shape("glm-5.1-tiny")
 
 
 def of_case(case: str, name: str) -> Maker:
-    """An arm of a case at its last size."""
     return CASES.load(case)(Setting(shape=TINY, device="threads"))[-1].makers[name]
 
 
@@ -89,7 +88,6 @@ def wrong_of(make: Maker, runs: int = RUNS, device: str = "threads") -> int:
 
 
 def is_load(lane: str) -> bool:
-    """Whether loads run on a lane of that name."""
     return lane.startswith(("load", "hicache.h2d"))
 
 

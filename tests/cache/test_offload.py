@@ -60,17 +60,14 @@ def shuffle_free_pages(pool: KVPool) -> None:
 
 
 def live_words(pool: KVPool) -> Words:
-    """The pool's own words."""
     return {(space, each.name): pool.sets[space].write_view(each.name) for space, each in pool.buffers()}
 
 
 def copies(words: Words) -> Words:
-    """Words as they are now."""
     return {key: each.clone() for key, each in words.items()}
 
 
 def write_distinct(words: Words, start: int) -> None:
-    """start, start + 1, ... through all buffers."""
     for each in words.values():
         each.copy_(torch.arange(start, start + each.numel()).view(each.shape))
         start += each.numel()

@@ -23,7 +23,6 @@ SHAPES = ((0, 3), (3, 0), (1, 1), (5, 3), (7, 82), (130, 17))
 
 
 def codes_and_mask(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes as requests have them, and any mask."""
     drawn = random.Random(f"{shape}")
     codes = [as_signed(mix64_int(1 << 40 | row)) for row in range(shape[0])]
     mask = [as_signed(drawn.getrandbits(64)) for _ in range(shape[1])]
@@ -31,7 +30,6 @@ def codes_and_mask(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def low(word: int) -> int:
-    """The low 32 bits of a word, signed."""
     return (word & 0xFFFFFFFF) - ((word & 0x80000000) << 1)
 
 

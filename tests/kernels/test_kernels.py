@@ -26,7 +26,6 @@ KERNELS = {
 
 
 def loaded(name: str) -> object:
-    """What "module:attribute" names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

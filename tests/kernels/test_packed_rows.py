@@ -47,7 +47,6 @@ def place(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def join(devices: Devices) -> None:
-    """Wait for what was queued on a device."""
     if "cuda" in devices:
         torch.cuda.synchronize()
 

@@ -133,7 +133,6 @@ def strided_blocks() -> list[torch.Tensor]:
 
 
 def addresses(block: torch.Tensor) -> list[int]:
-    """Where each word of a block lies."""
     base = block.data_ptr() - block.flatten()[0].item() * 8  # type: ignore[operator]
     return sorted(int(base) + int(word) * 8 for word in block.flatten().tolist())
 

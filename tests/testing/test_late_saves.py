@@ -271,8 +271,6 @@ def test_where_it_is_not_known_whose_memory_it_is_the_finding_has_that_as_its_co
 
 
 class Gathered(ResultOfAStream):
-    """Rows of another type, gathered as bytes."""
-
     def __init__(self, wait: Callable[[Any, int], object] | None, dtype: torch.dtype) -> None:
         super().__init__(wait)
         self.kv = [torch.zeros(SLOTS, 8, dtype=torch.uint8).view(dtype) for _ in range(LAYERS)]

@@ -12,8 +12,6 @@ from kvcheck.testing import IntegrityError, NotJudged, watch
 
 
 class Rows:
-    """A table of metadata, and values of it by several ways."""
-
     def __init__(self) -> None:
         self.token = torch.zeros(4, 1, dtype=torch.int64)
         self.hidden = torch.zeros(4, 16, dtype=torch.bfloat16)

@@ -18,7 +18,6 @@ OWNER = 7
 
 
 def taken(rig: Rig, tier: str, space: str, count: int) -> IndexArray:
-    """Ids of a tier."""
     ids = (rig.pool if tier == "device" else rig.host).allocators[space].allocate(count, OWNER)
     assert ids is not None
     return ids
@@ -64,7 +63,6 @@ def texts(rig: Rig) -> list[str]:
 
 
 def freed(rig: Rig, space: str) -> list[int]:
-    """Ids of a space, as its allocator was given them back."""
     return [
         each for event in rig.history.events if isinstance(event, Freed) and event.space == space for each in event.ids
     ]

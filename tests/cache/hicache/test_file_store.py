@@ -353,7 +353,6 @@ class WatchedStore(FileStore):
             self.files[status.st_ino] = os.pread(opened, status.st_size, 0)
 
     def left(self, key: str) -> int | None:
-        """The inode that is found under the key then."""
         at: int | None = os.stat(self.folder).st_ino
         for name in (key[:2], key[2:4], key):
             at = self.folders.get(at, {}).get(name) if at is not None else None

@@ -239,27 +239,6 @@ def test_a_split_during_a_backup_acknowledges_both_halves() -> None:
     rig.close()
 
 
-def test_loads_of_one_round_are_merged_and_each_request_keeps_its_own_values() -> None:
-    rig = forward_first("llama-3-tiny", method="direct")
-    for text in ("abc", "xy"):
-        rig.serve(text)
-        rig.demote(text)
-    rig.spoil()
-    first, second = rig.admit("abc"), rig.admit("xy")
-    kept = [(copy.host.tolist(), copy.device.tolist()) for lease in (first, second) for copy in lease.loads[0].copies]
-    assert not rig.cache.is_loaded(first)
-    rig.cache.start_loads()
-    assert [len(group) for group in rig.controller.loads] == [2]
-    assert first.loads[0].producer == second.loads[0].producer == 0
-    rig.run(second, "xy")
-    rig.run(first, "abc")
-    again = [(copy.host.tolist(), copy.device.tolist()) for lease in (first, second) for copy in lease.loads[0].copies]
-    assert again == kept
-    rig.finish(first, "abc")
-    rig.finish(second, "xy")
-    rig.close()
-
-
 def test_a_state_that_the_tree_gives_is_copied_and_not_shared() -> None:
     rig = rig_of("qwen3-next-tiny")
     rig.serve("ab")

@@ -40,7 +40,6 @@ class Model:
         self.kind = kind
 
     def longest(self, text: str, *, device_only: bool) -> int:
-        """Pages of the longest prefix that can be served."""
         tiers = {"device"} if device_only else {"device", "host"}
         best = 0
         for stop in range(1, len(text) + 1):
@@ -54,8 +53,6 @@ class Model:
 
 
 class Tree:
-    """The tree, with ids that are counted up."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.tree = PrefixTree(SIZE, window=WINDOW if kind == "window" else 0, has_state=kind == "state")
@@ -67,7 +64,6 @@ class Tree:
 
 
 def spelled(node: Node) -> list[Path]:
-    """The prefixes that end at the pages of a node."""
     letters = [chr(np.frombuffer(key, dtype=np.int64)[0]) for each in reversed([*node.path()]) for key in each.keys]
     return [tuple(letters[: stop + 1]) for stop in range(len(letters) - len(node.keys), len(letters))]
 

@@ -37,7 +37,6 @@ def rig() -> Rig:
 
 
 def kept(rig: Rig) -> object:
-    """What no refused call may change."""
     room, metadata = rig.rooms[ROOM], rig.decode.metadata
     held = (metadata.slots.available, metadata.slots._pins.tolist(), metadata.memory().numpy().tobytes())
     return held, room.status, len(room.writers), rig.sender.readiness(ROOM), list(rig.sender.unopened)
@@ -174,7 +173,6 @@ def without(name: str) -> dict[str, object]:
 
 
 def plain(**changes: object) -> dict[str, Any]:
-    """A right layout as it is sent, with some changes."""
     raw = layout_to_json(SOURCE)
     assert isinstance(raw, dict)
     return raw | changes

@@ -66,14 +66,12 @@ def test_no_method_takes_a_holding_that_is_not_open(method: str, holding: str, s
 
 
 def longer(s: Scene) -> object:
-    """Adopt one page more than the longest request has."""
     pages = np.concatenate((s.one.pages, s.two.pages, s.heir.pages[:1]))
     assert len(pages) == LONGEST + 1
     return s.pool.adopt(s.none, pages, ids())
 
 
 def of_two(s: Scene, **changes: object) -> object:
-    """Close a holding that differs from request 2's."""
     return s.pool.close(replace(s.two, **changes))  # type: ignore[arg-type]
 
 
@@ -125,7 +123,6 @@ def test_a_pool_has_a_row_for_each_request_and_no_more(scene: Scene) -> None:
 
 
 def value(s: Scene, **changes: object) -> object:
-    """Restore a value that differs from the saved one."""
     return s.offload.restore(replace(s.saved, **changes), s.one)  # type: ignore[arg-type]
 
 
@@ -192,7 +189,6 @@ def pending(name: str = "llama-3-tiny") -> tuple[SimulatedBackend, KVPool, Offlo
 
 
 def holding_of(pool: KVPool, request: int, pages: int = 2) -> Holding:
-    """A holding whose pages are full of committed tokens."""
     holding = pool.open(request)
     assert holding is not None
     assert pool.grow(holding, pages * pool.page_size, query=0)

@@ -38,7 +38,6 @@ def loading(host: object, device: object, layer: int = 0) -> Call:
 
 
 def words_of(make: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-    """A backup whose device words were changed."""
     return lambda rig: backing([0], [1], words={"latent": make(rig.words["full"]["latent"])})(rig)
 
 
@@ -47,7 +46,6 @@ def touching(units: object, *, layers: tuple[int, int] = (0, 1), space: str = "f
 
 
 def unpacking(make: Callable[[torch.Tensor], torch.Tensor], unit: int = 0) -> Call:
-    """Unpack what was packed, changed."""
     return lambda rig: rig.pool.unpack("full", unit, make(rig.pool.pack("full", 0)))
 
 

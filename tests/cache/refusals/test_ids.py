@@ -17,7 +17,6 @@ ME, OTHER = 7, 8
 
 
 def ids(*values: int) -> IndexArray:
-    """Ids as the product takes them."""
     return np.array(values, dtype=np.int64)
 
 
@@ -35,7 +34,6 @@ def taken(first: int) -> IdAllocator:
 
 
 def refused(allocator: IdAllocator, call: Callable[[], object], error: type[TargetError]) -> None:
-    """The call raises this error and changes nothing."""
 
     def state() -> object:
         owners = [allocator.owner_of(unit) for unit in range(-1, 7)]

@@ -26,7 +26,6 @@ def name(request: pytest.FixtureRequest) -> str:
 def scheduler_of(
     name: str, *prompts: int, outputs: int = 1, cache: BareCache | None = None, pages: int = PAGES, **settings: int
 ) -> Scheduler:
-    """A scheduler that was given prompts of so many tokens."""
     sizes = {"window_pages": pages} if shape(name).window_layers else {}
     made = Scheduler(
         deps(pool_of(name, pages=pages, **sizes), cache),

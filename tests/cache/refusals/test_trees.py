@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from litmus.onlooker import Onlooker
 from rigs.cache import tokens_of
 
 from kvcheck.core.base.errors import LengthMismatch
@@ -55,7 +56,6 @@ class Grove:
         return node
 
     def kept(self) -> object:
-        """What no refused call may change."""
         nodes = (self.tree.root, self.a, self.bc, self.d, self.e, self.fg)
         return [(each.locks, each.host_locks, len(each.keys), len(each.children), each.last_used) for each in nodes]
 
@@ -161,6 +161,10 @@ def done_on(lanes: int) -> None:
         # ValueError: the length of two lists that one caller makes is stated by a strict zip.
         (lambda: done_on(1), ValueError),
         (lambda: done_on(3), ValueError),
+        *(
+            (lambda sizes=sizes: LayerGate(EagerBackend(), lanes=1, layers=sizes[0], entries=sizes[1]), LengthMismatch)
+            for sizes in ((0, 1), (1, 0), (-1, 3))
+        ),
     ],
 )
 def test_lists_of_other_lengths_are_refused(call: Callable[[], object], error: type[Exception]) -> None:
@@ -177,6 +181,20 @@ def test_lists_of_as_many_are_accepted() -> None:
     made = WindowPages(*given)
     assert not any(each.flags.writeable for each in (made.held, made.ids))
     assert not any(map(np.shares_memory, (made.held, made.ids), given))
+
+
+def test_nobody_waits_for_a_load_that_the_host_has_seen_finish() -> None:
+    onlooker = Onlooker()
+    backend = EagerBackend(onlooker)
+    gate = LayerGate(backend, lanes=1, layers=1, entries=2)
+    gate.consume([0, 1])
+    for producer in (0, 1):
+        assert gate.begin() == producer
+        gate.layer_done(producer, 0, (backend.lane("h2d"),))
+    gate.retire(0)
+    gate.wait(0, backend.lane("forward"))
+    recorded = [row[1] for row in onlooker.told if row[0] == "recorded"]
+    assert [row for row in onlooker.told if row[0] == "lane_waited"] == [("lane_waited", recorded[1], "forward")]
 
 
 def test_what_is_done_behind_a_copy_that_is_not_is_acknowledged_after_it() -> None:

@@ -112,7 +112,6 @@ def test_what_failed_first_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def codes(oracle: type, events: Sequence[Event]) -> list[str]:
-    """What an oracle finds in a history."""
     judge, history = oracle(), History()
     history.listen(judge.handlers())
     for event in events:

@@ -35,7 +35,6 @@ def run_of(first: int, count: int, base: int) -> PageRun:
 
 
 def ids(*values: int) -> IndexArray:
-    """An index array."""
     return np.array(values, dtype=np.int64)
 
 
@@ -94,7 +93,6 @@ def test_a_page_run_of_anything_else_is_refused(first: int, pages: IndexArray) -
 
 
 def plainly_grouped(pairs: list[list[int]]) -> list[list[int]]:
-    """Runs grown pair by pair."""
     runs: list[list[int]] = []
     for source, target in pairs:
         if runs and source == runs[-1][0] + runs[-1][2] and target == runs[-1][1] + runs[-1][2]:
@@ -136,29 +134,6 @@ def moved(blocks: IndexArray, source: np.ndarray, target: np.ndarray, written: n
         assert 0 <= at <= at + size <= source.size and 0 <= to <= to + size <= target.size
         target.reshape(-1)[to : to + size] = source.reshape(-1)[at : at + size]
         written.reshape(-1)[to : to + size] += 1
-
-
-@given(page_pairs(), st.integers(1, 3), st.sampled_from((1, 4)), st.sampled_from((1, 2)))
-def test_whole_rows_go_in_one_block_a_run_and_layer(
-    pairs: list[list[int]], layers: int, per_unit: int, shards: int
-) -> None:
-    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    rows = (PAGES + 1) * per_unit
-    layout = RowLayout(layers=layers, rows=rows, row_bytes=16, rows_per_unit=per_unit, shards=shards)
-    piece = replace(WHOLE, count=shards)
-    runs = group_contiguous(array)
-    blocks = byte_blocks(layout, layout, runs, piece)
-    assert len(blocks) == layers * len(plainly_grouped(pairs))
-    single = np.column_stack((array, np.ones(len(array), dtype=np.int64)))
-    assert byte_blocks(layout, layout, single, piece).tolist() == blocks.tolist(), "runs that were not merged yet"
-    source = np.random.default_rng(len(pairs)).integers(0, 160, (layers, rows, 16), dtype=np.uint8)
-    target, written = np.full_like(source, POISON), np.zeros(source.shape, dtype=np.int64)
-    moved(blocks, source, target, written)
-    expected = np.full_like(source, POISON)
-    for layer, (one, other), offset in product(range(layers), pairs, range(per_unit)):
-        expected[layer, other * per_unit + offset] = source[layer, one * per_unit + offset]
-    assert np.array_equal(target, expected)
-    assert written.sum() == len(pairs) * per_unit * 16 * layers and written.max(initial=0) <= 1
 
 
 TP_PAIRS = [*product(SIZES, repeat=3), (6, 3, 2), (6, 2, 3), (12, 4, 6), (3, 6, 9), (3, 9, 6), (2, 8, 6)]
@@ -227,6 +202,8 @@ def test_the_right_bytes_arrive_between_every_pair_of_tp_sizes(shards: int, sour
             for memory in (have[piece.source_rank], want[piece.target_rank])
         )
         blocks = byte_blocks(source, target, runs, piece)
+        single = np.column_stack((TOKENS_OF, TOKENS_AT, np.ones_like(TOKENS_OF)))
+        assert byte_blocks(source, target, single, piece).tolist() == blocks.tolist(), "runs that were not merged yet"
         whole = piece.count == source.shards == target.shards
         assert len(blocks) == LAYERS * (len(runs) if whole else tokens)
         moved(blocks, have[piece.source_rank], got[piece.target_rank], written[piece.target_rank])
@@ -242,6 +219,7 @@ LAYOUT = RowLayout(layers=2, rows=10, row_bytes=32, rows_per_unit=2, shards=2)  
 def test_layouts_that_differ_are_refused(changed: dict[str, int]) -> None:
     with pytest.raises(LayoutMismatch):
         byte_blocks(LAYOUT, replace(LAYOUT, **changed), np.array([[1, 1, 1]]), WHOLE)
+    assert byte_blocks(LAYOUT, LAYOUT, np.empty((0, 3), dtype=np.int64), WHOLE).shape == (0, 3), "no runs, no blocks"
     more = replace(LAYOUT, rows=40)
     assert len(byte_blocks(LAYOUT, more, np.array([[1, 19, 1]]), replace(WHOLE, count=2))) == 2, "rows may differ"
 

@@ -30,7 +30,6 @@ SOON_S = 2.0
 
 @pytest.fixture
 def opened() -> Iterator[contextlib.ExitStack]:
-    """Closed at the end of a test."""
     with contextlib.ExitStack() as stack:
         yield stack
 
@@ -43,7 +42,6 @@ def listener() -> Iterator[Listener]:
 
 
 def stranger_of(listener: Listener, opened: contextlib.ExitStack) -> socket.socket:
-    """A connection that says nothing."""
     host, port = listener.address.split(":")
     return opened.enter_context(socket.create_connection((host, int(port))))
 

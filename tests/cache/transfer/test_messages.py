@@ -73,7 +73,6 @@ def test_any_message_survives_and_can_be_a_key(data: st.DataObject) -> None:
 
 
 def with_value(message: Message, name: str, value: object) -> bytes:
-    """The message as JSON, with another value in one field."""
     return json.dumps([type(message).__name__, asdict(message) | {name: value}]).encode()
 
 

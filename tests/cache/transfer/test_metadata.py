@@ -53,7 +53,6 @@ def values_for(seed: int, fields: Sequence[MetadataField]) -> dict[str, torch.Te
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors are equal as bytes."""
     return left.dtype == right.dtype and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rigs.live_processes import is_alive, poll, shared_files
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict
-from kvcheck.core.cache.backend.shared_memory import SharedRegion
+from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
@@ -24,6 +28,7 @@ from kvcheck.core.cache.transfer.mooncake.plan import Batch
 pytestmark = [pytest.mark.mooncake, pytest.mark.processes]
 
 KV_BYTES, STATE_BYTES = 8 << 20, 1 << 20
+PROJECT = Path(__file__).parents[3]
 LARGE = 64 << 20
 UNTOUCHED = 0xA5
 QUICK = EngineSettings(transfer_s=5)
@@ -249,6 +254,39 @@ def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> Non
         assert int(view.eq(2).sum()) == 0
     landed = int(view.eq(1).sum())
     assert landed > 64  # what was on its way when the process ended does land: the peer's memory needs its own fence
+
+
+def test_memory_is_not_left_behind(tmp_path: Path) -> None:
+    """A worker killed with its engine running: another process that mapped the region keeps it, no name remains."""
+    script = (
+        "import dataclasses, json, time\n"
+        "from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine\n"
+        "from kvcheck.core.cache.backend.shared_memory import SharedRegion\n"
+        "region = SharedRegion('kv', 1 << 20)\n"
+        "engine = MooncakeEngine.start({'kv': region})\n"
+        "told = engine.pid, engine.session, engine.regions(), dataclasses.asdict(region.handle)\n"
+        "print(json.dumps(told), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as worker:
+        assert worker.stdout is not None
+        pid, session, regions, handle = json.loads(worker.stdout.readline())
+        peer = PeerInfo(session, {name: (at, size) for name, (at, size) in regions.items()})
+        with SharedRegion.attach(RegionHandle(**handle)) as theirs, SharedRegion("kv", 1 << 20) as mine:
+            mine.bytes_view().fill_(7)
+            batch = Batch("kv", "kv", np.array([[0, 64, 4096]], dtype=np.int64))
+            with MooncakeEngine.start({"kv": mine}, settings=QUICK) as engine:
+                engine.write(peer, [batch])
+                assert theirs.bytes_view()[64 : 64 + 4096].eq(7).all() and int(theirs.bytes_view().sum()) == 7 * 4096
+                memory = shared_files(worker.pid) | shared_files(pid)
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.wait(BOUND_S)
+                assert poll(lambda: not is_alive(pid))
+                with pytest.raises(TransferError, match="returned -1"):
+                    engine.write(peer, [batch])
+    assert any("kvcheck-kv" in name for name in memory)
+    assert not [name for name in memory if os.path.exists(name)]
 
 
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="has an RDMA device, so the protocol is there")

@@ -41,7 +41,6 @@ def blocks(*rows: tuple[int, int, int]) -> IndexArray:
 
 
 def installed(builds: dict[str, str]) -> Callable[[str], str]:
-    """In the place of `importlib.metadata.version`."""
 
     def version(name: str) -> str:
         if name not in builds:
@@ -52,7 +51,6 @@ def installed(builds: dict[str, str]) -> Callable[[str], str]:
 
 
 def moved(entries: IndexArray) -> dict[int, int]:
-    """Target address to source address, byte by byte."""
     return {remote + at: local + at for local, remote, size in entries.T.tolist() for at in range(size)}
 
 

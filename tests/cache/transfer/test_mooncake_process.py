@@ -58,7 +58,6 @@ SLOW = "import time; time.sleep(600)"
 
 
 def scattered(count: int, size: int = 8) -> Batch:
-    """Blocks that nothing can merge."""
     at = np.arange(count, dtype=np.int64) * size * 2
     return Batch("kv", "kv", np.stack((at, at, np.full(count, size)), axis=1))
 

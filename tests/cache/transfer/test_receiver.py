@@ -23,12 +23,10 @@ ROOM = 5
 
 
 def inbox(rig: Rig, *messages: Message, sender: str = "prefill-0") -> None:
-    """Messages that arrive at the decode end."""
     rig.decode.wire.inbox += [(sender, message, []) for message in messages]
 
 
 def sent_to(rig: Rig) -> list[Message]:
-    """What is in the prefill end's inbox."""
     return [message for _, message, _ in rig.prefill.wire.inbox]
 
 

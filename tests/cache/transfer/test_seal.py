@@ -20,7 +20,6 @@ SEAL = Seal(room=0x1122334455667788, generation=3, bytes=1 << 20, digest=0xFEDCB
 
 
 def words_of(seal: Seal) -> torch.Tensor:
-    """The row as eight words that may be changed."""
     return seal.packed().view(torch.int64)
 
 
