@@ -16,7 +16,8 @@ from kvcheck.core.report.charts import cost_svg
 from kvcheck.core.report.price_drawing import dot_svg, ratio_axis
 from kvcheck.core.report.to_html import render
 
-TIMES = {"us": Interval(20.0, 19.0, 21.0), "baseline_us": Interval(10.0, 9.0, 11.0)}
+TIMES = {"us": Interval(20.0, 19.0, 21.0), "baseline_us": Interval(10.0, 9.0, 11.0), "floor": 0.03}
+NAMES = {"arm": "sealed", "baseline": "move", "size": "1 KiB", "bytes": 1024}
 ROW = replace(
     bench_row(2.0, arm="sealed", baseline="move", size="1 KiB", bytes=1024, **TIMES), ratio=Interval(2.0, 1.9, 2.1)
 )
