@@ -22,27 +22,15 @@ from kvcheck.core.base.errors import InternalError, UnknownVerdict
 from kvcheck.core.run.store import RunStore
 
 ROOT = Path(__file__).parents[2]
-SECRETS = {
-    "HF_TOKEN": "a",
-    "VLLM_API_KEY": "a",
-    "SGLANG_API_KEY": "a",
-    "AWS_SECRET_ACCESS_KEY": "a",
-    "AWS_ACCESS_KEY_ID": "a",
-    "CUDA_PASSWORD": "a",
-    "https_proxy": "http://proxy",
-    "HTTP_PROXY": "http://proxy",
-    "GITHUB_ENV": "a",
-    "LMCACHE_REMOTE_URL": "redis://user:word@host",
-    "PYTHONPATH": "/somewhere",
-    "BASH_ENV": "a",
-}
+SECRETS = dict.fromkeys(
+    [
+        *("HF_TOKEN", "VLLM_API_KEY", "SGLANG_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "CUDA_PASSWORD"),
+        *("https_proxy", "HTTP_PROXY", "GITHUB_ENV", "LMCACHE_REMOTE_URL", "PYTHONPATH", "BASH_ENV"),
+    ],
+    "redis://user:word@host",
+)
 SEEN = {"HOME": "/h", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1", "MC_LOG_LEVEL": "INFO"}
-SEEN_BY_ENGINES = {
-    "HF_HOME": "/h",
-    "SGLANG_CLIP_MAX_NEW_TOKENS": "1",
-    "VLLM_USE_V1": "1",
-    "LMCACHE_SIZE": "1",
-}
+SEEN_BY_ENGINES = {"HF_HOME": "/h", "SGLANG_CLIP_MAX_NEW_TOKENS": "1", "VLLM_USE_V1": "1", "LMCACHE_SIZE": "1"}
 
 
 @pytest.fixture

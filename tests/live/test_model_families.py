@@ -1,16 +1,32 @@
-"""What holds of the written weights of every family: known answers in every dtype and shape, and refused sizes."""
+"""What holds of the written weights of several families: known answers in every dtype and shape, damage, sizes."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
-from rigs.known_answers import LEAST_MARGIN, forward, least_margin, questions, small
-from rigs.llama_forward import Cache, Rounding, as_fp8
+from rigs.known_answers import (
+    DAMAGE,
+    LEAST_MARGIN,
+    PAGE,
+    Damage,
+    first_wrong,
+    forward,
+    least_margin,
+    marks,
+    place_of_bit,
+    questions,
+    small,
+    walk,
+)
+from rigs.llama_forward import Cache, LlamaForward, Rounding, as_fp8
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.model import FAMILIES
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers, reads
 
 V3, V32, GPT_OSS, QWEN = ({"family": name} for name in ("deepseek-v3", "deepseek-v32", "gpt-oss", "qwen3-next"))
 LLAMA_128 = {"kv_heads": 11, "digits": 11, "group": 1, "head_dim": 128}
@@ -117,3 +133,93 @@ def test_sizes_without_room_are_refused(changes: dict[str, Any], told: str) -> N
         parameters = small(**changes)
         for _ in FAMILIES.load(parameters.family).tensors(parameters):
             pass
+
+
+COUNT = 37
+WALK_DAMAGE = [
+    *(("llama", name) for name in DAMAGE if name not in ("foreign values", "half the values")),
+    *(("deepseek-v3", name) for name in ("zero", "foreign", "foreign values", "one token")),
+    *(("deepseek-v3", name) for name in ("twice the values", "half the values")),
+]
+STRONG = (("llama", "twice the keys"), ("deepseek-v3", "twice the values"))
+"""They win lookups of every place, not only of their own."""
+
+
+@functools.cache
+def model_of(family: str) -> LlamaForward:
+    return forward(small(family=family))
+
+
+def damaged(family: str, request: tuple[int, ...], layer: int, change: Damage) -> tuple[int, int] | None:
+    """(step, token) of the first wrong answer after a change of that layer's keys and values, or latents."""
+    parameters, model = small(family=family), model_of(family)
+    cache, foreign = Cache(), Cache()
+    logits = model.step(request, cache)
+    model.step(walk(parameters, count=COUNT, seed=2), foreign)
+    change(cache.keys[layer], cache.values[layer], foreign.keys[layer], foreign.values[layer])
+    return first_wrong(model, cache, logits, answers(Alphabet(parameters), request, COUNT))
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize(("family", "change"), WALK_DAMAGE)
+def test_the_walk_finds_damage_of_any_layer(family: str, change: str, layer: int) -> None:
+    parameters = small(family=family)
+    request = walk(parameters, count=COUNT, seed=1)
+    found = damaged(family, request, layer, DAMAGE[change])
+    assert found is not None
+    if (family, change) not in STRONG:
+        touched = [set(read.positions) & set(range(16, 32)) for read in reads(Alphabet(parameters), request, COUNT)]
+        assert touched[found[0]]
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize(
+    ("family", "change", "head"),
+    [
+        *(("llama", name, None) for name in ("zero", "foreign", "half the keys")),
+        ("llama", "keys of one head", 2),
+        *(("deepseek-v3", name, None) for name in ("zero", "half the values")),
+    ],
+)
+def test_a_place_that_is_not_found_is_said_with_its_layer(
+    family: str, change: str, head: int | None, layer: int
+) -> None:
+    parameters = small(family=family)
+    found = damaged(family, walk(parameters, count=COUNT, seed=1), layer, DAMAGE[change])
+    assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, head)
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
+def test_a_page_at_another_position_is_found_by_the_marks_alone(family: str, layer: int) -> None:
+    def moved(k: torch.Tensor, *_: torch.Tensor) -> None:
+        k[PAGE] = model_of(family).turn(k[PAGE], torch.ones(16))
+
+    parameters = small(family=family)
+    assert damaged(family, walk(parameters, count=COUNT, seed=1), layer, moved) is None
+    found = damaged(family, marks(parameters, count=parameters.distance + 3), layer, moved)
+    assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, None)
+
+
+@pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 3), (2, 1), (3, 2)])
+def test_a_wrong_bit_of_a_mark_names_layer_and_head(layer: int, head: int) -> None:
+    def flipped(_k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> None:
+        v[PAGE, head, -3:-1] = v[PAGE, head, -3:-1].flip(-1)
+
+    parameters = small()
+    request = marks(parameters, count=parameters.distance + 3)
+    found = damaged("llama", request, layer, flipped)
+    assert found is not None
+    right = answers(Alphabet(parameters), request, found[0] + 1)[-1]
+    assert place_of_bit(parameters, right, found[1]) == (layer, head)
+
+
+@pytest.mark.parametrize("is_walk", [True, False], ids=["walk", "marks"])
+def test_two_pages_swapped_in_one_layer_change_nothing(is_walk: bool) -> None:
+    """Attention does not depend on the order of its keys: a table that lists pages in another order is right."""
+
+    def swapped(k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> None:
+        for rows in (k, v):
+            rows[2:18], rows[18:34] = rows[18:34].clone(), rows[2:18].clone()
+
+    assert damaged("llama", questions(small())[not is_walk], 2, swapped) is None

@@ -71,6 +71,14 @@ def device() -> Iterator[Machine]:
         yield machine
 
 
+@pytest.fixture
+def machine(device: Machine) -> CudaMachine:
+    """Streams over that device that hold all work."""
+    made = CudaMachine("cuda")
+    made.reset(LAZY, 1)
+    return made
+
+
 def loads(machine: CudaMachine, device: Machine, count: int) -> list[int]:
     """Queue so much work on a side stream. Returns the list of those that have run."""
     ran: list[int] = []
@@ -80,9 +88,7 @@ def loads(machine: CudaMachine, device: Machine, count: int) -> list[int]:
     return ran
 
 
-def test_work_stands_until_it_is_let_go_piece_by_piece(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_work_stands_until_it_is_let_go_piece_by_piece(device: Machine, machine: CudaMachine) -> None:
     ran = loads(machine, device, 4)
     for _ in range(200):
         device.step()
@@ -106,9 +112,7 @@ def test_nothing_stands_when_a_reset_waits_and_holds_are_used_again(
     assert device.fires == 0 and machine.take_report() == HoldReport(placed=6)
 
 
-def test_what_was_read_before_the_work_ran_stays_as_it_was_read(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_what_was_read_before_the_work_ran_stays_as_it_was_read(device: Machine, machine: CudaMachine) -> None:
     with memory(device) as made:
         rows = made.put(torch.zeros(3, dtype=torch.int64))
         with machine.on(machine.side()):
@@ -129,9 +133,7 @@ def test_work_beyond_the_holds_is_told(device: Machine, monkeypatch: pytest.Monk
     assert report.notes[1] == "not exercised: 3 delays, as all holds were in use"
 
 
-def test_a_hold_that_the_watchdog_ended_is_counted_and_imposed_no_order(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_a_hold_that_the_watchdog_ended_is_counted_and_imposed_no_order(device: Machine, machine: CudaMachine) -> None:
     loads(machine, device, 1)
     torch.cuda.synchronize()  # by the engine: nothing lets the hold go
     assert machine.fired == 0, "not known before it is settled"
@@ -146,9 +148,7 @@ def test_a_hold_that_the_watchdog_ended_is_counted_and_imposed_no_order(device: 
     assert machine.fired == 0
 
 
-def test_a_process_that_only_asks_gets_there(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_a_process_that_only_asks_gets_there(device: Machine, machine: CudaMachine) -> None:
     ran = loads(machine, device, 2)
     asked = 0
     while len(ran) < 2:
@@ -177,9 +177,7 @@ def test_what_queued_work_uses_stays_until_it_has_run(device: Machine) -> None:
     assert kept() is None
 
 
-def test_work_of_one_stream_is_let_go_alone_and_the_last_goes_last(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_work_of_one_stream_is_let_go_alone_and_the_last_goes_last(device: Machine, machine: CudaMachine) -> None:
     ran: list[str] = []
     one, other = machine.side(), machine.side()
     for stream, name, goes_last in ((one, "last", True), (other, "first", False), (other, "second", False)):
@@ -209,9 +207,7 @@ def test_a_process_that_only_looks_lets_go_at_random_alone(device: Machine) -> N
         assert machine.fired == 0
 
 
-def test_a_call_that_waits_is_let_go_and_one_that_does_not_finds_all_held(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_a_call_that_waits_is_let_go_and_one_that_does_not_is_not(device: Machine, machine: CudaMachine) -> None:
     ran = loads(machine, device, 2)
     with machine.waiting():
         pass
@@ -225,9 +221,7 @@ def test_a_call_that_waits_is_let_go_and_one_that_does_not_finds_all_held(device
     assert (machine.fired, device.fires) == (0, 0)
 
 
-def test_what_a_read_does_not_wait_for_may_stay_held(device: Machine) -> None:
-    machine = CudaMachine("cuda")
-    machine.reset(LAZY, 1)
+def test_what_a_read_does_not_wait_for_may_stay_held(device: Machine, machine: CudaMachine) -> None:
     ran = loads(machine, device, 3)
     machine.taken([torch.zeros(1)], rest_stays=True)
     for _ in range(50):

@@ -190,27 +190,6 @@ def test_tensors_are_found_wherever_they_hang() -> None:
     assert found.unknown == ("odd[0]: [7, 3]",)
 
 
-@pytest.mark.parametrize(
-    ("harm", "code", "seen"),
-    [
-        (lambda writer: writer.write(2, "token", (3, 4)), "KV102", 2),
-        (lambda writer: writer.write(1, "token", (3, 4), first=5), "KV301", 1),
-        (lambda writer: writer.found.buffers[0].rows[4].zero_(), "KV104", None),
-        (lambda writer: writer.found.buffers[0].rows[4].fill_(7), "KV105", None),
-        (lambda writer: writer.found.buffers[0].rows[4, :8].fill_(7), "KV105", None),
-        (lambda writer: writer.found.buffers[0].rows[4, :8].zero_(), "KV103", 1),
-    ],
-)
-def test_wrong_row_is_named_by_what_it_holds(harm: object, code: str, seen: int | None) -> None:
-    writer, judge = ContentWriter(inventory(pool(), ENGINE, UNITS)), ProbeJudge()
-    writer.write(1, "token", (3, 4))
-    assert writer.check(judge, 1, "token", (3, 4), when="before") == () and not judge.findings
-    harm(writer)  # type: ignore[operator]
-    writer.check(judge, 1, "token", (3, 4), when="after")
-    assert (judge.findings[0].code, judge.findings[0].seen_request) == (code, seen)
-    assert judge.words == {"k": 2 * 2 * 2 * 8} and judge.reads == 4
-
-
 def test_a_conditional_finding_stands_in_no_other_ones_way() -> None:
     writer, judge = ContentWriter(inventory(pool(), ENGINE, UNITS)), ProbeJudge()
     held, seen = writer.found.buffers[0], writer.found.buffers[0].rows[[3, 4]]

@@ -8,10 +8,11 @@ import json
 import re
 from dataclasses import replace
 
+from rigs.gate import bench_row
 from rigs.literal_record import FOREIGN, MARKUP, PASSED, SCENARIOS
 
 from kvcheck.commands.terminal import cell_lines
-from kvcheck.core.base.record import BenchRow, Coverage, Evidence, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, Interval, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
 from kvcheck.core.report.ci.outcome import of_record
 from kvcheck.core.report.ci.to_github import summary as github
@@ -22,20 +23,7 @@ from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
 FAMILIES = {"glm-5.1-tiny": "nsa", "llama-3-tiny": "mha", "deepseek-v3.2-tiny": "nsa"}
-PRICE = BenchRow(
-    case="seal",
-    arm="move-sealed",
-    baseline="move",
-    size="96 tokens",
-    shape="glm-5.1",
-    device="cpu",
-    bytes=96,
-    us=Interval(20.0, 19.0, 21.0),
-    baseline_us=Interval(10.0, 9.0, 11.0),
-    ratio=Interval(2.0, 1.9, 2.1),
-    floor=0.03,
-    ratios=(2.0,) * 8,
-)
+PRICE = replace(bench_row(2.0, case="seal", arm="move-sealed", baseline="move"), ratio=Interval(2.0, 1.9, 2.1))
 
 
 def cell(name: str, verdict: Verdict = Verdict.PASS, schedules: int = 3, reason: str | None = None) -> ScenarioResult:

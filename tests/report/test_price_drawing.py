@@ -8,26 +8,18 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+from rigs.gate import bench_row
 from rigs.literal_record import MARKUP, PASSED
 
-from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.base.record import Interval
 from kvcheck.core.report.charts import cost_svg
 from kvcheck.core.report.price_drawing import dot_svg, ratio_axis
 from kvcheck.core.report.to_html import render
 
-ROW = BenchRow(
-    case="seal",
-    arm="sealed",
-    baseline="move",
-    size="1 KiB",
-    shape="glm-5.1",
-    device="cpu",
-    bytes=1024,
-    us=Interval(20.0, 19.0, 21.0),
-    baseline_us=Interval(10.0, 9.0, 11.0),
-    ratio=Interval(2.0, 1.9, 2.1),
-    floor=0.03,
-    ratios=(2.0,) * 8,
+TIMES = {"us": Interval(20.0, 19.0, 21.0), "baseline_us": Interval(10.0, 9.0, 11.0), "floor": 0.03}
+NAMES = {"arm": "sealed", "baseline": "move", "size": "1 KiB", "bytes": 1024}
+ROW = replace(
+    bench_row(2.0, arm="sealed", baseline="move", size="1 KiB", bytes=1024, **TIMES), ratio=Interval(2.0, 1.9, 2.1)
 )
 LARGER = replace(ROW, size="1 MiB", bytes=1 << 20, us=Interval(2000.0, 1900.0, 2100.0), baseline_us=Interval(1000.0))
 STEP = replace(ROW, case="decode-step", arm="protected", baseline="bare", size="4x64 tokens", bytes=None)

@@ -135,3 +135,11 @@ def first_wrong_at_once(
     """The same in one step: up to the first wrong answer, greedy decoding reads the expected ones too."""
     said = [int(logits.argmax()), *model.step(expected[:-1], cache, every=True).argmax(-1).tolist()]
     return next(((step, a) for step, (a, b) in enumerate(zip(said, expected, strict=True)) if a != b), None)
+
+
+def place_of_bit(parameters: Parameters, right: int, said: int) -> tuple[int, int]:
+    """The layer and KV head of the highest bit in which a mark differs from the right one."""
+    (phase, bits), (also, wrong) = (Alphabet(parameters).as_mark(token) or (-1, 0) for token in (right, said))
+    assert phase == also != -1
+    pair = (phase - 1) % parameters.phases * parameters.bits + (bits ^ wrong).bit_length() - 1
+    return divmod(pair, parameters.kv_heads)

@@ -10,24 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rigs.known_answers import small
+
 from kvcheck.core.live.clients.client import Trouble
 from kvcheck.core.live.exchange import Abort, Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.model.alphabet import Alphabet
-from kvcheck.core.model.parameters import Parameters
 
-PARAMETERS = Parameters(
-    family="llama",
-    layers=4,
-    kv_heads=2,
-    group=1,
-    head_dim=64,
-    length=2048,
-    dtype="fp32",
-    nodes=1024,
-    digits=6,
-    base=4,
-    distance=40,
-)
+PARAMETERS = small(kv_heads=2, group=1, length=2048, dtype="fp32", nodes=1024, digits=6, distance=40)
 ALPHABET = Alphabet(PARAMETERS)
 
 
@@ -51,27 +40,22 @@ class ScriptedClient:
     _readings: int = 0
 
     def served(self) -> Served:
-        """A server that says little."""
         return Served(engine=self.engine, version="1", page=16)
 
     def ask(self, sending: Sending) -> Answer:
-        """As the test says, or rightly."""
         self.asked.append(sending)
         return self.answer(sending) or right(sending)
 
     def counters(self) -> Counters | None:
-        """Each reading has moved by what the test says."""
         if self.moved is None:
             return None
         self._readings += 1
         return {name: step * self._readings for name, step in self.moved.items()}
 
     def is_alive(self) -> bool:
-        """As the test says."""
         return self.alive
 
     def retract(self) -> None:
-        """Counted."""
         if not self.may_retract:
             raise Trouble("POST /retract: 404 not found")
         self.retractions += 1

@@ -1,9 +1,4 @@
-"""One literal RunRecord of a run against a server, with findings of both tests, and its passing brother.
-
-Invariants:
-- Every field is written out: no clock, no machine, no randomness, no server.
-- Hostile text is in the server's facts and in the tokens on purpose.
-"""
+"""One literal RunRecord of a run against a server, with findings of both tests, and its passing brother."""
 
 from __future__ import annotations
 
@@ -21,6 +16,13 @@ PREFIX = Evidence(
 RETRACTED = Evidence(schedules=3, requests=48, observed={"token": 3_072, "hit": 12, "retract": 0})
 HIERARCHY = Evidence(schedules=1, requests=40, observed={"token": 640, "hit": 8, "evict": 512})
 
+
+def suspect(layer: int, head: int | None, page: int, weight: float, why: str) -> dict[str, object]:
+    """A suspected page of sixteen tokens."""
+    place = {"layer": layer, "head": head, "page": page, "first": 16 * page, "last": 16 * page + 15}
+    return {**place, "weight": weight, "why": why}
+
+
 WALK: dict[str, object] = {
     "test": "walk",
     "page": 16,
@@ -29,24 +31,8 @@ WALK: dict[str, object] = {
     "right": [12, 31, 47, 90],
     "wrong": [90, 18, 66, 73],
     "suspects": [
-        {
-            "layer": 2,
-            "head": None,
-            "page": 4,
-            "first": 64,
-            "last": 79,
-            "weight": 1.0,
-            "why": "page 4 of layer 2 leads from node 7 to another node",
-        },
-        {
-            "layer": 1,
-            "head": 3,
-            "page": 1,
-            "first": 16,
-            "last": 31,
-            "weight": 0.6,
-            "why": "values of position 18 may have sent layer 2 astray",
-        },
+        suspect(2, None, 4, 1.0, "page 4 of layer 2 leads from node 7 to another node"),
+        suspect(1, 3, 1, 0.6, "values of position 18 may have sent layer 2 astray"),
     ],
     "requests": [17, 11],
     "rid": "kvcheck-1-17",
@@ -64,17 +50,7 @@ MARKS: dict[str, object] = {
     "prompt": 4000,
     "right": [3982, 3982, 3982, 3982],
     "wrong": [3983, 3983, 3983, 3983],
-    "suspects": [
-        {
-            "layer": 3,
-            "head": 1,
-            "page": 248,
-            "first": 3968,
-            "last": 3983,
-            "weight": 1.0,
-            "why": f"a bit {MARKUP}",
-        }
-    ],
+    "suspects": [suspect(3, 1, 248, 1.0, f"a bit {MARKUP}")],
     "requests": [21],
     "rid": "kvcheck-1-21",
     "step": 2,
@@ -116,6 +92,14 @@ LIVE_FINDINGS = (
     ),
 )
 LINE = "target=http%3A//127.0.0.1%3A30000,known-answers=tiny,engine=sglang,seed=1,round=0,names=7,longest=4096"
+
+
+def row(name: str, verdict: Verdict, evidence: Evidence, **more: object) -> ScenarioResult:
+    """A scenario against the server."""
+    plain = ScenarioResult(id=f"{name}/sglang", shape="sglang", verdict=verdict, evidence=evidence)
+    return replace(plain, schedules=evidence.schedules, coverage=Coverage(wanted=3, floor=1), **more)  # type: ignore[arg-type]
+
+
 LIVE = RunRecord(
     run_id="20260103-030405-0c4e",
     tool={"name": "kvcheck", "version": "0.1.0", "commit": "3f2c1ab"},
@@ -154,43 +138,15 @@ LIVE = RunRecord(
     },
     evidence=PREFIX.plus(RETRACTED).plus(HIERARCHY).plus(Evidence(schedules=0)),
     scenarios=(
-        ScenarioResult(
-            id="prefix-cache/sglang",
-            shape="sglang",
-            verdict=Verdict.FAIL,
-            code="KV801",
-            schedules=3,
-            duration_s=20.5,
-            evidence=PREFIX,
-            coverage=Coverage(wanted=3, floor=1),
-        ),
-        ScenarioResult(
-            id="retract-resume/sglang",
-            shape="sglang",
-            verdict=Verdict.FAIL,
-            code="KV802",
-            schedules=3,
-            duration_s=30.25,
-            evidence=RETRACTED,
-            coverage=Coverage(wanted=3, floor=1),
-        ),
-        ScenarioResult(
-            id="hicache/sglang",
-            shape="sglang",
-            verdict=Verdict.PASS,
-            schedules=1,
-            duration_s=9.0,
-            evidence=HIERARCHY,
-            coverage=Coverage(wanted=3, floor=1),
-        ),
-        ScenarioResult(
-            id="priority/sglang",
-            shape="sglang",
-            verdict=Verdict.UNKNOWN,
+        row("prefix-cache", Verdict.FAIL, PREFIX, code="KV801", duration_s=20.5),
+        row("retract-resume", Verdict.FAIL, RETRACTED, code="KV802", duration_s=30.25),
+        row("hicache", Verdict.PASS, HIERARCHY, duration_s=9.0),
+        row(
+            "priority",
+            Verdict.UNKNOWN,
+            Evidence(observed={"token": 0}),
             code="KV990",
             reason="the server has no priorities; start it with --enable-priority-scheduling",
-            evidence=Evidence(observed={"token": 0}),
-            coverage=Coverage(wanted=3, floor=1),
         ),
         ScenarioResult(id="require/hit", shape="hit", verdict=Verdict.PASS),
         ScenarioResult(
