@@ -34,8 +34,8 @@ from kvcheck.core.base.record import BenchRow, Evidence, Interval, RunRecord, Ve
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point
 from kvcheck.core.bench.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
+from kvcheck.core.bench.measure import machine
 from kvcheck.core.bench.memory import FreshMemory
-from kvcheck.core.bench.noise import machine
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Overhead, Rules, decide

@@ -23,7 +23,7 @@ from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report.gate.baseline import Entry, Kind, Status, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
-from kvcheck.core.report.replay_line import FINDING
+from kvcheck.core.report.wording import FINDING
 from kvcheck.core.run.store import find_run
 
 Runs = Annotated[list[str], typer.Argument(help="Run id or its unique start, folder, or run.json; repeatable.")]

@@ -130,7 +130,7 @@ def _plan(
 
 def _measure(session: Session, plan: BenchPlan) -> bool:
     """Run the plan and keep what it finds; True when interrupted."""
-    from kvcheck.core.bench.noise import machine, noise
+    from kvcheck.core.bench.measure import machine, noise
     from kvcheck.core.bench.run import run_bench
 
     verdicts: dict[str, ScenarioResult] = {

@@ -237,7 +237,7 @@ def _bench(asked: ServeRun, load: Load, servers: list[Described], known: KnownAn
 
 def _describe_run(session: Session, bench: ServeBench, servers: list[Described], known: KnownAnswers) -> None:
     """Facts of the record, and the first line."""
-    from kvcheck.core.bench.noise import machine, noise
+    from kvcheck.core.bench.measure import machine, noise
 
     facts = _facts(servers[0], known)
     for each in servers[1:]:
@@ -259,7 +259,7 @@ def _facts(server: Described, known: KnownAnswers) -> dict[str, object]:
 
 def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float) -> bool:
     """All rounds; True when interrupted."""
-    from kvcheck.core.bench.noise import noise
+    from kvcheck.core.bench.measure import noise
 
     why_few, interrupted = f"more were not asked for; use --rounds {ROUNDS_LEAST}", False
     try:

@@ -26,14 +26,12 @@ import typer
 
 from kvcheck.commands.options import DEFAULT_OUT
 from kvcheck.commands.terminal import say
-from kvcheck.core.base.bugs import BUGS
-from kvcheck.core.base.codes import CODES, Code
-from kvcheck.core.base.devices import CONNECTIONS
+from kvcheck.core.base.cells import CONNECTIONS
+from kvcheck.core.base.codes import BUGS, CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.base.evidence_kinds import Kind
-from kvcheck.core.base.misspelt import did_you_mean, unknown_name
-from kvcheck.core.base.registry import Registry
+from kvcheck.core.base.registry import Registry, did_you_mean, unknown_name
 from kvcheck.core.base.scratch import sweep
+from kvcheck.core.base.server_facts import Kind
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
 from kvcheck.core.run.store import write_text
@@ -81,7 +79,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "codes": ("kvcheck.core.base.codes:CODES",),
     "server-scenarios": ("kvcheck.core.live.scenarios:LIVE_SCENARIOS",),
     "servers": ("kvcheck.core.live.clients:CLIENTS",),
-    "evidence": ("kvcheck.core.base.evidence_kinds:OBSERVED",),
+    "evidence": ("kvcheck.core.base.server_facts:OBSERVED",),
     "situations": ("kvcheck.core.base.situations:SITUATIONS",),
 }
 NOTES = {

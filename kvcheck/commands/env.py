@@ -33,8 +33,8 @@ import typer
 
 from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
 from kvcheck.commands.terminal import ProgressLine, clear_passing, say
+from kvcheck.core.base.cells import DRIVER
 from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
-from kvcheck.core.base.devices import DRIVER
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.identity import commit_of

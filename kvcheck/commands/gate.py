@@ -17,7 +17,6 @@ from typing import Annotated
 
 import typer
 
-from kvcheck.commands.gate_lines import result_lines
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     FORMATS,
@@ -52,6 +51,7 @@ from kvcheck.core.report.gate.result import (
     summaries,
     tally,
 )
+from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
 from kvcheck.core.run.identity import environment, tool
 from kvcheck.core.run.store import check_writable, find_run
 
@@ -202,3 +202,26 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
         return
     for line in [*lines, f" exit {result.exit_code}"]:
         say(line)
+
+
+MOST_DETAILS = 10
+WIDE = 90
+"""A cell that is longer than this, as only names from a record are, does not push the others aside."""
+
+
+def result_lines(result: GateResult) -> list[str]:
+    """All but the last lines."""
+    lines: list[str] = []
+    for name, text, details in sections(result):
+        lines.append(f" {name:<10} {text}")
+        lines += [f"            {detail}" for detail in details[:MOST_DETAILS]]
+        if len(details) > MOST_DETAILS:
+            lines.append(f"            and {len(details) - MOST_DETAILS} more; -o json=FILE has them all")
+    if result.rows:
+        lines += ["", *_table([HEADINGS, *(cells(row) for row in result.rows)])]
+    return [*lines, "", f" {result.verdict}  {summary_text(result)}   {result.duration_s:.1f}s"]
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(cell) for cell in column if len(cell) <= WIDE) for column in zip(*rows, strict=True)]
+    return [" " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -30,7 +30,7 @@ from kvcheck.commands.settings import place_of
 from kvcheck.commands.terminal import complain, say
 from kvcheck.core.base.deadline import LOOK_AGAIN_S, Interrupted, would_be_lost
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, UsageError, machine_trouble
-from kvcheck.core.base.misspelt import did_you_mean
+from kvcheck.core.base.registry import did_you_mean
 
 SERVE = "bench serve"
 """The one command of two words."""

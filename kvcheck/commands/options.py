@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvcheck.core.base.cells import CONNECTIONS, STREAMED, kind_of, number_of
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.devices import CONNECTIONS, STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
@@ -123,8 +123,7 @@ def check_plan(plan: Plan) -> None:
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
     from kvcheck.core.run.runners import row_of
-    from kvcheck.core.stress.plan_bounds import check_bounds
-    from kvcheck.core.stress.plan_decoder import check_decoder
+    from kvcheck.core.stress.plan_scenario import check_bounds, check_decoder
     from kvcheck.core.stress.strategies import STRATEGIES
     from kvcheck.core.stress.targets.mutants import mutant
     from kvcheck.core.stress.workload.synthetic import trace_rows

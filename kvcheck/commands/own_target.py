@@ -9,12 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
 from kvcheck.core.base.story import Story
 from kvcheck.core.run.plan import Plan
+
+if TYPE_CHECKING:
+    from kvcheck.core.stress.runner import ScheduleRunner
+    from kvcheck.core.stress.targets.target import Target
+
+
+def target_of(plan: Plan) -> Target:
+    """The target that the plan names, kvcheck's or the user's own, or the mutant of kvcheck's. Raises UsageError."""
+    from kvcheck.core.stress.targets import TARGETS
+    from kvcheck.core.stress.targets.mutants import mutant_target
+    from kvcheck.core.stress.targets.own import load_own
+
+    if plan.mutant is not None:
+        return mutant_target(plan.mutant)
+    return TARGETS.load(plan.target)() if plan.target in TARGETS.names() else load_own(plan.target)
+
+
+def runner_of(plan: Plan) -> ScheduleRunner:
+    """A runner in this process for the plan's target."""
+    from kvcheck.core.stress.runner import ScheduleRunner
+
+    return ScheduleRunner(target_of(plan))
+
+
+def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
+    """A line where a bug was put back and no cell failed."""
+    if mutant is None or is_found:
+        return []
+    from kvcheck.core.stress.targets.mutants import mutant as named
+
+    found = f"; next: kvcheck selftest {mutant}, which answers by chance" if named(mutant).within else ""
+    return [f"mutant {mutant} was put back and nothing was found: this run is no evidence for the fixed code{found}"]
+
 
 WORKER = "kvcheck.commands.worker"
 """The module that a process of cells or answers runs."""

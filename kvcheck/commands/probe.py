@@ -30,10 +30,9 @@ from kvcheck.commands.options import (
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.run_cells import DEFAULT_CPU_S, DEFAULT_SCHEDULES, CellRun, run_cells
 from kvcheck.commands.terminal import passing
-from kvcheck.core.base.cells import ENGINE_NAMES, is_engine
-from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.cells import ENGINE_NAMES, is_engine, kind_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.misspelt import unknown_name
+from kvcheck.core.base.registry import unknown_name
 from kvcheck.core.run.plan import Plan
 
 Engine = Annotated[

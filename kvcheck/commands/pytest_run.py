@@ -24,7 +24,7 @@ from kvcheck.core.base.errors import KvcheckError, UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult, to_plain, value_from
 from kvcheck.core.run.cell import decided
 from kvcheck.testing import IntegrityError, NotJudged, check_round_trip, watch
-from kvcheck.testing.trial import Trial, trial
+from kvcheck.testing.plan import Trial, trial
 
 if TYPE_CHECKING:
     from kvcheck.core.run.session import Session

@@ -29,11 +29,10 @@ from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Answer, End, Question
 from kvcheck.core.live.own.arms import Arm, Cold, alone, together
-from kvcheck.core.live.own.builds import Comparison, compare_builds
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.reference import FILE, Kept, Reference, draw_questions
 from kvcheck.core.live.own.runner import OwnRunner
-from kvcheck.core.live.own.verdict import ORACLE
+from kvcheck.core.live.own.verdict import ORACLE, Comparison, compare_builds
 from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, Sender
 from kvcheck.core.run.cell import decided

@@ -158,7 +158,7 @@ def report_problem(
 
 
 def _tell_github(subject: object) -> str | None:
-    from kvcheck.commands.step_summary import tell_github
+    from kvcheck.commands.closing import tell_github
 
     assert isinstance(subject, (RunRecord, GateResult)), "a comparison has no format github"
     return tell_github(subject)

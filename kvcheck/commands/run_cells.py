@@ -16,10 +16,9 @@ from kvcheck.commands import worker
 from kvcheck.commands.asked import Asked
 from kvcheck.commands.exploring import plan_exploring
 from kvcheck.commands.options import check_positive, identity
+from kvcheck.commands.own_target import target_of, unfound_mutant
 from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
-from kvcheck.commands.smaller import look_for_smaller
-from kvcheck.commands.stories import tell_stories
-from kvcheck.commands.targets import target_of, unfound_mutant
+from kvcheck.commands.stories import look_for_smaller, tell_stories
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
@@ -27,10 +26,10 @@ from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.run.cell import ScheduleCell
-from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import RUN_FILE, RunStore
+from kvcheck.core.run.turns import CellTask, Limit, Report
 from kvcheck.core.stress.mooncake_cell import SCHEDULES as MOST
 from kvcheck.core.stress.mooncake_cell import MooncakeCell, exposure
 
@@ -146,7 +145,7 @@ def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner |
 
 
 def _plan_cells(asked: CellRun, session: Session, plans: Sequence[Plan], wanted: int, least: int | None) -> None:
-    from kvcheck.core.run.coverage import floor_of
+    from kvcheck.core.run.cell import floor_of
 
     for plan in plans:
         floor = floor_of(plan, wanted=wanted, least=least)

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
 from kvcheck.commands.options import identity
+from kvcheck.commands.own_target import unfound_mutant
 from kvcheck.commands.probes import plan_facts
 from kvcheck.commands.run_cells import CellRun, earlier_runs, not_gone_on_with, note
-from kvcheck.commands.smaller import look_for_smaller
-from kvcheck.commands.stories import tell_stories
-from kvcheck.commands.targets import unfound_mutant
+from kvcheck.commands.stories import look_for_smaller, tell_stories
 from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcheck.core.base.errors import UsageError, why_unread
-from kvcheck.core.base.misspelt import did_you_mean
+from kvcheck.core.base.registry import did_you_mean
 
 FILE_NAME = "pyproject.toml"
 TABLE = ("tool", "kvcheck")

@@ -19,8 +19,8 @@ from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, RunRecord, read_record, to_plain
 from kvcheck.core.report import STORY_WRITERS
-from kvcheck.core.report.replay_line import FINDING, PROOF
 from kvcheck.core.report.story_text import story_lines, why_no_story
+from kvcheck.core.report.wording import FINDING, PROOF
 from kvcheck.core.run.store import RunStore, check_writable, find_run, is_stored
 
 MAX_DIGITS = 6

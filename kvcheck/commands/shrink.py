@@ -16,8 +16,8 @@ import typer
 
 from kvcheck.commands import own_target
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
+from kvcheck.commands.own_target import runner_of
 from kvcheck.commands.replay import lines_of
-from kvcheck.commands.targets import runner_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted

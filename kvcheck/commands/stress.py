@@ -29,8 +29,7 @@ from kvcheck.commands.options import (
 from kvcheck.commands.run_cells import CellRun, run_cells
 from kvcheck.commands.seeds import many_seeds, run_seeds
 from kvcheck.commands.terminal import passing
-from kvcheck.core.base.cells import PROCESS_TRANSPORTS
-from kvcheck.core.base.devices import STREAMED, kind_of
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS, STREAMED, kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.stress.mooncake_cell import mooncake_cell

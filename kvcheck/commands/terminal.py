@@ -22,20 +22,23 @@ import typer
 from kvcheck.commands.probes import reviewed_findings
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Evidence, Finding, RunRecord, ScenarioResult, Verdict, to_plain
-from kvcheck.core.base.server_facts import SERVE_CASES, is_requirement, server_of
+from kvcheck.core.base.server_facts import SERVE_CASES, TOKEN, is_requirement, server_of
+from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.prices import is_check, is_enough
-from kvcheck.core.report.printable import printable
-from kvcheck.core.report.replay_line import proof_line, replay_line, small_line, wait_text, whole_proof_line
 from kvcheck.core.report.story_text import show_line
 from kvcheck.core.report.wording import (
     conditional_text,
     coverage_text,
     observed_texts,
+    proof_line,
+    replay_line,
     rounds_word,
     seen_text,
+    small_line,
+    wait_text,
+    whole_proof_line,
     whose_text,
 )
 

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
+from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
 from kvcheck.testing.buffers import Buffer, Pool, Units
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import Saving, storage_of

@@ -24,18 +24,19 @@ from kvcheck.testing.plan import (
     NEXT,
     SAVED,
     Plan,
+    conclude,
     give,
     mark,
     mark_all,
     plan_of,
     rows_named,
+    seed_of,
     tensors_on,
     wait_for_device,
 )
 from kvcheck.testing.reached import reached
 from kvcheck.testing.round_trip import judge_padding
 from kvcheck.testing.streams import Streams
-from kvcheck.testing.trial import conclude, seed_of
 
 STALE = ("KV101", "KV102", "KV103", "KV104")
 """Codes of rows that the load has not reached, or only in part."""

@@ -10,8 +10,8 @@ from kvcheck.core.base.record import Finding
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.memory import bytes_of, is_readable, overlap
 from kvcheck.testing.ownership import dump
+from kvcheck.testing.plan import conclude
 from kvcheck.testing.reached import Held, reached
-from kvcheck.testing.trial import conclude
 
 
 class watch:

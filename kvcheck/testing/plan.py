@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import torch
 
+from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
 from kvcheck.testing.buffers import Pool, Units
-from kvcheck.testing.failures import NotJudged
+from kvcheck.testing.failures import IntegrityError, Judged, NotJudged
 from kvcheck.testing.ownership import PADDING, Ownership
 
 SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
@@ -107,3 +110,47 @@ def tensors_on(device: torch.device) -> Callable[[list[int]], object]:
 def wait_for_device(found: Pool) -> None:
     if any(each.rows.is_cuda for each in found.buffers):
         torch.cuda.synchronize()
+
+
+@dataclass(slots=True)
+class Trial:
+    seed: int = 0
+    judged: list[Judged] = field(default_factory=list)
+
+    def evidence(self) -> Evidence:
+        total = Evidence(schedules=1)
+        for each in self.judged:
+            orderings = each.orderings or None
+            total = total.plus(
+                Evidence(events=each.reads, words_verified=dict(each.words), orderings_checked=orderings)
+            )
+        return total
+
+
+_CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
+
+
+@contextmanager
+def trial(seed: int) -> Iterator[Trial]:
+    """Give calls of kvcheck.testing in this block this seed, and keep their results."""
+    made = Trial(seed)
+    token = _CURRENT.set(made)
+    try:
+        yield made
+    finally:
+        _CURRENT.reset(token)
+
+
+def seed_of(asked: int | None) -> int:
+    current = _CURRENT.get()
+    return asked if asked is not None else current.seed if current is not None else 0
+
+
+def conclude(judged: Judged) -> Judged:
+    """Add the result to the trial and return it. Raises IntegrityError if it has findings."""
+    current = _CURRENT.get()
+    if current is not None:
+        current.judged.append(judged)
+    if judged.findings:
+        raise IntegrityError(judged)
+    return judged

@@ -29,17 +29,18 @@ from kvcheck.testing.plan import (
     NEXT,
     SAVED,
     Plan,
+    conclude,
     give,
     mark,
     mark_all,
     plan_of,
     rows_named,
+    seed_of,
     tensors_on,
     wait_for_device,
 )
 from kvcheck.testing.reached import Held, Passed, reached
 from kvcheck.testing.streams import Streams, active_streams
-from kvcheck.testing.trial import conclude, seed_of
 
 Saved = TypeVar("Saved")
 

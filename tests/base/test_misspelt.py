@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcheck.core.base.misspelt import LISTED_NAMES, did_you_mean, unknown_name
+from kvcheck.core.base.registry import LISTED_NAMES, did_you_mean, unknown_name
 
 MANY = [f"name-{number}" for number in range(LISTED_NAMES + 1)]
 

@@ -17,12 +17,11 @@ from kvcheck.core.base.record import Verdict, read_record
 from kvcheck.core.bench import clock
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, Point
-from kvcheck.core.bench.clock import CudaClock, nothing
+from kvcheck.core.bench.clock import LIBRARY, CudaClock, nothing, sm_clock_mhz
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.bench.plan import BenchPlan
 from kvcheck.core.bench.run import run_bench
-from kvcheck.core.bench.sm_clock import LIBRARY, sm_clock_mhz
 
 
 class Nvml:

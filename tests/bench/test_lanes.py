@@ -34,7 +34,7 @@ from kvcheck.core.cache.backend.backend import Lane, Place
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
 from kvcheck.core.cache.pools.pool import KVPool
-from kvcheck.core.report.comparison.trend import LEAST_RUNS, trend_of
+from kvcheck.core.report.comparison.compare import LEAST_RUNS, trend_of
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.result import gated_rows
 from kvcheck.core.report.prices import has_price

@@ -19,7 +19,7 @@ from textwrap import dedent
 import pytest
 
 from kvcheck.commands.main import run
-from kvcheck.core.base.bugs import BUGS
+from kvcheck.core.base.codes import BUGS
 from kvcheck.core.stress.targets.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def test_code_that_differs_is_seen() -> None:
     assert not is_part("if x:\nreturn 2\n", source), "a line left out without saying so"
     assert not is_part("return 2\n...\ndef f(x):\n", source), "another order"
     with pytest.raises(LookupError):
-        source_of("kvcheck/core/base/bugs.py", "no_such_function")
+        source_of("kvcheck/core/base/codes.py", "no_such_function")
 
 
 @pytest.mark.parametrize("letter", LETTERS)

@@ -124,7 +124,7 @@ import errno, os, sys, threading, time
 from dataclasses import replace
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.cache.offload import Offload
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 class NoText(Exception):
     def __str__(self):

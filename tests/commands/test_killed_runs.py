@@ -25,7 +25,7 @@ from rigs.live_processes import children_of, is_alive, poll
 from kvcheck.commands.main import run
 from kvcheck.core.base.child import Streams, start
 from kvcheck.core.base.scratch import ScratchFolder, sweep
-from kvcheck.core.run.cell_task import Limit
+from kvcheck.core.run.turns import Limit
 from kvcheck.core.run.workers import tasks_text
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.merging import SCOPE
-from kvcheck.core.run.exploring import scope_text
+from kvcheck.core.run.turns import scope_text
 
 CELLS = ["retract-resume", "--shape", "llama-3-micro", "--shape", "deepseek-v3-micro", "--requests", "3"]
 WORDS = ["stress", *CELLS, "--answers-within", "1", "--schedules", "1", "--jobs", "1", "--no-reports"]

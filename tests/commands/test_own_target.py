@@ -203,7 +203,7 @@ def test_options_for_the_builtin_target_are_refused(
 
 def test_a_file_in_the_current_folder_hides_nothing(module: Callable[[str], str], folder: Path) -> None:
     (folder / "colorsys.py").write_text("raise RuntimeError('this is not the one')")
-    name = module("import colorsys\nfrom kvcheck.core.stress.targets.parts import FIXED as target")
+    name = module("import colorsys\nfrom kvcheck.core.stress.targets.target import FIXED as target")
     assert load_own(f"{name}:target").name == f"{name}:target"
     assert sys.path[-1] == str(folder)
 
@@ -218,7 +218,7 @@ def test_the_identity_of_a_package_is_that_of_all_its_files(folder: Path) -> Non
     package = folder / name
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "parts.py").write_text("from kvcheck.core.stress.targets.parts import FIXED as target")
+    (package / "parts.py").write_text("from kvcheck.core.stress.targets.target import FIXED as target")
     first = own_identity(f"{name}.parts:target")
     assert first == f"{name}.parts:target, {folder_digest(package)}"
     (package / "other.py").write_text("changed = True")

@@ -23,7 +23,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import ReplayStrategy, decode_choices, encode_choices
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant, mutant_target
-from kvcheck.core.stress.targets.parts import TargetParts
+from kvcheck.core.stress.targets.target import TargetParts
 
 PLAN = Plan(scenario="retract-resume", shape="llama-3-tiny", seed=1)
 

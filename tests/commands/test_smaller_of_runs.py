@@ -14,7 +14,7 @@ import pytest
 from rigs.literal_record import FOREIGN
 
 from kvcheck.commands.main import run
-from kvcheck.commands.smaller import SHRINKING_S, look_for_smaller
+from kvcheck.commands.stories import SHRINKING_S, look_for_smaller
 from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.record import read_record
 from kvcheck.core.run.plan import parse_line
@@ -69,7 +69,7 @@ def test_it_takes_no_more_than_is_left(
 
     session = session_with(tmp_path)
     monkeypatch.setattr(Session, "elapsed_s", elapsed_s)
-    monkeypatch.setattr("kvcheck.commands.smaller.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("kvcheck.commands.stories.time.monotonic", lambda: 1000.0)
     monkeypatch.setattr(made, "smaller", record)
     look_for_smaller(session, max_time_s)
     assert seen == ([] if limit_s is None else [1000.0 + limit_s])

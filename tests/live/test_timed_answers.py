@@ -12,7 +12,7 @@ from rigs.asked import ALPHABET, COUNT, QUESTIONS, SPOKEN, WORDS, client, http
 from rigs.raw_server import RawServer, stream, whole
 
 from kvcheck.core.live.clients.asking import Call, converse
-from kvcheck.core.live.clients.completions import take_completion
+from kvcheck.core.live.clients.openai import take_completion
 from kvcheck.core.live.clients.reading import Reply
 from kvcheck.core.live.exchange import Answer, End, Sending
 

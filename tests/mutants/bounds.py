@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvcheck.core.run.exploring import Exploration
 from kvcheck.core.run.plan import ANSWERS, Plan
+from kvcheck.core.run.turns import Exploration
 from kvcheck.core.stress.targets.mutants import mutant
 
 SEED = 1

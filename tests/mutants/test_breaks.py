@@ -29,7 +29,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 from kvcheck.core.stress.targets.mutants.mutant import overridden
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 PACKAGE = Path(kvcheck.__file__).parent
 WITH_STORE = with_settings(Plan(scenario="hicache", shape="llama-3-tiny"), "store:memory").schedule

@@ -20,7 +20,7 @@ from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.sglang.rig import compiled_copies
 from kvcheck.core.probes.sglang.rig.compiled_copies import TRIAL, CompiledCopies, require_compiled
-from kvcheck.core.probes.sglang.rig.pinned_memory import PinnedMemory
+from kvcheck.core.probes.sglang.rig.host_tier import PinnedMemory
 
 SCHEDULES = 4
 """Two layouts, each with copies that are held throughout and at random."""

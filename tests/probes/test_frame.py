@@ -10,9 +10,8 @@ import torch
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.buffer_views import inventory
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import ContentWriter, ProbeJudge
-from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt, fitted
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Rig, run
 from kvcheck.core.probes.frame.streams import LAZY, RANDOM, Machine, SideEvent, SideStream

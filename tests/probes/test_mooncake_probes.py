@@ -17,7 +17,7 @@ from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
-from kvcheck.core.probes.mooncake.bounds import longest_call_s
+from kvcheck.core.probes.mooncake.memory import longest_call_s
 from kvcheck.core.probes.mooncake.words import Places, held
 from kvcheck.core.run.plan import parse_line
 

@@ -13,7 +13,7 @@ from report.test_gate_result import gate
 from rigs import ci_readers
 from rigs.literal_record import FOREIGN, LINES, PASSED, RETRACT, SCENARIOS
 
-from kvcheck.commands.gate_lines import result_lines
+from kvcheck.commands.gate import result_lines
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Finding, RunRecord, ScenarioResult, Verdict
@@ -28,8 +28,8 @@ from kvcheck.core.report.gate.result import (
     has_enough,
     integrity_problems,
 )
+from kvcheck.core.report.gate.text import render as markdown
 from kvcheck.core.report.gate.to_html import render as page
-from kvcheck.core.report.gate.to_md import render as markdown
 from kvcheck.core.report.markdown import escaped
 
 DAY = datetime.date(2027, 3, 1)

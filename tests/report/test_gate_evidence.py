@@ -13,12 +13,12 @@ from report.test_gate_result import gate
 from rigs.gate import bench_row, bench_run, of_this_build
 from rigs.literal_record import CODE, FINDINGS, LINES, MUTANTS, PASSED, UNJUDGED
 
-from kvcheck.commands.gate_lines import result_lines
+from kvcheck.commands.gate import result_lines
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Verdict
 from kvcheck.core.report.gate.contradictions import contradictions
+from kvcheck.core.report.gate.text import render as markdown
 from kvcheck.core.report.gate.to_html import render as page
-from kvcheck.core.report.gate.to_md import render as markdown
 
 (CELL,) = PASSED.scenarios
 KILLED = replace(

@@ -14,7 +14,7 @@ from rigs.gate import bench_row, bench_run, gated
 from rigs.literal_record import CODE, FAILED, FINDINGS, MUTANTS, PASSED, UNJUDGED
 from rigs.schemas import check_fits
 
-from kvcheck.commands.gate_lines import result_lines
+from kvcheck.commands.gate import result_lines
 from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Rules, decide
@@ -28,8 +28,8 @@ from kvcheck.core.report.gate.result import (
     summaries,
     tally,
 )
+from kvcheck.core.report.gate.text import render as markdown
 from kvcheck.core.report.gate.to_html import render as page
-from kvcheck.core.report.gate.to_md import render as markdown
 from kvcheck.core.report.markdown import escaped
 
 BUDGET = Budget(case="read", arm="packed", baseline="views", max_ratio=1.0)

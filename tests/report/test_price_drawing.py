@@ -13,7 +13,7 @@ from rigs.literal_record import MARKUP, PASSED
 
 from kvcheck.core.base.record import Interval
 from kvcheck.core.report.charts import cost_svg
-from kvcheck.core.report.price_drawing import dot_svg, ratio_axis
+from kvcheck.core.report.price_section import dot_svg, ratio_axis
 from kvcheck.core.report.to_html import render
 
 TIMES = {"us": Interval(20.0, 19.0, 21.0), "baseline_us": Interval(10.0, 9.0, 11.0), "floor": 0.03}

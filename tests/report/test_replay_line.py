@@ -11,8 +11,8 @@ from rigs.literal_record import FAILED, FOREIGN, MUTANTS
 
 from kvcheck.commands.terminal import findings_block
 from kvcheck.core.base.record import Finding, RunRecord
-from kvcheck.core.report.replay_line import LONG, proof_line, replay_line, whole_proof_line
 from kvcheck.core.report.to_html import render
+from kvcheck.core.report.wording import LONG, proof_line, replay_line, whole_proof_line
 
 LINE = f"retract-resume:shape=glm-5.1-tiny,seed=1,choices={'eNoL' * 60}"
 WHOLE = f"kvcheck replay {LINE}"

@@ -9,8 +9,7 @@ from base.test_record import DAMAGE, changed, places
 from rigs.literal_record import MARKUP
 from rigs.live_record import LIVE, LIVE_FINDINGS, MARKS, WALK
 
-from kvcheck.core.report.suspects import MOST_LAYERS, MOST_SUSPECTS, suspects_of
-from kvcheck.core.report.to_html import render
+from kvcheck.core.report.to_html import MOST_LAYERS, MOST_SUSPECTS, render, suspects_of
 
 
 def page_of(minimal: dict[str, object] | None) -> str:

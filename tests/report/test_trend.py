@@ -8,10 +8,9 @@ from report.test_cell_matrix import PRICE, cell, run
 from rigs.literal_record import MARKUP
 
 from kvcheck.core.base.record import Evidence, Interval, RunRecord, Verdict
-from kvcheck.core.report.comparison.compare import compare
+from kvcheck.core.report.comparison.compare import compare, trend_of
 from kvcheck.core.report.comparison.to_html import render as page
 from kvcheck.core.report.comparison.to_md import render as markdown
-from kvcheck.core.report.comparison.trend import trend_of
 
 
 def night(day: int, verdict: Verdict, ratio: float | None = None, *more: str) -> RunRecord:

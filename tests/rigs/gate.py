@@ -25,7 +25,7 @@ from kvcheck.core.base.record import (
     Verdict,
 )
 from kvcheck.core.base.rounds import floor_of, ratio_interval
-from kvcheck.core.bench.noise import machine
+from kvcheck.core.bench.measure import machine
 from kvcheck.core.report.gate.judge import BudgetedRow, Measurement, Overhead, Rules, StoredRow, decide
 from kvcheck.core.run.identity import environment, tool
 

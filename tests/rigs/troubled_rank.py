@@ -27,7 +27,7 @@ from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 from kvcheck.core.stress.ranks.spec import RankSpec
 from kvcheck.core.stress.ranks.worker import main, wire_of
 from kvcheck.core.stress.targets.mutants import mutant
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 READY_S = 60.0
 

@@ -26,8 +26,7 @@ from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.transfer.metadata import MetadataField
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
-from kvcheck.core.stress.targets.target import Engine, FirstWords, HostTier, Setup
+from kvcheck.core.stress.targets.target import FIXED, Engine, FirstWords, HostTier, Setup, TargetParts
 from kvcheck.core.stress.workload.decoder import ContentDecoder
 from kvcheck.core.stress.workload.passes import PassPlan
 from kvcheck.kernels.page_copy import fill_torch

@@ -11,7 +11,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.record import Coverage, Verdict, read_record
 from kvcheck.core.probes.runner import PROBE_FLOOR
 from kvcheck.core.report.wording import coverage_text
-from kvcheck.core.run.coverage import coverage, floor_of, shortfall, tried_by
+from kvcheck.core.run.cell import coverage, floor_of, shortfall, tried_by
 from kvcheck.core.run.plan import FLOOR, Plan, parse_line
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import RANKS

@@ -11,13 +11,11 @@ from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.record import Verdict, read_record
 from kvcheck.core.base.registry import Registry
 from kvcheck.core.run import runners
-from kvcheck.core.run.cell import STOPPED, ScheduleCell
-from kvcheck.core.run.cell_task import CellTask, Limit
-from kvcheck.core.run.coverage import floor_of
+from kvcheck.core.run.cell import STOPPED, ScheduleCell, floor_of
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.runners import RUNNERS, RunnerRow, row_of
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.turns import CellTask, Limit, take_turns
 from kvcheck.core.run.workers import tasks_text, work
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kvcheck.commands.targets import target_of
+from kvcheck.commands.own_target import target_of
 from kvcheck.core.base.record import Evidence, Finding
-from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.turns import (
@@ -18,6 +17,9 @@ from kvcheck.core.run.turns import (
     UNKNOWNS,
     WEIGHT,
     Budget,
+    CellTask,
+    Limit,
+    Report,
     Turns,
     due,
     run_cell,

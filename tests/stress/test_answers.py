@@ -17,8 +17,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Operation, Signal
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.run.exploring import Exploration, answers_text, parse_answers
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import Exploration, answers_text, parse_answers
 from kvcheck.core.stress.answers import AnswersStrategy, answers
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import Draw

@@ -33,7 +33,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import EagerStrategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 from kvcheck.core.stress.workload.events import Submitted
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named

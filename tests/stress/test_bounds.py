@@ -17,7 +17,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan, parse_line
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.plan_bounds import check_bounds, faults_of, faults_text, pages_of
+from kvcheck.core.stress.plan_scenario import check_bounds, faults_of, faults_text, pages_of
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import ABORTS, FAULTS, STORE

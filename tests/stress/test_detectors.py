@@ -26,7 +26,7 @@ from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 
 class UnzeroedSet(BufferSet):

@@ -14,8 +14,7 @@ from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.serving import IDLE_ROUNDS, drive
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED
-from kvcheck.core.stress.targets.target import SpaceCount
+from kvcheck.core.stress.targets.target import FIXED, SpaceCount
 from kvcheck.core.stress.workload.jobs import Job
 
 PLAN = Plan(scenario="hicache", shape="llama-3-tiny", seed=1)

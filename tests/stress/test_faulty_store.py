@@ -21,8 +21,8 @@ import pytest
 from rigs.settings import with_settings
 
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.run.cell_task import CellTask, Limit
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import CellTask, Limit
 from kvcheck.core.run.workers import BEGUN, tasks_text
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.faulty_store import DAMAGE_EVERY, faulty_store

@@ -17,20 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.commands.main import run
-from kvcheck.commands.targets import target_of
+from kvcheck.commands.own_target import target_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Verdict, read_record
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.run.cell_task import CellTask, Limit
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import CellTask, Limit
 from kvcheck.core.run.workers import tasks_text, work
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
-from kvcheck.core.stress.pair import Pair, parse_pair
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.strategies import FlipStrategy, Recorder, make_strategy
+from kvcheck.core.stress.strategies import FlipStrategy, Pair, Recorder, make_strategy, parse_pair
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target
 

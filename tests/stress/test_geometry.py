@@ -25,8 +25,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.serving import CHUNKS, make_setup
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED
-from kvcheck.core.stress.targets.target import Engine, Setup
+from kvcheck.core.stress.targets.target import FIXED, Engine, Setup
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 

@@ -23,9 +23,8 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import HardwareError, InternalError
 from kvcheck.core.base.record import Evidence, to_plain
 from kvcheck.core.run import workers
-from kvcheck.core.run.cell_task import CellTask, Limit, Report
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.turns import CellTask, Limit, Report, take_turns
 from kvcheck.core.run.workers import CellsChild
 from kvcheck.core.stress import mutant_trials
 from kvcheck.core.stress.mutant_trials import MutantTask

@@ -26,7 +26,7 @@ from kvcheck.core.run.outcome import Outcome, complete
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.runners import RunnerRow
 from kvcheck.core.stress.mooncake_cell import SIMULATED, MooncakeCell, mooncake_cell
-from kvcheck.core.stress.ranks.row import RANKS
+from kvcheck.core.stress.ranks.runner import RANKS
 from kvcheck.core.stress.rows import SCHEDULE
 
 NAME = "pd-transfer/llama-3-tiny/mooncake"
@@ -55,7 +55,7 @@ def usable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def set_up(why: str | None = None, path: str | None = "/proc/1/ns") -> None:
         monkeypatch.setattr("kvcheck.core.stress.mooncake_cell.why_unusable", lambda: why)
         monkeypatch.setattr("kvcheck.core.stress.mooncake_cell.PrivateNetwork", lambda: Network(path))
-        monkeypatch.setattr("kvcheck.core.stress.ranks.row.require_library", lambda: "0.3.13.post1")
+        monkeypatch.setattr("kvcheck.core.stress.ranks.runner.require_library", lambda: "0.3.13.post1")
 
     set_up()
     yield set_up

@@ -20,8 +20,7 @@ from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.pair import PairEngine
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
-from kvcheck.core.stress.targets.target import Engine, Setup
+from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
 from kvcheck.core.stress.workload.report_events import Reported
 
 FOLDER = Path(__file__).parents[1] / "schedules"

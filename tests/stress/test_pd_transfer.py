@@ -30,8 +30,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import FAULT_KINDS
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
-from kvcheck.core.stress.targets.target import Engine, Setup
+from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
 from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,

@@ -9,8 +9,7 @@ import pytest
 from kvcheck.core.cache.hicache.storage import chain_hashes
 from kvcheck.core.stress.scenarios.rivals import rivals_of
 from kvcheck.core.stress.workload.decoder import prompt_tokens
-from kvcheck.core.stress.workload.jobs import Job, token_authors
-from kvcheck.core.stress.workload.sessions import session_jobs
+from kvcheck.core.stress.workload.jobs import Job, session_jobs, token_authors
 
 PAGES = 12
 COUNT = 24

@@ -12,9 +12,9 @@ import pytest
 
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.run.exploring import parse_answers
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
+from kvcheck.core.run.turns import parse_answers
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink
 from kvcheck.core.stress.targets.builtin import BuiltinTarget

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.run.coverage import tried_by
+from kvcheck.core.run.cell import tried_by
 from kvcheck.core.run.plan import FLOOR, Plan, workload_seed
 from kvcheck.core.stress.audit import AUDIT
 from kvcheck.core.stress.rows import SCHEDULE

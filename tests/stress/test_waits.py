@@ -20,7 +20,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import LazyStrategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant, mutant_target
-from kvcheck.core.stress.targets.parts import TargetParts
+from kvcheck.core.stress.targets.target import TargetParts
 from kvcheck.core.stress.wait_search import Waits, search_waits
 from kvcheck.core.stress.waits import Wait, Waiter, WaitingBackend, kind_of
 

@@ -37,8 +37,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
+from kvcheck.core.base.cells import CONNECTIONS, STREAMED
 from kvcheck.core.base.child import has_ended, kill_group
-from kvcheck.core.base.devices import CONNECTIONS, STREAMED
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict, read_record, to_plain
 from kvcheck.core.run.store import make_folder, replacing, write_text

@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.markdown import escaped, printable, table_line
 from kvcheck.core.report.to_csv import csv_text
 from kvcheck.core.run.store import write_text
 from tools.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result

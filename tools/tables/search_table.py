@@ -29,9 +29,9 @@ from statistics import mean, median
 
 from mutants.bounds import WORKLOADS, exploration_of
 
-from kvcheck.core.run.exploring import Exploration
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.turns import Exploration
 from kvcheck.core.stress.runner import ScheduleRunner, schedules
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant, mutant_target

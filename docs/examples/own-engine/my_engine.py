@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class ByHand(Offload):

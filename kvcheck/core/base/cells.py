@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from urllib.parse import unquote
 
+from kvcheck.core.base.errors import UsageError
+
 KNOWN_ANSWERS = "known-answers"
 """The key that only lines of running servers with a known-answer model have."""
 OWN_MODEL = "own-model"
@@ -64,3 +66,26 @@ def cell_of(line: str, judged: Collection[str]) -> str:
 def lines_of(plan: dict[str, object]) -> Sequence[str]:
     lines = plan.get("cells")
     return [str(line) for line in lines] if isinstance(lines, list) else []
+
+
+KINDS = ("cpu", "threads", "cuda")
+STREAMED = frozenset({"threads", "cuda"})
+"""Backends, and kinds of devices, whose work runs beside the process."""
+
+DRIVER = "libcuda.so.1"
+"""The library that comes with the driver of a GPU."""
+
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Hardware queues of a device, the most that CUDA has: lanes that share one wait for each other's holds. It counts if
+it is set before the process first uses the device."""
+
+
+def kind_of(device: str) -> str:
+    kind, colon, number = device.partition(":")
+    if kind not in KINDS or (colon and not (kind == "cuda" and number.isascii() and number.isdigit())):
+        raise UsageError(f"--device: expected cpu, threads, cuda or cuda:N, got {device!r}")
+    return kind
+
+
+def number_of(device: str) -> int:
+    return int(device.partition(":")[2] or 0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvcheck.core.base.cells import is_engine, is_of_server, keys_of
-from kvcheck.core.base.devices import STREAMED
+from kvcheck.core.base.cells import STREAMED, is_engine, is_of_server, keys_of
 from kvcheck.core.base.record import Finding
 
 IN_ONE_PROCESS = (None, "loopback")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import InternalError, WrongOutput
 from kvcheck.core.base.record import ADDED_ARM
 from kvcheck.core.bench.clock import nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvcheck.core.base.devices import STREAMED
+from kvcheck.core.base.cells import STREAMED
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.decode_work import CONTEXT, REQUESTS, DecodeStep

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from kvcheck.core.base.devices import STREAMED
+from kvcheck.core.base.cells import STREAMED
 from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
 from kvcheck.core.bench.case_decode import SIZE
 from kvcheck.core.bench.decode_work import DecodeStep

@@ -19,7 +19,7 @@ from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.room_memory import room_units
+from kvcheck.core.cache.transfer.receiver import room_units
 from kvcheck.core.cache.transfer.seal import Content, Sealer
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.stress.targets.mutants.pd_transfer import SealWithoutKV

@@ -7,18 +7,18 @@ the second-level cache, so each call finds that cache cold.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from kvcheck.core.base.devices import kind_of, number_of
+from kvcheck.core.base.cells import kind_of, number_of
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
-from kvcheck.core.bench.sm_clock import sm_clock_mhz
 
 Batch = Callable[[], int]
 """Runs its calls and returns their total nanoseconds."""
@@ -207,3 +207,27 @@ def clock_for(device: str) -> Clock:
             "see `kvcheck doctor`"
         )
     return CudaClock(torch.device("cuda", number))
+
+
+LIBRARY = "libnvidia-ml.so.1"
+"""Part of the driver."""
+OF_MULTIPROCESSORS = 1
+"""NVML_CLOCK_SM of nvml.h."""
+
+
+def sm_clock_mhz(uuid: str, open_library: Callable[[str], Any] = ctypes.CDLL) -> int | str:
+    """Return the current MHz of the GPU with that uuid (without "GPU-"), or the reason why it is unknown."""
+    try:
+        nvml = open_library(LIBRARY)
+    except OSError as error:
+        return f"UNKNOWN: {LIBRARY} does not open ({error}); next: nvidia-smi -q -d CLOCK"
+    device, mhz = ctypes.c_void_p(), ctypes.c_uint()
+    steps: tuple[tuple[str, tuple[object, ...]], ...] = (
+        ("nvmlInit_v2", ()),
+        ("nvmlDeviceGetHandleByUUID", (f"GPU-{uuid}".encode(), ctypes.byref(device))),
+        ("nvmlDeviceGetClockInfo", (device, OF_MULTIPROCESSORS, ctypes.byref(mhz))),
+    )
+    for name, arguments in steps:
+        if code := getattr(nvml, name)(*arguments):
+            return f"UNKNOWN: {name} returned {code}; next: nvidia-smi -q -d CLOCK"
+    return mhz.value

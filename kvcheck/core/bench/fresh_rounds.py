@@ -13,7 +13,7 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError, WrongOutput
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, RunRecord
 from kvcheck.core.base.server_facts import SERVE, SERVE_CASES
-from kvcheck.core.bench.noise import machine
+from kvcheck.core.bench.measure import machine
 from kvcheck.core.report.gate.judge import MEASURED_AGAIN, StoredRow
 
 if TYPE_CHECKING:  # torch is imported when something is measured
@@ -68,14 +68,13 @@ class FreshRounds:
         return [answers[at] for at in range(len(wanted))]
 
     def chosen(self, points: list[Point], rows: Sequence[BenchRow]) -> list[Point]:
-        from kvcheck.core.bench.selection import key, only
+        from kvcheck.core.bench.plan import key, only
 
         return only(points, [key(row) for row in rows])
 
     def _measured(self, shape: str, device: str, rows: list[BenchRow], limit_s: float) -> list[BenchRow | str]:
-        from kvcheck.core.bench.plan import BenchPlan
+        from kvcheck.core.bench.plan import BenchPlan, key
         from kvcheck.core.bench.run import run_bench
-        from kvcheck.core.bench.selection import key
 
         late: list[str] = []
         try:

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvcheck.core.base.devices import STREAMED, kind_of, number_of
+from kvcheck.core.base.cells import STREAMED, kind_of, number_of
 from kvcheck.core.base.errors import DoubleFree, InternalError
 from kvcheck.core.cache.backend.backend import Backend, Lane, Place
 from kvcheck.core.cache.backend.cuda import CudaBackend

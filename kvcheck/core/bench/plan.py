@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UsageError
+from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
+from kvcheck.core.bench.arms import Point
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
@@ -45,3 +49,26 @@ class BenchPlan:
             )
         if self.seed < 0:
             raise UsageError(f"--seed: expected an integer of at least 0, got {self.seed}")
+
+
+Key = tuple[str, str, str, str, str | None]
+
+
+def key(row: BenchRow) -> Key:
+    return row.case, row.size, row.arm, row.baseline, row.shape
+
+
+def only(points: list[Point], wanted: Collection[Key]) -> list[Point]:
+    """Return the points with wanted comparisons, each with the arms that they need."""
+    kept = []
+    for point in points:
+        rows = tuple(
+            row
+            for row in point.comparisons
+            if (point.case, point.size, row.name or row.arm, row.baseline, point.shape) in wanted
+        )
+        if rows:
+            named = {point.baseline, *(name for row in rows for name in (row.arm, row.baseline, row.limit) if name)}
+            makers = {name: make for name, make in point.makers.items() if name in named}
+            kept.append(dataclasses.replace(point, makers=makers, comparisons=rows))
+    return kept

@@ -17,8 +17,8 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
+from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Point, Setting

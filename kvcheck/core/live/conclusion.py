@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
-from kvcheck.core.base.evidence_kinds import KINDS, TOKEN
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
-from kvcheck.core.base.server_facts import REQUIRED
+from kvcheck.core.base.server_facts import KINDS, REQUIRED, TOKEN
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios.scenario import Scenario
 from kvcheck.core.run.cell import Cell, CellPlan, decided

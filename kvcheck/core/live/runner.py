@@ -24,8 +24,8 @@ from kvcheck.core.live.doubts import WHOLE, AnswerTotals, CounterCheck, compare,
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
-from kvcheck.core.live.judge.cached import by_chance
-from kvcheck.core.live.judge.sent import Sent
+from kvcheck.core.live.judge.round import by_chance
+from kvcheck.core.live.judge.steps import Sent
 from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, Wrong, finding
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.questions import Questions

@@ -13,12 +13,11 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvcheck.core.base.cells import SCENARIO_NAMES
+from kvcheck.core.base.cells import SCENARIO_NAMES, kind_of
 from kvcheck.core.base.child import inherited
-from kvcheck.core.base.devices import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
-from kvcheck.core.base.misspelt import did_you_mean
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.base.registry import did_you_mean
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.tables import ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello

@@ -56,7 +56,7 @@ GATE_WRITERS: Registry[GateWriter] = Registry(
     {
         "json": "kvcheck.core.report.gate.result:write_json",
         "md": (
-            "kvcheck.core.report.gate.to_md:write",
+            "kvcheck.core.report.gate.text:write",
             "Writes a Markdown page: of a gate's result, or of several runs that kvcheck report compares.",
         ),
         "html": "kvcheck.core.report.gate.to_html:write",

@@ -23,8 +23,8 @@ with contextlib.chdir(Path(__file__).parent):  # matplotlib reads a matplotlibrc
     from matplotlib.ticker import FuncFormatter, LogLocator
 
 from kvcheck.core.base.record import BenchRow, Interval
+from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.prices import size_key, time_text
-from kvcheck.core.report.printable import printable
 
 BAR_COLOUR = "#0072b2"
 # Mid grey can be read on white and on black; the page gives the text its own colour.

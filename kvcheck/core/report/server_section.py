@@ -10,9 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kvcheck.core.base.evidence_kinds import OBSERVED, TOKEN
 from kvcheck.core.base.record import RunRecord, ScenarioResult, Verdict
-from kvcheck.core.base.server_facts import OWN_MODEL, REQUIRED, SERVE_CASES, is_requirement, required, server_of
+from kvcheck.core.base.server_facts import (
+    OBSERVED,
+    OWN_MODEL,
+    REQUIRED,
+    SERVE_CASES,
+    TOKEN,
+    is_requirement,
+    required,
+    server_of,
+)
 from kvcheck.core.report.wording import WORST_FIRST, amount, in_order, why_text
 
 NA = "n/a"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Edge, Step, Story
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.story_text import is_pending, lane_letter, lanes_of, step_text
 
 ROW, TOP, LEFT, HALF = 38, 26, 30, 7

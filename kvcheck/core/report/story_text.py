@@ -8,8 +8,8 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import Finding, RunRecord
 from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Step, Story, Word
 from kvcheck.core.base.untold import why_untold
-from kvcheck.core.report.printable import printable
-from kvcheck.core.report.replay_line import by_name
+from kvcheck.core.report.markdown import printable
+from kvcheck.core.report.wording import by_name
 
 MARKS = {WRITE: "W", READ: "R", HOST: "h", MESSAGE: "m"}
 LEGEND = "W writes, R reads, h the host acts, m a message, | still pending, * the finding names it"

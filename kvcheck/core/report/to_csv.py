@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pandas
 
-from kvcheck.core.base.evidence_kinds import OBSERVED
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.record import (
     BenchRow,
@@ -33,6 +32,7 @@ from kvcheck.core.base.record import (
     ScenarioResult,
     to_plain,
 )
+from kvcheck.core.base.server_facts import OBSERVED
 from kvcheck.core.base.situations import SITUATIONS, situations_of
 from kvcheck.core.run.store import make_folder, write_text
 

@@ -16,40 +16,87 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
 from kvcheck.core.base.causes import Bug, bugs
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding, Identity, MutantResult, RunRecord, Verdict, to_plain
-from kvcheck.core.base.server_facts import server_of
+from kvcheck.core.base.server_facts import TOKEN, server_of
 from kvcheck.core.report.cell_matrix import cells_section, judged_text
 from kvcheck.core.report.charts import words_svg
 from kvcheck.core.report.price_section import price_section
 from kvcheck.core.report.prices import in_short
-from kvcheck.core.report.replay_line import LONG, replay_line, small_line, wait_text
 from kvcheck.core.report.server_section import server_section
 from kvcheck.core.report.situation_matrix import matrix_section
 from kvcheck.core.report.story_drawing import story_svg
 from kvcheck.core.report.story_text import lane_letter, lanes_of, step_text, waits_text
-from kvcheck.core.report.suspects import suspects_of
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import (
+    LONG,
     MARKS,
     WORST_FIRST,
     asset,
     clip,
     evidence_text,
+    replay_line,
     seen_text,
+    small_line,
     visible,
+    wait_text,
     whose_text,
     why_text,
 )
 from kvcheck.core.run.store import write_text
+
+MOST_SUSPECTS = 12
+MOST_LAYERS = 192
+MOST_POSITIONS = 1 << 24
+WHY_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """read: position read by the wrong step in that layer, if known."""
+
+    where: str
+    read: str
+    why: str
+
+
+def suspects_of(minimal: Mapping[str, object] | None) -> tuple[list[Suspect], int]:
+    """Return the first MOST_SUSPECTS rows of a finding and the number of others."""
+    if minimal is None or minimal.get("test") not in ("walk", "position"):
+        return [], 0
+    given, wrong = minimal.get("suspects"), minimal.get("wrong")
+    reads = wrong if isinstance(wrong, list) else []
+    rows = [found for row in (given if isinstance(given, list) else []) if (found := _suspect(row, reads)) is not None]
+    return rows[:MOST_SUSPECTS], max(0, len(rows) - MOST_SUSPECTS)
+
+
+def _suspect(row: object, reads: list[object]) -> Suspect | None:
+    if not isinstance(row, dict):
+        return None
+    layer, page, head = _number(row.get("layer"), MOST_LAYERS - 1), _number(row.get("page")), _number(row.get("head"))
+    first, last = _number(row.get("first")), _number(row.get("last"))
+    if layer is None or page is None or first is None or last is None or last < first:
+        return None
+    read, why = _number(reads[layer]) if layer < len(reads) else None, row.get("why")
+    of_head = "" if head is None else f", KV head {head}"
+    return Suspect(
+        where=f"layer {layer}{of_head}, page {page} (positions {first:,} to {last:,})",
+        read="n/a" if read is None else f"{read:,}",
+        why=clip(why, WHY_CHARS) if isinstance(why, str) else "",
+    )
+
+
+def _number(value: object, most: int = MOST_POSITIONS) -> int | None:
+    return value if type(value) is int and 0 <= value <= most else None
+
 
 CAUSES_SHOWN = 100
 SYMPTOMS_SHOWN = 40

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import Story
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.story_text import lanes_of, step_text
 from kvcheck.core.run.store import write_text
 

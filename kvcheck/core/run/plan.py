@@ -15,8 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvcheck.core.base.cells import PROCESS_TRANSPORTS, is_engine, tried_with
-from kvcheck.core.base.devices import STREAMED
+from kvcheck.core.base.cells import PROCESS_TRANSPORTS, STREAMED, is_engine, tried_with
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.run.line import LineCodec

@@ -90,7 +90,7 @@ RUNNERS: Registry[RunnerRow] = Registry(
     "runner",
     {
         "probe": "kvcheck.core.probes.runner:PROBE",
-        "ranks": "kvcheck.core.stress.ranks.row:RANKS",
+        "ranks": "kvcheck.core.stress.ranks.runner:RANKS",
         "delayed": "kvcheck.core.stress.rows:DELAYED",
         "schedule": "kvcheck.core.stress.rows:SCHEDULE",
     },

@@ -35,10 +35,10 @@ from kvcheck.core.base.record import (
 )
 from kvcheck.core.base.scratch import sweep
 from kvcheck.core.run.cell import ScheduleCell
-from kvcheck.core.run.cell_task import Report
 from kvcheck.core.run.identity import environment, new_run_id, tool
 from kvcheck.core.run.plan import BUILTIN
 from kvcheck.core.run.store import RunStore
+from kvcheck.core.run.turns import Report
 
 MAX_CAUSES_KEPT = 100
 MAX_SYMPTOMS_KEPT = 200

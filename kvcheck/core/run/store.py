@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.misspelt import did_you_mean
 from kvcheck.core.base.record import RunRecord, check_run_id
+from kvcheck.core.base.registry import did_you_mean
 
 RUN_FILE = "run.json"
 ELSEWHERE = "choose one with --out DIR"

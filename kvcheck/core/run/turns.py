@@ -10,20 +10,166 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.causes import CALL
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.errors import HardwareError, UnknownVerdict, machine_trouble
+from kvcheck.core.base.errors import HardwareError, UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Finding
-from kvcheck.core.run.cell_task import CellTask, Limit, Report
-from kvcheck.core.run.exploring import Exploration
+from kvcheck.core.base.record import Evidence, Finding, to_plain
 from kvcheck.core.run.outcome import Outcome, Runner, TargetOf
-from kvcheck.core.run.plan import FLOOR, Plan, further_workloads, workload_seed
+from kvcheck.core.run.plan import ANSWERS, FLOOR, NO_EXTRAS, Plan, further_workloads, workload_seed
 from kvcheck.core.run.runners import row_of
+
+MOST_ANSWERS = 100_000
+_ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
+
+
+class Exploration:
+    """first: plan of the first workload; each further one has the next schedule number, and so the next variant.
+    within: most answers that differ from the eager order's. explored: number of completed workloads."""
+
+    def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
+        self._first, self._workloads, self._within = first, workloads, within
+        self._begun = 0
+        self._left: deque[tuple[str, ...]] = deque()
+        self._seen: set[int] = set()
+        self.explored = 0
+
+    def next(self) -> Plan | None:
+        if not self._left:
+            self.explored = self._begun
+            if self._begun == self._workloads:
+                return None
+            self._begun += 1
+            self._left.append(())
+            self._seen.clear()
+        number = self._first.schedule + self._begun - 1
+        refused = self._left.popleft()
+        return dataclasses.replace(
+            self._first,
+            schedule=number,
+            strategy=ANSWERS,
+            choices=answers_text(refused),
+            extras=NO_EXTRAS if refused else None,
+        )
+
+    def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
+        """Note a run's "no" answers, questions and host trace. Return True if the trace is new."""
+        is_new = trace not in self._seen
+        self._seen.add(trace)
+        if len(refused) < self._within:
+            behind = asked.index(refused[-1]) + 1 if refused else 0
+            self._left.extend((*refused, name) for name in asked[behind:])
+        return is_new
+
+    @property
+    def scope(self) -> str | None:
+        return scope_text(self.explored, within=self._within)
+
+    @property
+    def gap(self) -> str | None:
+        if self.explored == self._workloads:
+            return None
+        return (
+            f"{self.explored} of {counted(self._workloads, 'workload')} were run within "
+            f"{counted(self._within, 'answer')}; of the next one, "
+            f"{counted(len(self._left), 'schedule')} or more are left"
+        )
+
+
+def scope_text(workloads: int, *, within: int) -> str | None:
+    if not workloads:
+        return None
+    return f"every schedule within {counted(within, 'answer')} of the eager order, of {counted(workloads, 'workload')}"
+
+
+def answers_text(refused: Collection[str]) -> str:
+    return ".".join(refused) or "none"
+
+
+def parse_answers(text: str) -> tuple[str, ...]:
+    """Inverse of answers_text. Raises UsageError."""
+    names = () if text == "none" else tuple(text.split("."))
+    if len(names) > MOST_ANSWERS or not all(_ANSWER.fullmatch(each) for each in names):
+        raise UsageError(
+            'choices: expected numbers of questions and messages, such as 12.m345, or "none"; '
+            f"got {text[:40]!r}; copy the whole line"
+        )
+    return names
+
+
+DIED = "died"
+"""Fact of a finding whose schedule ended its process: such a schedule is not repeated automatically."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellTask:
+    """A cell to run: its first plan, the wanted number of schedules, and the least.
+
+    before: evidence of an interrupted run, which this one continues. confirms: also run unordered operations of the
+    first failing schedule in the other order. fails_on_conditional: a conditional finding ends the cell. within: run
+    all schedules within so many answers, of `schedules` workloads; None: one of each. is_exercised: an earlier process
+    had found all that a pass needs.
+    """
+
+    plan: Plan
+    schedules: int
+    floor: int = 1
+    before: Evidence = field(default_factory=Evidence)
+    confirms: bool = False
+    fails_on_conditional: bool = False
+    within: int | None = None
+    is_exercised: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """cpu_s: CPU seconds of each process; after them only cells below their floors continue. until: the
+    time.monotonic() at which everything ends; all processes of a machine share that clock."""
+
+    cpu_s: float | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The outcome of one schedule, or the end of a cell (`evidence` is None).
+
+    reason: why it cannot count as a pass. gap: evidence that the cell still lacks. divergence: of a replay from its
+    recorded choices. cut: the schedule ended by the wall time limit. scope: the schedules explored completely.
+    is_note_told: the terminal shows the note too. is_left: the cell goes on in another process; `reason` is then its
+    gap. error: why its process stopped; ran: the line of the running schedule.
+    """
+
+    cell: int = 0
+    schedule: int = 0
+    findings: tuple[Finding, ...] = ()
+    evidence: Evidence | None = None
+    duration_s: float = 0.0
+    reason: str | None = None
+    gap: str | None = None
+    divergence: str | None = None
+    cut: str | None = None
+    scope: str | None = None
+    note: str | None = None
+    is_note_told: bool = False
+    is_device_lost: bool = False
+    left_cpu_s: float | None = None
+    is_left: bool = False
+    error: str | None = None
+    ran: str | None = None
+    exit_code: int | None = None
+
+    def line(self) -> str:
+        return json.dumps(to_plain(self))
+
 
 UNKNOWNS = 12
 """A cell is given up after so many schedules without a judgement. All settings have been tried by then."""

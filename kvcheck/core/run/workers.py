@@ -18,10 +18,9 @@ from dataclasses import replace
 from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
 from kvcheck.core.base.errors import InternalError, KvcheckError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.run.cell_task import DIED, CellTask, Limit, Report
 from kvcheck.core.run.outcome import TargetOf, complete
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.turns import DIED, CellTask, Limit, Report, take_turns
 
 LATE_S = 2.0
 """A child keeps the limit of wall time itself; it is ended this long after it."""

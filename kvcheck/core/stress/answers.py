@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.simulated import Choice, Goal, Pending
 from kvcheck.core.cache.transfer.wire import LEGS
-from kvcheck.core.run.exploring import parse_answers
+from kvcheck.core.run.turns import parse_answers
 from kvcheck.core.stress.strategies import Draw, EagerStrategy
 
 MESSAGES = (":message", ":copies")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from kvcheck.core.base.devices import kind_of
+from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
@@ -23,9 +23,8 @@ from kvcheck.core.run.outcome import Outcome, Runner
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.flip import pair_of, wrong_bytes
-from kvcheck.core.stress.pair import Pair
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.strategies import LANE_GROUPS
+from kvcheck.core.stress.strategies import LANE_GROUPS, Pair
 from kvcheck.core.stress.workload.events import Submitted
 
 TRIES_MOST = 5

@@ -15,8 +15,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.run.outcome import Outcome, Runner
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.orders import chooser_of
-from kvcheck.core.stress.pair import Pair, parse_pair
-from kvcheck.core.stress.strategies import EagerStrategy
+from kvcheck.core.stress.strategies import EagerStrategy, Pair, parse_pair
 
 MAX_FLIPS = 2
 """Pairs of one schedule that are tried before the missing edge stays unconfirmed."""

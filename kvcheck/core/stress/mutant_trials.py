@@ -17,12 +17,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvcheck.core.base.cells import number_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
-from kvcheck.core.base.devices import number_of
 from kvcheck.core.base.errors import HardwareError, UsageError
 from kvcheck.core.base.record import Evidence, Finding, MutantResult, Verdict, to_plain, value_from
-from kvcheck.core.run.cell_task import CellTask
 from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.turns import CellTask
 from kvcheck.core.run.workers import AskedProcess, Unanswered
 
 if TYPE_CHECKING:  # torch is imported when something runs

@@ -10,28 +10,26 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from kvcheck.core.base.devices import number_of
+from kvcheck.core.base.cells import number_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Finding
 from kvcheck.core.cache.backend.cuda import CudaDevice
 from kvcheck.core.cache.backend.probe import probe
 from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
-from kvcheck.core.run.exploring import parse_answers
 from kvcheck.core.run.outcome import Outcome, Runner, TargetOf
 from kvcheck.core.run.plan import ANSWERS, FLOOR, NO_EXTRAS, Plan
 from kvcheck.core.run.runners import RunnerRow
+from kvcheck.core.run.turns import parse_answers
 from kvcheck.core.stress.audit import AUDIT, is_audited
-from kvcheck.core.stress.cost import schedule_cost
 from kvcheck.core.stress.delay_lines import parse_delays
 from kvcheck.core.stress.delayed import DelayRunner
 from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.orders import order_of
-from kvcheck.core.stress.pair import parse_pair
-from kvcheck.core.stress.plan_decoder import ONE_RANK, check_decoded, usual_shapes
-from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
+from kvcheck.core.stress.plan_scenario import ONE_RANK, check_decoded, scenario_of, usual_shapes, variant_of
+from kvcheck.core.stress.profiled import schedule_cost
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.strategies import DELAYS, decode_choices, delay_name
+from kvcheck.core.stress.strategies import DELAYS, decode_choices, delay_name, parse_pair
 from kvcheck.core.stress.targets.target import Target
 from kvcheck.core.stress.workload import WORDS
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES

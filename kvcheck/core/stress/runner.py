@@ -19,8 +19,8 @@ from types import MappingProxyType
 import torch
 
 from kvcheck.core.base.causes import in_causal_order
+from kvcheck.core.base.cells import number_of
 from kvcheck.core.base.deadline import Interrupted, Stuck, TimeUp, progress_watch
-from kvcheck.core.base.devices import number_of
 from kvcheck.core.base.errors import (
     DoubleFree,
     ForeignAccess,
@@ -40,23 +40,20 @@ from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
-from kvcheck.core.run.exploring import answers_text
 from kvcheck.core.run.outcome import Outcome, complete
 from kvcheck.core.run.plan import ANSWERS, Plan, workload_seed
+from kvcheck.core.run.turns import answers_text
 from kvcheck.core.stress.answers import AnswersStrategy
 from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by, is_of_user
 from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import Handler, History, OperationEvents
-from kvcheck.core.stress.host_trace import HostTrace
+from kvcheck.core.stress.history import Handler, History, HostTrace, OperationEvents
 from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.oracle import Noting, Oracle
 from kvcheck.core.stress.orders import chooser_of
-from kvcheck.core.stress.plan_bounds import bounded, faults_of
-from kvcheck.core.stress.plan_decoder import decoded
-from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
+from kvcheck.core.stress.plan_scenario import bounded, decoded, faults_of, scenario_of, variant_of
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import Load, Scenario
 from kvcheck.core.stress.scenarios.serving import STUCK_CPU_S, reference_outputs

@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding
-from kvcheck.core.run.exploring import answers_text, parse_answers
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import ANSWERS, NO_EXTRAS, Plan
-from kvcheck.core.stress.plan_bounds import faults_of, faults_text, pages_of
-from kvcheck.core.stress.plan_scenario import scenario_of, variant_of
+from kvcheck.core.run.turns import answers_text, parse_answers
+from kvcheck.core.stress.plan_scenario import faults_of, faults_text, pages_of, scenario_of, variant_of
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios.scenario import FAULTS
 from kvcheck.core.stress.workload import WORDS

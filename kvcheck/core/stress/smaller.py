@@ -12,9 +12,9 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble
 from kvcheck.core.base.record import Finding
-from kvcheck.core.run.cell_task import DIED
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
-from kvcheck.core.stress.plan_bounds import pages_of
+from kvcheck.core.run.turns import DIED
+from kvcheck.core.stress.plan_scenario import pages_of
 from kvcheck.core.stress.runner import ScheduleRunner, TargetOf
 from kvcheck.core.stress.shrinking import check_shrinkable, shrink
 from kvcheck.core.stress.wait_search import search_waits

@@ -15,9 +15,17 @@ from kvcheck.core.base.story import HOST, MESSAGE, MOST_EDGES, MOST_STEPS, READ,
 from kvcheck.core.stress.clocks import at
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.oracles.oracle import unit_text, unit_word
-from kvcheck.core.stress.story_history import act_text, history, is_computing, is_of_another, is_of_pages, row_seen
+from kvcheck.core.stress.story_history import (
+    act_text,
+    history,
+    is_computing,
+    is_of_another,
+    is_of_pages,
+    row_seen,
+    row_text,
+    words_of,
+)
 from kvcheck.core.stress.story_notes import Note, StoryNotes, Touch
-from kvcheck.core.stress.story_words import row_text, words_of
 from kvcheck.core.stress.workload.events import (
     Allocated,
     Faulted,

@@ -23,9 +23,9 @@ from itertools import chain, islice
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend
-from kvcheck.core.run.exploring import answers_text, parse_answers
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.turns import answers_text, parse_answers
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.runner import ScheduleRunner

@@ -19,7 +19,7 @@ from kvcheck.core.base.errors import (
     TargetError,
     TransferError,
 )
-from kvcheck.core.cache.scheduler.agreement import RankGroup
+from kvcheck.core.cache.scheduler.process_group import RankGroup
 from kvcheck.core.cache.transfer.layout import EndLayout, check_rejoin, layout_from_json, layout_to_json
 from kvcheck.core.cache.transfer.receiver import Receiver
 from kvcheck.core.cache.transfer.sender import Sender

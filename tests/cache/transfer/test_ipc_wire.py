@@ -22,8 +22,7 @@ from kvcheck.core.cache.backend.copy_lane import CopyLane
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
-from kvcheck.core.cache.transfer.ipc.fence import Entry, Fence, read_fence
-from kvcheck.core.cache.transfer.ipc.wire import IpcWire
+from kvcheck.core.cache.transfer.ipc.wire import Entry, Fence, IpcWire, read_fence
 from kvcheck.core.cache.transfer.messages import Done, Drained, Message, Status
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket

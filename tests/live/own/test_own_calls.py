@@ -12,7 +12,7 @@ from rigs.own_engine import OwnEngine
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients import CLIENTS
 from kvcheck.core.live.clients.client import Reach
-from kvcheck.core.live.clients.completions import take_completion
+from kvcheck.core.live.clients.openai import take_completion
 from kvcheck.core.live.clients.reading import Reply, Unreadable
 from kvcheck.core.live.clients.sglang import take
 from kvcheck.core.live.clients.vllm import _config

@@ -10,9 +10,18 @@ import pytest
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Answer, End, Question
-from kvcheck.core.live.own.deviation import Deviation, deviation
-from kvcheck.core.live.own.needles import Needles, recites, shortest_run
-from kvcheck.core.live.own.prompts import BLOCK, CODE, FILLING, FRAME, OwnQuestions, ids_of
+from kvcheck.core.live.own.prompts import (
+    BLOCK,
+    CODE,
+    FILLING,
+    FRAME,
+    Needles,
+    OwnQuestions,
+    ids_of,
+    recites,
+    shortest_run,
+)
+from kvcheck.core.live.own.statistic import Deviation, deviation
 
 
 def answer(tokens: tuple[int, ...], logprobs: tuple[float, ...], *top: Mapping[int, float]) -> Answer:

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.own.needles import Needles, shortest_run
-from kvcheck.core.live.own.prompts import ANSWER, CODE, FRAME, OwnQuestions, ids_of
+from kvcheck.core.live.own.prompts import ANSWER, CODE, FRAME, Needles, OwnQuestions, ids_of, shortest_run
 
 PAGE = 16
 

@@ -10,8 +10,7 @@ import pytest
 
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.base.server_facts import THROUGHPUT
-from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, order_of_passes
-from kvcheck.core.live.prices.times import Times
+from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, Times, order_of_passes
 from kvcheck.core.report.prices import ALIKE, TOO_FEW, has_price, verdict
 
 COMPARED = Compared(arm="versus", baseline="target", size="4x96+8@4", shape="llama-4x2x64", device="sglang")

@@ -7,7 +7,7 @@ from rigs.live_client import exchange
 
 from kvcheck.core.base.server_facts import FIRST_TOKEN, NEXT_TOKEN, THROUGHPUT
 from kvcheck.core.live.exchange import End, Exchange, Question
-from kvcheck.core.live.prices.times import METRICS, Times, times_of
+from kvcheck.core.live.prices.rounds import METRICS, Times, times_of
 
 QUESTION = Question(number=0, ids=(1,) * 40, expected=(5, 6, 7, 8, 9))
 

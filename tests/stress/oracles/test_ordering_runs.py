@@ -19,7 +19,7 @@ from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import parse_line
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 
 

@@ -10,9 +10,9 @@ import pytest
 from rigs.cache_histories import Events, chain, computes, finds, rules
 
 from kvcheck.core.stress.history import History
+from kvcheck.core.stress.oracles.cache_model import PlainCache
 from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.oracle import judge
-from kvcheck.core.stress.oracles.plain_cache import PlainCache
 from kvcheck.core.stress.workload.tier_events import Modelled
 
 STATES = Modelled(page_size=2, window=0, has_state=True)

@@ -22,12 +22,11 @@ from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.ranks.quarantine import Quarantine
-from kvcheck.core.stress.ranks.spec import RankSummary
+from kvcheck.core.stress.ranks.spec import RankSummary, work_of
 from kvcheck.core.stress.ranks.stalls import HELD_S, Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import judge
-from kvcheck.core.stress.ranks.work import work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Faults, PDTransfer
 from kvcheck.core.stress.workload.events import Faulted
 from kvcheck.core.stress.workload.handover import bytes_for

@@ -30,9 +30,9 @@ from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.sockets.link import HEADER, FrameKind, Link, Listener, connect
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.plan_scenario import variant_of
+from kvcheck.core.stress.ranks.spec import pair_scenario, work_of
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
 from kvcheck.core.stress.ranks.verdict import Judgement, judge
-from kvcheck.core.stress.ranks.work import pair_scenario, work_of
 from kvcheck.core.stress.rows import settings_tried_by
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.workload.handover import bytes_for

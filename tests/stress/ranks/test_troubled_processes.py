@@ -26,8 +26,7 @@ from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.transfer.messages import Done, Drained, Want
-from kvcheck.core.cache.transfer.sockets.heartbeat import Pulse
-from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
+from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost, Pulse
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.supervisor import RankReport

@@ -18,7 +18,7 @@ import pytest
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence, to_plain
-from kvcheck.core.run.cell_task import Report
+from kvcheck.core.run.turns import Report
 from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask
 from kvcheck.core.stress.seeds.crew import Ended, results
 from kvcheck.core.stress.seeds.ray_crew import RayCrew, load_ray, run_in_task

@@ -10,7 +10,7 @@ from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.stress.targets.mutants.situations import DtypeFreeKeys, RankFreeKeys
-from kvcheck.core.stress.targets.neighbours import Neighbours, others_of
+from kvcheck.core.stress.targets.prefixes import Neighbours, others_of
 
 MINE = Namespace(model="m", dtype="bf16", layout="units", page_size=16, rank=1, ranks=2)
 CHAIN = (b"a" * 32, b"b" * 32)

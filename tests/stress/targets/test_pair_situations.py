@@ -22,8 +22,7 @@ from kvcheck.core.stress.scenarios.retract_resume import RetractResume
 from kvcheck.core.stress.scenarios.serving import make_setup, request_of
 from kvcheck.core.stress.strategies import Recorder, make_strategy
 from kvcheck.core.stress.targets.pair import PairEngine
-from kvcheck.core.stress.targets.parts import FIXED
-from kvcheck.core.stress.targets.target import PairSetup, Standing
+from kvcheck.core.stress.targets.target import FIXED, PairSetup, Standing
 from kvcheck.core.stress.workload.events import Completed, Event, Overdue, ProcessActs, Submitted
 from kvcheck.core.stress.workload.shapes import shape
 

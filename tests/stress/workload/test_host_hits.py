@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcheck.core.stress.workload.events import Event, Forward
-from kvcheck.core.stress.workload.host_hits import HostHits
+from kvcheck.core.stress.workload.host_inspector import HostHits
 from kvcheck.core.stress.workload.tier_events import LookedUp
 
 

@@ -27,8 +27,7 @@ from kvcheck.core.stress.workload.handover import expected_row
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
 from kvcheck.core.stress.workload.known_attention import Asking, HeadAttention, known_attention
-from kvcheck.core.stress.workload.known_model import asked, known_model, least_prompt
-from kvcheck.core.stress.workload.known_state import DeltaNet
+from kvcheck.core.stress.workload.known_model import DeltaNet, asked, known_model, least_prompt
 from kvcheck.core.stress.workload.passes import piece_of_tokens
 from kvcheck.core.stress.workload.shapes import ANSWERING_SHAPES, shape
 

@@ -23,7 +23,7 @@ from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 from kvcheck.core.stress.workload.events import RoomDrained, Unsealed
 
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.stress.workload.jobs import Job, token_authors
-from kvcheck.core.stress.workload.sessions import session_jobs
+from kvcheck.core.stress.workload.jobs import Job, session_jobs, token_authors
 
 
 def prompt(job: Job) -> list[int]:

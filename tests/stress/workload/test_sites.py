@@ -19,8 +19,8 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.scenarios.serving import make_setup, request_of, synthetic_load
 from kvcheck.core.stress.targets.builtin import BuiltinEngine, BuiltinTarget
+from kvcheck.core.stress.workload.footprints import row_sites
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
-from kvcheck.core.stress.workload.sites import row_sites
 
 Harm = Callable[[dict[str, torch.Tensor]], None]
 """Changes the words of buffers: name -> [L, rows, W] int64."""

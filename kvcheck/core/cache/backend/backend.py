@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from kvcheck.core.base.errors import DoubleFree, InternalError
 from kvcheck.core.base.paging import IndexArray
 
 ChunkWork = Callable[[], None]
@@ -181,3 +182,29 @@ class Backend(Memory, Protocol):
 
 POISON_BYTE = 0xA5
 """Fill of fresh memory in stress runs; no content word contains it by design."""
+
+
+class HostMemory:
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
+        if name in self._tensors:
+            raise InternalError(f"memory {name!r} is allocated already; release it first")
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        tensor.view(-1).view(torch.uint8).fill_(POISON_BYTE)
+        self._tensors[name] = tensor
+        return tensor
+
+    def release(self, name: str) -> None:
+        if name not in self._tensors:
+            known = ", ".join(sorted(self._tensors)) or "none"
+            raise DoubleFree(f"memory {name!r} is not allocated; allocated: {known}")
+        self._tensors.pop(name).view(-1).view(torch.uint8).fill_(POISON_BYTE)
+
+    def allocated(self) -> dict[str, int]:
+        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._tensors.items()}
+
+    @staticmethod
+    def index(values: IndexArray) -> torch.Tensor:
+        return torch.from_numpy(values.copy())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvcheck.core.base.devices import DRIVER
+from kvcheck.core.base.cells import DRIVER
 from kvcheck.core.base.errors import TransferError, UnknownVerdict
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import value_from

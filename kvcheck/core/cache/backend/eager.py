@@ -10,9 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
-from kvcheck.core.cache.backend.backend import Footprint, Graph, Lane, Operation, OperationObserver, Place, Signal
+from kvcheck.core.cache.backend.backend import (
+    Footprint,
+    Graph,
+    HostMemory,
+    Lane,
+    Operation,
+    OperationObserver,
+    Place,
+    Signal,
+)
 from kvcheck.core.cache.backend.graphs import Captures
-from kvcheck.core.cache.backend.memory import HostMemory
 
 
 class EagerBackend(HostMemory):

@@ -20,6 +20,7 @@ from kvcheck.core.cache.backend.backend import (
     ChunkWork,
     Footprint,
     Graph,
+    HostMemory,
     Lane,
     Operation,
     OperationObserver,
@@ -27,7 +28,6 @@ from kvcheck.core.cache.backend.backend import (
     Signal,
 )
 from kvcheck.core.cache.backend.graphs import Captures
-from kvcheck.core.cache.backend.memory import HostMemory
 
 
 class Chooser(Protocol):

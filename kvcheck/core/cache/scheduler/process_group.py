@@ -16,7 +16,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from kvcheck.core.base.errors import LengthMismatch
-from kvcheck.core.cache.scheduler.agreement import RankGroup
+
+
+class RankGroup:
+    def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The element-wise minimum, for each rank. Raise LengthMismatch if the ranks have diverged. (mutant:
+        rank-decides-alone)"""
+        if len({len(values) for values in known}) > 1:
+            raise LengthMismatch(f"ranks bring {[len(values) for values in known]} values; expected equally many")
+        least = [min(values) for values in zip(*known, strict=True)]
+        return [list(least) for _ in known]
+
 
 LOCAL = "127.0.0.1"
 

@@ -25,7 +25,7 @@ from kvcheck.core.cache.transfer.blocks import PageRun, pair_pages
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.room_memory import held_run, needed_pages
+from kvcheck.core.cache.transfer.receiver import held_run, needed_pages
 from kvcheck.core.cache.transfer.seal import Sealer
 from kvcheck.core.cache.transfer.wire import Wire
 from kvcheck.core.cache.transfer.writer import Writer

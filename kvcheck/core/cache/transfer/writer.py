@@ -15,7 +15,7 @@ from kvcheck.core.cache.transfer.blocks import byte_blocks, group_contiguous
 from kvcheck.core.cache.transfer.layout import EndLayout, Piece, routes, sources_of
 from kvcheck.core.cache.transfer.messages import AuxData, Want
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.room_memory import register_memory, room_footprints, room_units
+from kvcheck.core.cache.transfer.receiver import register_memory, room_footprints, room_units
 from kvcheck.core.cache.transfer.seal import SEAL_BYTES, Content, Sealer, SealPlan, piece_of
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, Wire
 from kvcheck.kernels.page_copy import copy_bytes_torch

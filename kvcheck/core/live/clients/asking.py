@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.clients.reading import Reply, Unreadable, table
+from kvcheck.core.live.counting import counters as sum_counters
+from kvcheck.core.live.counting import parse_samples
 from kvcheck.core.live.exchange import Abort, Answer, Counters, End
 from kvcheck.core.live.http import CallFailed, Http, error_text, one_line
-from kvcheck.core.live.prometheus import counters as sum_counters
-from kvcheck.core.live.prometheus import parse_samples
 
 GRACE_S = 10.0
 """Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had

@@ -20,11 +20,11 @@ from kvcheck.core.live.clients.asking import (
     read_or_none,
 )
 from kvcheck.core.live.clients.client import Engine, Reach, Trouble
-from kvcheck.core.live.clients.completions import PATH, first_model, take_completion
+from kvcheck.core.live.clients.openai import PATH, first_model, take_completion
 from kvcheck.core.live.clients.reading import Reply, Unreadable, count_or_none, facts, text_or_none
+from kvcheck.core.live.counting import Sample, parse_samples
 from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
 from kvcheck.core.live.http import CallFailed, Http, one_line, parse_json
-from kvcheck.core.live.prometheus import Sample, parse_samples
 
 _DEV = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details, and without --no-enable-prefix-caching"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcheck.core.live.judge.round import judge_round
-from kvcheck.core.live.judge.sent import Sent, longest_shared, made, packed
+from kvcheck.core.live.judge.steps import Sent, longest_shared, made, packed
 from kvcheck.core.live.judge.verdicts import Judgement, Place, Setting, Unjudged, Wrong, finding
 
 __all__ = [

@@ -13,8 +13,7 @@ from itertools import takewhile
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question
-from kvcheck.core.live.judge.sent import FEW, Sent
-from kvcheck.core.live.judge.steps import Step
+from kvcheck.core.live.judge.steps import FEW, Sent, Step
 from kvcheck.core.live.judge.verdicts import Setting
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers

@@ -27,8 +27,7 @@ from kvcheck.core.live.judge.faults import (
     strayed,
     wrong_bits,
 )
-from kvcheck.core.live.judge.sent import FEW
-from kvcheck.core.live.judge.steps import Listing, Step
+from kvcheck.core.live.judge.steps import FEW, Listing, Step
 from kvcheck.core.live.judge.verdicts import Place, Setting
 from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 

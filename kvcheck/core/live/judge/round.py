@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import (
@@ -15,12 +16,11 @@ from kvcheck.core.live.judge.answer import (
     wrong_length,
     wrong_set_up,
 )
-from kvcheck.core.live.judge.cached import cached_counts, impossible_counts
 from kvcheck.core.live.judge.faults import Named
 from kvcheck.core.live.judge.place import lists, named, ranked, suspects
-from kvcheck.core.live.judge.sent import Sent, packed, shared
-from kvcheck.core.live.judge.steps import Step, steps
-from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Judgement, Place, Setting, Unjudged, Wrong
+from kvcheck.core.live.judge.steps import Sent, Step, longest_shared, made, packed, shared, steps
+from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Counts, Judgement, Place, Setting, Unjudged, Wrong
+from kvcheck.core.model.alphabet import HEADER
 
 LATEST = 512
 """Requests before a round that are searched for pages an answer may have read; more would only cost time."""
@@ -199,3 +199,74 @@ def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, place:
     if place.why is not None:
         text += f"; no page is named: {place.why}"
     return text
+
+
+CHANCE_BITS = 40
+"""Drawn bits that requests of two runs do not share by chance."""
+
+
+def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Counts:
+    total = Counts()
+    of_round = sorted((packed(made(each)), each.answer.began_s, each.sending.rid) for each in exchanges)
+    every = [row[0] for row in of_round]
+    for each in exchanges:
+        answer, ids = each.answer, each.sending.question.ids
+        if answer.cached is None or wrong_set_up(each) is not None or setting.transfers or not setting.began_empty:
+            continue
+        request, own = packed(ids), bisect_left(every, packed(made(each)))
+        earlier = [row for row, began_s, rid in of_round if began_s <= answer.ended_s and rid != each.sending.rid]
+        before = max(longest_shared(request, sent.sequences), longest_shared(request, earlier))
+        shared = max(longest_shared(request, sent.sequences), longest_shared(request, every, but=own))
+        bounded, chance = not _may_hold_more(setting, each), by_chance(setting, ids)
+        is_cold = before <= chance and not answer.retractions
+        is_hit = is_cold and answer.cached > chance
+        total = total.plus(
+            Counts(
+                bounded and answer.cached > 0,
+                bounded and answer.cached > shared,
+                is_cold,
+                is_hit,
+                is_hit and bounded,
+                f"{answer.cached} of {len(ids)}" if is_hit else None,
+            )
+        )
+    return total
+
+
+def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:
+    of_round = sorted(packed(made(exchange)) for exchange in exchanges)
+    for exchange in exchanges:
+        cached, ids = exchange.answer.cached, exchange.sending.question.ids
+        if cached is None or wrong_set_up(exchange) is not None:
+            continue
+        if cached > len(ids):
+            yield exchange, f"the engine counts {cached} cached tokens of a prompt of {len(ids)}"
+            continue
+        if cached == 0 or _may_hold_more(setting, exchange):
+            continue
+        own = bisect_left(of_round, packed(made(exchange)))
+        request = packed(ids)
+        shared = max(longest_shared(request, sent.sequences), longest_shared(request, of_round, but=own))
+        if setting.own_chunk is not None:
+            shared = max(shared, (len(ids) - 1) // setting.own_chunk * setting.own_chunk)
+        rounded = -(-shared // setting.page_tokens) * setting.page_tokens
+        if cached > max(rounded, by_chance(setting, ids)):
+            yield (
+                exchange,
+                f"the engine counts {cached} cached tokens, and nothing else that was sent or answered in this run has "
+                f"more than its first {shared} tokens",
+            )
+
+
+def by_chance(setting: Setting, ids: Sequence[int]) -> int:
+    """First tokens of a request that a cache filled by an earlier run, under other names, may hold."""
+    parameters = setting.alphabet.parameters
+    is_walk = setting.alphabet.as_node(ids[-1]) is not None
+    bits = parameters.nodes.bit_length() - 1 if is_walk else parameters.bits
+    return len(HEADER) + -(-CHANCE_BITS // bits)
+
+
+def _may_hold_more(setting: Setting, exchange: Exchange) -> bool:
+    """True for own tokens after a retraction, tokens that another server computed, and an earlier run's cache."""
+    own_tokens = setting.retracts and exchange.answer.retractions != 0
+    return own_tokens or setting.transfers or not setting.began_empty

@@ -29,10 +29,9 @@ from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.counting import read_counters
 from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
-from kvcheck.core.live.judge.sent import longest_shared, packed
-from kvcheck.core.live.own.deviation import Deviation, deviation
+from kvcheck.core.live.judge.steps import longest_shared, packed
 from kvcheck.core.live.own.prompts import BLOCK, Span
-from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Repeats, is_wide
+from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Deviation, Repeats, deviation, is_wide
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
 from kvcheck.core.live.sending import Asked, new_rid
 

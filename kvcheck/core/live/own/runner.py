@@ -35,9 +35,8 @@ from kvcheck.core.live.own.arms import (
     page_groups,
     together,
 )
-from kvcheck.core.live.own.needles import Needles, recites, shortest_run
 from kvcheck.core.live.own.plan import OwnPlan
-from kvcheck.core.live.own.prompts import LEAST_LENGTH, OwnQuestions, ids_of
+from kvcheck.core.live.own.prompts import LEAST_LENGTH, Needles, OwnQuestions, ids_of, recites, shortest_run
 from kvcheck.core.live.own.statistic import MORE_CONTROLS, Level, Measured, Told, judge, needs_more, settled
 from kvcheck.core.live.own.verdict import (
     crosstalk_finding,

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.rounds import LEAST_ROUNDS
-from kvcheck.core.base.server_facts import SERVE_CASES, THROUGHPUT
+from kvcheck.core.base.server_facts import SERVE_CASES, THROUGHPUT, TOKEN
 from kvcheck.core.live.conclusion import missing
 from kvcheck.core.live.prices.load import Load
 from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, order_of_passes

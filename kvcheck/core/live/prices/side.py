@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.base.server_facts import TOKEN
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.counting import observe
 from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Counters, Exchange, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
-from kvcheck.core.live.judge.sent import Sent
+from kvcheck.core.live.judge.steps import Sent
 from kvcheck.core.live.judge.verdicts import Setting, finding
 from kvcheck.core.live.prices.load import Load, draw
-from kvcheck.core.live.prices.times import Times, times_of
+from kvcheck.core.live.prices.rounds import Times, times_of
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.runner import BROKEN_OFF, SETTLE_S, LiveRunner, unjudged_reasons
 from kvcheck.core.live.scenarios.scenario import Round

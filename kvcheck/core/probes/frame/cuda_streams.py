@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from threading import Timer
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from kvcheck.core.base.cuda_hold import CudaHold, cuda_holds
 from kvcheck.core.base.rng import Rng
@@ -223,3 +224,21 @@ def _is_soon(is_reached: Callable[[], bool]) -> bool:
             return True
         time.sleep(GRACE_S / GRACE_LOOKS)
     return is_reached()
+
+
+class CopiesToHost(TorchFunctionMode):
+    """Make `.to(device)` and `.cpu()` return tensors with memory of their own in this block."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        made = func(*args, **named)
+        if func is torch.Tensor.cpu or (func is torch.Tensor.to and _names_side((*args[1:], named.get("device")))):
+            source = args[0].untyped_storage()
+            return made.clone() if made.untyped_storage().data_ptr() == source.data_ptr() else made
+        return made
+
+
+def _names_side(given: tuple[Any, ...]) -> bool:
+    return any(isinstance(each, (str, torch.device)) for each in given)

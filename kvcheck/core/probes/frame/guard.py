@@ -8,10 +8,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvcheck.core.base.errors import machine_trouble
 
@@ -82,3 +83,15 @@ def _innermost(trace: TracebackType | None, package: str, *, is_ours_too: bool =
             where = f"{name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return where
+
+
+def fitted(callee: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
+    """Call it with the offered values that its signature names. Raises CannotDrive with the name of a required
+    parameter without one."""
+    parameters = inspect.signature(callee).parameters.values()
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    missing = [each.name for each in named if each.default is each.empty and each.name not in offered]
+    if missing:
+        raise CannotDrive(f"{getattr(callee, '__name__', callee)} asks for {', '.join(missing)}, which no probe knows")
+    known = {each.name for each in named}
+    return callee(**{name: value for name, value in offered.items() if name in known})

@@ -14,7 +14,7 @@ LMCACHE: Final = EngineSpec(
     stubs=(),
     table=NAMES,
     variables=("LMCACHE_",),
-    prepare="kvcheck.core.probes.lmcache.prepare:prepare",
+    prepare="kvcheck.core.probes.lmcache.names:prepare",
     probes=(
         ProbeRow(
             name="local-cpu",

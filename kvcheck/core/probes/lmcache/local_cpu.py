@@ -14,9 +14,8 @@ import torch
 
 from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 
 UNIT = 4096

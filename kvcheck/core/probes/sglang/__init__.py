@@ -25,7 +25,7 @@ SGLANG: Final = EngineSpec(
     stubs=("sgl_kernel", "torchvision", "tvm_ffi"),
     table=NAMES,
     variables=("SGLANG_", "SGL_"),
-    prepare="kvcheck.core.probes.sglang.rig.server_args:prepare",
+    prepare="kvcheck.core.probes.sglang.rig.bare_manager:prepare",
     compiled="kvcheck.core.probes.sglang.rig.compiled_copies:require_compiled",
     probes=(
         ProbeRow(

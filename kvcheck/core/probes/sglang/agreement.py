@@ -21,15 +21,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kvcheck.core.base.content import Site
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
-from kvcheck.core.probes.frame.guard import CannotDrive, Fault
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.metadata import make
 from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
 from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, PDPair, Sent, Target, session
 from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
-from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
+from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, make_committed_request
 
 VARIABLE, ROUTE = "SGLANG_MOONCAKE_CUSTOM_MEM_POOL", "INTRA_NODE_NVLINK"
 RANKS, REQUESTS, PAGES = 2, 3, 2

@@ -30,8 +30,18 @@ from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine
 from kvcheck.core.probes.sglang.rig.compiled_copies import require_compiled
 from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, HostTier, host_tier_needs, make_host_tier
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
-from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, arrive, optional, take
-from kvcheck.core.probes.sglang.rig.readers import call, readers, seen, tensors_of, understood
+from kvcheck.core.probes.sglang.rig.pools import (
+    LAYERS,
+    SmallPool,
+    arrive,
+    call,
+    optional,
+    readers,
+    seen,
+    take,
+    tensors_of,
+    understood,
+)
 
 PLAINEST = "mha"
 LAYOUTS = {

@@ -12,10 +12,10 @@ from functools import partial
 from kvcheck.core.probes.frame.device import present
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.probe import Rig
+from kvcheck.core.probes.sglang.rig.bare_manager import published
 from kvcheck.core.probes.sglang.rig.hybrid_scene import POLICIES as HYBRID_POLICIES
 from kvcheck.core.probes.sglang.rig.hybrid_scene import STAGED_BACKUPS, HybridScene
 from kvcheck.core.probes.sglang.rig.prefix_tree import NEEDS, TreeKind, found_kinds
-from kvcheck.core.probes.sglang.rig.server_args import published
 from kvcheck.core.probes.sglang.rig.tree_scene import TreeScene
 
 KERNEL, DIRECT = ("kernel", "layer_first"), ("direct", "layer_first")

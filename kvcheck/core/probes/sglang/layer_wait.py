@@ -13,12 +13,22 @@ from functools import partial
 
 import torch
 
-from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM
-from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool, take
-from kvcheck.core.probes.sglang.rig.readers import Seen, call, readers, seen, tensors_of, understood
+from kvcheck.core.probes.sglang.rig.pools import (
+    LAYERS,
+    Seen,
+    SmallPool,
+    call,
+    pool_names,
+    readers,
+    seen,
+    small_pool,
+    take,
+    tensors_of,
+    understood,
+)
 
 LOADED, STALE = 1, 2
 PAGES_LOADED = 3

@@ -15,11 +15,10 @@ import torch
 
 from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView, among, inventory
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import ContentWriter, content
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request
+from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, make_committed_request
 
 SLOTS = 5
 HIDDEN = 48

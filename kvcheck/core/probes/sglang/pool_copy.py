@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
+from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.pools import PAGES, STATES, SmallPool, optional, pool_names, small_pool, take
 

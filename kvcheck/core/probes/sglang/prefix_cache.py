@@ -30,11 +30,10 @@ from kvcheck.core.probes.frame.request_generator import (
     finish_requests,
     tokens_of,
 )
+from kvcheck.core.probes.sglang.rig.bare_manager import published
 from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import UNIFIED, make_tree
-from kvcheck.core.probes.sglang.rig.requests import make_request, state_of
-from kvcheck.core.probes.sglang.rig.scheduler_loop import SCHEDULER_NEEDS, SchedulerLoop
-from kvcheck.core.probes.sglang.rig.server_args import published
+from kvcheck.core.probes.sglang.rig.scheduler_loop import SCHEDULER_NEEDS, SchedulerLoop, make_request, state_of
 from kvcheck.core.probes.sglang.rig.tree_accounts import TreeAccounts
 
 TOKENS = 56

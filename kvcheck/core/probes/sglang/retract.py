@@ -17,15 +17,14 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import ProbeJudge
-from kvcheck.core.probes.frame.copies_to_host import CopiesToHost
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import LAZY, Machine
 from kvcheck.core.probes.sglang.pool_copy import shuffled
 from kvcheck.core.probes.sglang.rig.pools import PAGES, Arrival, SmallPool, arrive, pool_names, small_pool, take
-from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, make_committed_request, record_of
+from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, make_committed_request, record_of
 
 SAVED, BYSTANDER, RECYCLER, BEFORE = 1, 2, 3, 4
 PLAINEST = "mha"

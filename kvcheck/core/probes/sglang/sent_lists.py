@@ -22,7 +22,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.retract import admit, hold, mixed, release
 from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool, take
-from kvcheck.core.probes.sglang.rig.requests import REQUEST_NEEDS, extend_to, make_request
+from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, extend_to, make_request
 
 STATES = {"mha": (), "nsa": ("dsa", "nsa"), "swa": ("swa",)}
 """Names that releases had for the kind of state of a family."""

@@ -19,7 +19,7 @@ VLLM: Final = EngineSpec(
     stubs=(),
     table=NAMES,
     variables=("VLLM_",),
-    prepare="kvcheck.core.probes.vllm.prepare:prepare",
+    prepare="kvcheck.core.probes.vllm.names:prepare",
     probes=(
         ProbeRow(
             name="blocks",

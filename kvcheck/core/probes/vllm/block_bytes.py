@@ -14,12 +14,11 @@ import torch
 
 from kvcheck.core.base.content import Site
 from kvcheck.core.probes.frame.buffer_views import BufferView
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.content import content
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import RequestGenerator, TrackedRequest, tokens_of
-from kvcheck.core.probes.vllm.prepare import HASHES
+from kvcheck.core.probes.vllm.names import HASHES
 
 BLOCK = 4
 ROW_BYTES = 16

@@ -13,8 +13,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.prefixes import Prefixes
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import LENGTH, TrackedRequest, token

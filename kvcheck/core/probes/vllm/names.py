@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvcheck.core.probes.frame.names import Names
+
 _CORE = "vllm.v1.core"
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -43,3 +45,12 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "offload.request": ("vllm.v1.kv_offload.base:ReqContext", "vllm.v1.kv_offload.abstract:ReqContext"),
     "offload.key": ("vllm.v1.kv_offload.base:make_offload_key", "vllm.v1.kv_offload.abstract:make_offload_key"),
 }
+
+
+HASHES = ("hash.function", "hash.begin", "hash.blocks")
+
+
+def prepare(names: Names) -> None:
+    """Set the first hash of every chain, in releases that have one, with the hash function that continues the chain."""
+    if names.has("hash.begin") and names.has("hash.function"):
+        names["hash.begin"](names["hash.function"])

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvcheck.core.probes.frame.calls import fitted
+from kvcheck.core.probes.frame.guard import fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import LENGTH, TrackedRequest, finish_requests, token
 from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, BlockBytes, cache_config, request_generator

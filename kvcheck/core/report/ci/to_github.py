@@ -14,11 +14,9 @@ from pathlib import Path
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
-from kvcheck.core.report.ci.trouble import Kind, Trouble
-from kvcheck.core.report.ci.trouble_lines import trouble_lines
+from kvcheck.core.report.ci.trouble import Kind, Trouble, trouble_lines
 from kvcheck.core.report.gate.result import GateResult
-from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.markdown import escaped, printable, table_line
 from kvcheck.core.report.wording import MARKS, clip
 from kvcheck.core.run.store import write_text
 

@@ -16,7 +16,7 @@ from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
 from kvcheck.core.report.ci.trouble import Kind, Trouble
 from kvcheck.core.report.gate.result import GateResult
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
 from kvcheck.core.run.store import write_text
 

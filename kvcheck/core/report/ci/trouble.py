@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from kvcheck.core.base.causes import Bug, place_of
 from kvcheck.core.base.codes import CODES
+from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.replay_line import replay_line
-from kvcheck.core.report.wording import seen_text
+from kvcheck.core.report.markdown import code_block, code_span, escaped
+from kvcheck.core.report.wording import replay_line, seen_text
 
 
 class Kind(Enum):
@@ -92,3 +94,32 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
         condition=cause.condition,
         replay=replay_line(record, cause),
     )
+
+
+MOST_SHOWN = 100
+WORDS = {Kind.GAP: " (unknown: no pass)", Kind.CONDITIONAL: " (changes no verdict)"}
+
+
+def trouble_lines(troubles: Sequence[Trouble], runs: Sequence[str | None] = ()) -> list[str]:
+    """Return a section for each trouble. runs: the run of each, if there are several."""
+    lines: list[str] = []
+    for number, trouble in enumerate(troubles[:MOST_SHOWN], 1):
+        run = [f"Run {code_span(name)}."] if runs and (name := runs[number - 1]) else []
+        lines += [
+            f"#### {number}. {escaped(trouble.head)}: {code_span(trouble.where)}{WORDS.get(trouble.kind, '')}",
+            "",
+            *(line for text in (*_texts(trouble), *run) for line in (text, "")),
+        ]
+        if trouble.replay:
+            lines += [*code_block([trouble.replay]), ""]
+    if len(troubles) > MOST_SHOWN:
+        lines += [f"and {counted(len(troubles) - MOST_SHOWN, 'more cause')} in the record", ""]
+    return lines
+
+
+def _texts(trouble: Trouble) -> list[str]:
+    texts = [escaped(trouble.message)]
+    texts += [f"Only if {escaped(trouble.condition)}."] if trouble.condition else []
+    texts += [f"Seen {escaped(trouble.seen)}."] if trouble.seen else []
+    texts += [f"In a baseline: {escaped(trouble.named)}."] if trouble.named else []
+    return texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcheck.core.base.evidence_kinds import TOKEN
+from kvcheck.core.base.server_facts import TOKEN
 from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Row
 from kvcheck.core.report.to_csv import csv_text
 from kvcheck.core.run.store import write_text

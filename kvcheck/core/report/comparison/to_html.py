@@ -14,9 +14,18 @@ from markupsafe import Markup
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.report.comparison.changes import Changes, State, line_of
-from kvcheck.core.report.comparison.compare import SERVERS, Column, Comparison, Entry, Group, counts, summary
-from kvcheck.core.report.comparison.trend import Trend, price_text
-from kvcheck.core.report.price_drawing import axis_svg, dot_svg, ratio_axis
+from kvcheck.core.report.comparison.compare import (
+    SERVERS,
+    Column,
+    Comparison,
+    Entry,
+    Group,
+    Trend,
+    counts,
+    price_text,
+    summary,
+)
+from kvcheck.core.report.price_section import axis_svg, dot_svg, ratio_axis
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import MARKS, asset, clip, visible
 from kvcheck.core.run.store import write_text

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.changes import Changes, State, line_of
-from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, counts, summary
-from kvcheck.core.report.comparison.trend import Trend, price_text
-from kvcheck.core.report.gate.to_md import MOST_LINES
+from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, Trend, counts, price_text, summary
+from kvcheck.core.report.gate.text import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.run.store import write_text
 

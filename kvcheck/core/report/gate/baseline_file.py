@@ -37,8 +37,8 @@ from pathlib import Path
 from kvcheck.core.base.causes import place_of
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError, why_unread
-from kvcheck.core.base.misspelt import did_you_mean, unknown_name
 from kvcheck.core.base.record import RunRecord, Verdict
+from kvcheck.core.base.registry import did_you_mean, unknown_name
 from kvcheck.core.report.gate.baseline import Entry, Kind, engine_name, roots
 from kvcheck.core.run.store import write_text
 

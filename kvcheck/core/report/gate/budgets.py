@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError, why_unread
-from kvcheck.core.base.misspelt import unknown_name
 from kvcheck.core.base.record import BenchRow
+from kvcheck.core.base.registry import unknown_name
 
 NAMED = ("case", "arm", "baseline")
 NARROWED = ("size", "shape", "device")

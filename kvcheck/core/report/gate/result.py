@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvcheck.core.base.causes import Bug, bugs
-from kvcheck.core.base.evidence_kinds import TOKEN
 from kvcheck.core.base.record import (
     LEFT_OUT,
     BenchRow,
@@ -26,7 +25,7 @@ from kvcheck.core.base.record import (
     Verdict,
     to_plain,
 )
-from kvcheck.core.base.server_facts import is_requirement, server_name, server_of
+from kvcheck.core.base.server_facts import TOKEN, is_requirement, server_name, server_of
 from kvcheck.core.report.ci.trouble import Trouble, of_bug
 from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Known
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.gate.text import HEADINGS, cells, sections, summary_text
-from kvcheck.core.report.printable import printable
+from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.templates import template
 from kvcheck.core.report.wording import asset
 from kvcheck.core.run.store import write_text

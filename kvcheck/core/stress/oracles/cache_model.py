@@ -8,9 +8,11 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kvcheck.core.base.record import Finding
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen, longest_prefix
 from kvcheck.core.stress.workload.tier_events import (
     Computed,
@@ -21,6 +23,54 @@ from kvcheck.core.stress.workload.tier_events import (
     TierChanged,
     Transferred,
 )
+
+
+class PlainCache:
+    def __init__(self, pages: int) -> None:
+        self._room = pages
+        self._held: dict[bytes, None] = {}
+
+    def look_up(self, chain: tuple[bytes, ...]) -> int:
+        found = next((at for at, each in enumerate(chain) if each not in self._held), len(chain))
+        self._use(chain[:found])
+        return found
+
+    def keep(self, chain: tuple[bytes, ...]) -> None:
+        self._use(chain)
+        while len(self._held) > self._room:
+            del self._held[next(iter(self._held))]
+
+    def _use(self, chain: Iterable[bytes]) -> None:
+        """The end of a prefix is evicted before its beginning."""
+        for each in reversed([*chain]):
+            self._held.pop(each, None)
+            self._held[each] = None
+
+
+class CachingRules:
+    name = "caching"
+
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+        self._cache = CacheModel()
+        self._declared: Declared | None = None
+        self._is_over = False
+
+    def _unit(self, tier: str, space: str, each: bytes) -> int | None:
+        return self._cache.held[tier, space].get(each)
+
+    def _named(self, tier: str, space: str, each: bytes) -> str:
+        return f"{tier} {space} {self._unit(tier, space, each)}"
+
+    def _add(
+        self, code: str, message: str, *, request: int | None = None, tier: str | None = None, page: int | None = None
+    ) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(code=code, oracle=self.name, request=request, tier=tier, page=page, message=message)
+            )
+
 
 RANKS = ("lru", "lfu", "priority")
 """The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""

@@ -22,11 +22,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, allocator_of
-from kvcheck.core.stress.oracles.caching_answers import AnswerRules
-from kvcheck.core.stress.oracles.caching_rounds import RoundRules
+from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, PlainCache, allocator_of
+from kvcheck.core.stress.oracles.caching_rounds import AnswerRules, RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
-from kvcheck.core.stress.oracles.plain_cache import PlainCache
 from kvcheck.core.stress.workload.events import Allocated, Counted, Finished, Forward, Freed
 from kvcheck.core.stress.workload.report_events import Reported, Sent
 from kvcheck.core.stress.workload.tier_events import (

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.cache_model import ROOT
-from kvcheck.core.stress.oracles.caching_rules import CachingRules
+from kvcheck.core.stress.oracles.cache_model import ROOT, CachingRules
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen
 from kvcheck.core.stress.workload.events import Aborted, Submitted
 from kvcheck.core.stress.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred

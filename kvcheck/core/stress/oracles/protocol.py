@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.known_words import KnownWords, place_of
+from kvcheck.core.stress.oracles.content import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.workload.events import (
     Aborted,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Event
 from typing import IO
 
 from kvcheck.core.base.child import Streams, close_input, has_ended, kill_group, listen, start, tail, tell
@@ -69,3 +71,22 @@ class Child:
     def _take(self, line: str | None) -> None:
         with contextlib.suppress(ValueError):  # half a line of a process that was killed
             self._put(self.spec.name, None if line is None else json.loads(line))
+
+
+class Inbox:
+    """addresses: of decode ranks, as they become known. is_over: all ranks are idle."""
+
+    def __init__(self) -> None:
+        self.addresses: queue.Queue[dict[str, str]] = queue.Queue()
+        self._over = Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def take(self, line: Mapping[str, object]) -> None:
+        addresses = line.get("addresses")
+        if isinstance(addresses, dict):
+            self.addresses.put({str(name): str(address) for name, address in addresses.items()})
+        if line.get("close"):
+            self._over.set()

@@ -15,10 +15,9 @@ from dataclasses import replace
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.base.record import to_plain
-from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
-from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
+from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks, RankGroup
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
@@ -28,17 +27,15 @@ from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.plan_scenario import variant_of
-from kvcheck.core.stress.ranks.inbox import Inbox
+from kvcheck.core.stress.ranks.child import Inbox
 from kvcheck.core.stress.ranks.quarantine import Quarantine
-from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary
+from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, pair_scenario, rank_backend, ways_of, work_of
 from kvcheck.core.stress.ranks.stalls import Stalls
 from kvcheck.core.stress.ranks.stressed_wire import StressedWire
-from kvcheck.core.stress.ranks.work import pair_scenario, rank_backend, ways_of, work_of
 from kvcheck.core.stress.scenarios.pd_transfer import Aborts, Faults, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.serving import HURRY, Feed, make_setup, request_of
-from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.targets.rank import decision, decode_end, make_rank, prefill_end, rank_counts
-from kvcheck.core.stress.targets.target import PairSetup
+from kvcheck.core.stress.targets.target import PairSetup, TargetParts
 from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,

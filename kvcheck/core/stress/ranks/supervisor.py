@@ -21,12 +21,11 @@ from kvcheck.core.base.errors import TargetError, UnknownVerdict, UsageError, ma
 from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import value_from
 from kvcheck.core.base.scratch import ScratchFolder
-from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
+from kvcheck.core.cache.transfer.sockets.link import LEASE_S
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.ranks import worker
 from kvcheck.core.stress.ranks.child import Child
-from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, read_summary
-from kvcheck.core.stress.ranks.work import ranks_of
+from kvcheck.core.stress.ranks.spec import RankSpec, RankSummary, ranks_of, read_summary
 from kvcheck.core.stress.workload.events import Faulted
 
 SILENCE_S = 120.0

@@ -23,10 +23,10 @@ from kvcheck.core.cache.scheduler.process_group import GroupLost
 from kvcheck.core.cache.transfer import TRANSPORTS
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.run.plan import parse_line
-from kvcheck.core.stress.ranks.inbox import Inbox
+from kvcheck.core.stress.ranks.child import Inbox
 from kvcheck.core.stress.ranks.rank import RankRun
 from kvcheck.core.stress.ranks.spec import RankSpec, read_spec
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 Say = Callable[[str, dict[str, object]], None]
 Choose = Callable[[RankSpec], type[ProcessWire]]

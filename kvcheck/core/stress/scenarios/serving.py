@@ -38,15 +38,14 @@ from kvcheck.core.stress.workload.events import (
     Returned,
     SitesKnown,
 )
-from kvcheck.core.stress.workload.host_hits import HostHits
-from kvcheck.core.stress.workload.host_inspector import HostInspector
+from kvcheck.core.stress.workload.footprints import row_sites
+from kvcheck.core.stress.workload.host_inspector import HostHits, HostInspector
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
 from kvcheck.core.stress.workload.known_model import known_model
-from kvcheck.core.stress.workload.readers import Readers
+from kvcheck.core.stress.workload.observation import Readers
 from kvcheck.core.stress.workload.report_events import Sent
 from kvcheck.core.stress.workload.room_inspector import RoomInspector
-from kvcheck.core.stress.workload.sites import row_sites
 from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.stress.workload.traces import scale_trace
 

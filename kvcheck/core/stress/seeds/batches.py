@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
-from kvcheck.core.run.cell_task import CellTask, Limit
 from kvcheck.core.run.outcome import TargetOf
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.runners import row_of
-from kvcheck.core.run.turns import take_turns
+from kvcheck.core.run.turns import CellTask, Limit, take_turns
 from kvcheck.core.run.workers import failure
 from kvcheck.core.stress.plan_scenario import scenario_of
 

@@ -18,8 +18,8 @@ from typing import Protocol
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.identity import code_digest, short
 from kvcheck.core.base.record import Evidence, to_plain
-from kvcheck.core.run.cell_task import Report
 from kvcheck.core.run.plan import parse_line
+from kvcheck.core.run.turns import Report
 from kvcheck.core.run.workers import TOLD, Worker, Workers, died
 from kvcheck.core.stress.seeds.batches import BATCHES, BatchResult, BatchTask, result_of
 

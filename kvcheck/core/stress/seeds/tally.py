@@ -14,11 +14,9 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
-from kvcheck.core.run.cell import decided
-from kvcheck.core.run.coverage import ROUND, coverage, floor_of, shortfall, tried_by
-from kvcheck.core.run.exploring import scope_text
+from kvcheck.core.run.cell import ROUND, coverage, decided, floor_of, shortfall, tried_by
 from kvcheck.core.run.plan import Plan
-from kvcheck.core.run.turns import reported_once
+from kvcheck.core.run.turns import reported_once, scope_text
 from kvcheck.core.stress.runner import evidence_gap
 from kvcheck.core.stress.seeds.batches import BatchResult, SeedsPlan
 

@@ -6,14 +6,12 @@ from kvcheck.core.base.paging import pages_for
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, CacheConfig, HiCache
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
-from kvcheck.core.cache.scheduler.parts import SchedulerDeps
+from kvcheck.core.cache.scheduler.decoder import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
-from kvcheck.core.stress.targets.neighbours import Neighbours
 from kvcheck.core.stress.targets.observe import Observer, PaddingCheck, WatchedOffload, reported, sized
 from kvcheck.core.stress.targets.pair import PairEngine
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
-from kvcheck.core.stress.targets.prefixes import Prefixes
-from kvcheck.core.stress.targets.target import Engine, Setup, SpaceCount, Standing, turn_ids
+from kvcheck.core.stress.targets.prefixes import Neighbours, Prefixes
+from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, SpaceCount, Standing, TargetParts, turn_ids
 from kvcheck.core.stress.workload.events import Happened
 from kvcheck.core.stress.workload.report_events import EvictionsCounted
 from kvcheck.core.stress.workload.tier_events import Declared

@@ -24,8 +24,7 @@ from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import UnknownVerdict, UsageError, machine_trouble, text_of
 from kvcheck.core.base.identity import commit_of, file_digest, folder_digest
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.parts import TargetParts
-from kvcheck.core.stress.targets.target import Engine, Setup, Target
+from kvcheck.core.stress.targets.target import Engine, Setup, Target, TargetParts
 
 PLACE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """Names of modules with dots between them, and a name in the last one."""

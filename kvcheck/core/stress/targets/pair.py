@@ -13,13 +13,12 @@ from functools import partial
 from typing import Protocol
 
 from kvcheck.core.base.situations import SITUATIONS, Situation
-from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import ANOTHER_RANK
+from kvcheck.core.cache.scheduler.process_group import RankGroup
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric
 from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.stress.targets.observe import reported
-from kvcheck.core.stress.targets.parts import TargetParts
 from kvcheck.core.stress.targets.rank import (
     Rank,
     decision,
@@ -30,7 +29,7 @@ from kvcheck.core.stress.targets.rank import (
     rank_counts,
     split_rows,
 )
-from kvcheck.core.stress.targets.target import Setup, SpaceCount, Standing
+from kvcheck.core.stress.targets.target import Setup, SpaceCount, Standing, TargetParts
 from kvcheck.core.stress.workload.events import Decided, Happened, LimitsNamed, Overdue, ProcessActs
 from kvcheck.core.stress.workload.report_events import Told
 

@@ -11,13 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import blake2b
 
 from kvcheck.core.cache.hicache.cache import HiCache
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.node import Node
-from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.hicache.storage import Namespace, PageStore
 from kvcheck.core.cache.hicache.storage_tier import StoredUnit
 from kvcheck.core.stress.targets.target import Standing
 from kvcheck.core.stress.workload.events import Emit, Happened
@@ -174,3 +176,33 @@ def _whole(node: Node) -> tuple[bytes, ...]:
 
 def _name(node: Node) -> str:
     return node.chain[-1].hex()
+
+
+KeyOf = Callable[[Namespace, str, bytes], str]
+"""See StorageTier.key_of."""
+
+
+def others_of(mine: Namespace) -> tuple[Namespace, ...]:
+    """Namespaces that differ from `mine` in one field each, but not in the page size, by which hashes differ
+    already."""
+    others = [replace(mine, model=f"{mine.model}-other"), replace(mine, dtype=f"{mine.dtype}-other")]
+    others += [replace(mine, layout=f"{mine.layout}-other")]
+    others += [replace(mine, rank=(mine.rank + 1) % mine.ranks)] if mine.ranks > 1 else []
+    return tuple(others)
+
+
+class Neighbours:
+    """They serve prompts in turn. unit_bytes: length of an object, by space."""
+
+    def __init__(self, store: PageStore, mine: Namespace, key_of: KeyOf, unit_bytes: Mapping[str, int]) -> None:
+        self._store = store
+        self._others = others_of(mine)
+        self._key_of = key_of
+        self._unit_bytes = dict(unit_bytes)
+
+    def serve(self, chain: Sequence[bytes], turn: int) -> None:
+        owner = self._others[turn % len(self._others)]
+        for each in chain:
+            for space, size in self._unit_bytes.items():
+                seed = blake2b(f"{owner} {space}".encode() + each).digest()
+                self._store.put(self._key_of(owner, space, each), (seed * (size // len(seed) + 1))[:size])

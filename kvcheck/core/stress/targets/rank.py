@@ -15,7 +15,7 @@ from kvcheck.core.cache.backend.scoped import ScopedBackend, scoped
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
-from kvcheck.core.cache.scheduler.parts import SchedulerDeps
+from kvcheck.core.cache.scheduler.decoder import SchedulerDeps
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, sources_of
@@ -30,8 +30,7 @@ from kvcheck.core.stress.targets.observe import (
     WatchedOffload,
     sized,
 )
-from kvcheck.core.stress.targets.parts import TargetParts
-from kvcheck.core.stress.targets.target import FirstWords, PairSetup, Setup, SpaceCount, turn_ids
+from kvcheck.core.stress.targets.target import FirstWords, PairSetup, Setup, SpaceCount, TargetParts, turn_ids
 from kvcheck.core.stress.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
 
 TURNS = {"prefill": 5, "decode": 1}

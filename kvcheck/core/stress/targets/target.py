@@ -8,17 +8,33 @@ from typing import Protocol
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.hicache.cache import HiCache
+from kvcheck.core.cache.hicache.controller import TransferController
+from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
+from kvcheck.core.cache.hicache.layer_gate import LayerGate
+from kvcheck.core.cache.hicache.movement import Movement
+from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.hicache.storage import PageStore
+from kvcheck.core.cache.hicache.storage_tier import StorageTier
+from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.allocator import IdAllocator
+from kvcheck.core.cache.pools.attention import AttentionInputs
+from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
+from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.decoder import Decoder
+from kvcheck.core.cache.scheduler.process_group import RankGroup
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
+from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.layout import EndLayout
 from kvcheck.core.cache.transfer.loopback_wire import Copies, Fault, Tamper, no_fault, once, unchanged
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField
-from kvcheck.core.cache.transfer.receiver import InboundRoom
+from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
+from kvcheck.core.cache.transfer.seal import Sealer
+from kvcheck.core.cache.transfer.sender import Sender
+from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.stress.workload.events import Emit
 
 
@@ -170,3 +186,29 @@ def turn_ids(allocators: Iterable[IdAllocator], *, by: int) -> None:
 
 def digest(holding: Holding) -> bytes:
     return holding.pages.tobytes() + b"|" + holding.window_pages.tobytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetParts:
+    pool: type[KVPool] = KVPool
+    buffers: type[BufferSet] = BufferSet
+    attention: type[AttentionInputs] = AttentionInputs
+    offload: type[Offload] = Offload
+    metadata: type[MetadataBuffers] = MetadataBuffers
+    scheduler: type[Scheduler] = Scheduler
+    tree: type[PrefixTree] = PrefixTree
+    residency: type[Residency] = Residency
+    movement: type[Movement] = Movement
+    controller: type[TransferController] = TransferController
+    gate: type[LayerGate] = LayerGate
+    cache: type[HiCache] = HiCache
+    storage: type[StorageTier] = StorageTier
+    sender: type[Sender] = Sender
+    writer: type[Writer] = Writer
+    receiver: type[Receiver] = Receiver
+    sealer: type[Sealer] = Sealer
+    decode_scheduler: type[DecodeScheduler] = DecodeScheduler
+    group: type[RankGroup] = RankGroup
+
+
+FIXED = TargetParts()

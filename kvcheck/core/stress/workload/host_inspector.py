@@ -20,8 +20,9 @@ from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.workload.events import Emit, Saw, Verified
+from kvcheck.core.stress.workload.events import Emit, Event, Saw, Verified
 from kvcheck.core.stress.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.tier_events import LookedUp
 from kvcheck.kernels.content_rows import differing
 
 
@@ -130,3 +131,19 @@ def _of_piece(words: torch.Tensor, piece: Piece, size: int) -> torch.Tensor:
     if piece.size_bytes % 8:
         block = block.view(torch.int32)
     return block.view(size, -1)
+
+
+class HostHits:
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._found: dict[int, LookedUp] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, LookedUp):
+            self._found[event.request] = event
+        self._emit(event)
+
+    def pages(self, request: int, first: int) -> range:
+        """Logical pages that were loaded for a request. first: the first page it computes."""
+        found = self._found.get(request)
+        return range(found.device_pages, first) if found is not None and found.pages == first else range(0)

@@ -27,10 +27,9 @@ from kvcheck.core.stress.workload.events import Emit, Forward, Saw, Verified
 from kvcheck.core.stress.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_attention import Asking, known_attention
-from kvcheck.core.stress.workload.known_model import known_model
-from kvcheck.core.stress.workload.known_state import DeltaNet
+from kvcheck.core.stress.workload.known_model import DeltaNet, known_model
+from kvcheck.core.stress.workload.observation import INDEX_READERS, Readers
 from kvcheck.core.stress.workload.passes import Places, locs_of_places, piece_of_tokens, places_of
-from kvcheck.core.stress.workload.readers import INDEX_READERS, Readers
 
 
 @dataclass(slots=True, kw_only=True)

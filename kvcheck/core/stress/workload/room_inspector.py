@@ -19,8 +19,7 @@ from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, routes, sources_of
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
-from kvcheck.core.cache.transfer.receiver import InboundRoom, mark_of
-from kvcheck.core.cache.transfer.room_memory import needed_pages, room_units
+from kvcheck.core.cache.transfer.receiver import InboundRoom, mark_of, needed_pages, room_units
 from kvcheck.core.cache.transfer.seal import piece_of
 from kvcheck.core.stress.workload.decoder import ContentDecoder
 from kvcheck.core.stress.workload.events import Emit, RoomDrained, Unsealed

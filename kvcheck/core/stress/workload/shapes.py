@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.misspelt import unknown_name
+from kvcheck.core.base.registry import unknown_name
 from kvcheck.core.cache.pools.shape import ModelShape
 
 

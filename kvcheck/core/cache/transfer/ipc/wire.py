@@ -9,11 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,17 +24,67 @@ import torch
 
 from kvcheck.core.base.errors import LayoutMismatch, TransferError
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.backend.copy_lane import CopyLane, Landing, copy_and_join
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
-from kvcheck.core.cache.backend.shared_memory import RegionHandle
-from kvcheck.core.cache.transfer.ipc.fence import Entry, Fence, read_fence
+from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.messages import Message
-from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
-from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
+from kvcheck.core.cache.transfer.sockets.link import LEASE_S, FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_blocks
+
+
+# writer, for each copy    take a shared lock of the fence, copy, release it; no lock, no copy
+# owner, for a lost peer   take the exclusive lock: then no copy is in progress, and none begins
+class Fence:
+    def __init__(self, peer: str) -> None:
+        self._region = SharedRegion(f"fence-{peer}", 1)
+
+    def share(self) -> object:
+        """For the peer's `read_fence`."""
+        return to_plain(self._region.handle)
+
+    def shut(self) -> bool:
+        """True once no copy of the peer is in progress, and none can begin."""
+        return _try_lock(self._region.fileno(), fcntl.LOCK_EX)
+
+
+class Entry:
+    """A writer's side, one for each copying thread, since a lock belongs to an open file."""
+
+    def __init__(self, handle: RegionHandle) -> None:
+        self._region = SharedRegion.attach(handle)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[bool]:
+        """True if copies are allowed in the block."""
+        lock = self._region.fileno()
+        if not _try_lock(lock, fcntl.LOCK_SH):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        self._region.close()
+
+
+def read_fence(raw: object) -> RegionHandle:
+    handle: RegionHandle = value_from(RegionHandle, raw, "fence")
+    return handle
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 READY_S = 60.0
 WORD = 8

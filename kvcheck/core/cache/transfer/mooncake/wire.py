@@ -24,8 +24,7 @@ from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
-from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S
-from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
+from kvcheck.core.cache.transfer.sockets.link import LEASE_S, FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
 

@@ -24,8 +24,7 @@ from kvcheck.core.base.errors import TransferError
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Want, decode, encode
-from kvcheck.core.cache.transfer.sockets.heartbeat import LEASE_S, Pulse
-from kvcheck.core.cache.transfer.sockets.link import MOST_BYTES, FrameKind, Link, LinkLost
+from kvcheck.core.cache.transfer.sockets.link import LEASE_S, MOST_BYTES, FrameKind, Link, LinkLost, Pulse
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_region
 from kvcheck.kernels.page_copy import copy_bytes_torch
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from kvcheck.core.probes.frame.guard import fitted
+from kvcheck.core.probes.frame.names import Names
 
 
 def plain_manager() -> dict[str, Any]:
@@ -51,3 +56,29 @@ def plain_manager() -> dict[str, Any]:
         "_make_worker_recv": lambda socket, *_: socket.recv_multipart,
         "_start_heartbeat_checker_thread": lambda: None,
     }
+
+
+STATE_CHUNK: Final = 4
+"""Tokens between two states of a recurrent model. Without it, some releases read a model's configuration for it."""
+
+
+def prepare(names: Names) -> None:
+    _publish(names, {})
+
+
+@contextmanager
+def published(names: Names, **values: object) -> Iterator[Any]:
+    """Yields the arguments, or None in a release without them."""
+    try:
+        yield _publish(names, values)
+    finally:
+        prepare(names)
+
+
+def _publish(names: Names, values: dict[str, object]) -> Any:
+    if not (names.has("server.args") and names.has("server.publish")):
+        return None
+    arguments = fitted(names["server.args"], {"model_path": "dummy", **values})
+    arguments._mamba_cache_chunk_size = STATE_CHUNK
+    names["server.publish"](arguments)
+    return arguments

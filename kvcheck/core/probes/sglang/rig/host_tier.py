@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,12 +22,11 @@ from kvcheck.core.probes.frame.device import HOST, pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig, StreamsOfDevice
 from kvcheck.core.probes.frame.streams import Machine
+from kvcheck.core.probes.sglang.rig.bare_manager import published
 from kvcheck.core.probes.sglang.rig.compiled_copies import CompiledCopies
 from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine, lent
-from kvcheck.core.probes.sglang.rig.pinned_memory import PinnedMemory
 from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
-from kvcheck.core.probes.sglang.rig.server_args import published
 
 RATIO = 1.4
 """Host pages to device pages: 17 to 12. No other dimension is 17."""
@@ -264,3 +263,50 @@ def _pieces(name: str, tensor: torch.Tensor, page_size: int, tokens: int) -> tup
             view = view.unsqueeze(0 if axis is several else 1)
     unit = "token" if rows or inner else "page"
     return unit, page_size if len(front) == 2 else 0, [list(each) for each in view]
+
+
+@dataclass(slots=True)
+class PinnedMemory:
+    """Addresses pinned in `watched` and not unpinned since."""
+
+    starts: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        before: Callable[[], Any] = torch.cuda.cudart
+        torch.cuda.cudart = lambda: _Runtime(before(), self.starts)
+        try:
+            yield
+        finally:
+            torch.cuda.cudart = before
+
+    def give_back(self) -> None:
+        """Raises CannotDrive if the runtime refuses. No work may be queued on the device."""
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        refused = [code for start in self.starts if (code := int(runtime.cudaHostUnregister(start)))]
+        self.starts.clear()
+        if refused:
+            raise CannotDrive(
+                f"host memory of an earlier pool cannot be unpinned: cudaHostUnregister says {refused[0]}"
+            )
+
+
+class _Runtime:
+    def __init__(self, runtime: Any, starts: list[int]) -> None:
+        self._runtime = runtime
+        self._starts = starts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def cudaHostRegister(self, start: int, *rest: Any) -> Any:
+        code = self._runtime.cudaHostRegister(start, *rest)
+        if int(code) == 0:
+            self._starts.append(start)
+        return code
+
+    def cudaHostUnregister(self, start: int) -> Any:
+        code = self._runtime.cudaHostUnregister(start)
+        if int(code) == 0 and start in self._starts:
+            self._starts.remove(start)
+        return code

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.device import DEVICE, HOST, on_host, side
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import SideStream
 from kvcheck.core.probes.sglang.rig.byte_copies import reads_lists_on

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcheck.core.probes.frame.calls import fitted
-from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
+from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.bare_manager import plain_manager
 

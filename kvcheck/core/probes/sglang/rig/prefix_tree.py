@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from kvcheck.core.probes.frame.calls import fitted
 from kvcheck.core.probes.frame.device import DEVICE, HOST
-from kvcheck.core.probes.frame.guard import CannotDrive
+from kvcheck.core.probes.frame.guard import CannotDrive, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.rig.pools import make_pools, sizes
 

@@ -7,7 +7,7 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.misspelt import unknown_name
+from kvcheck.core.base.registry import unknown_name
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants.attention import ATTENTION
 from kvcheck.core.stress.targets.mutants.disturbed import DISTURBED

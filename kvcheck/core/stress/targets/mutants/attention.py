@@ -13,7 +13,7 @@ from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
 from kvcheck.core.stress.targets.mutants.retract_resume import UPSTREAM
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class ScaledTwice(AttentionInputs):

@@ -9,7 +9,7 @@ from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sender import OutboundRoom, Sender
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class ReusesOldCopy(DecodeScheduler):

@@ -21,7 +21,7 @@ from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 INDEX = "index_k_with_scale"
 

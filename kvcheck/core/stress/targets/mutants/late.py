@@ -23,7 +23,7 @@ from kvcheck.core.cache.transfer.messages import Abort, Message
 from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 
 class LateBackupUnpinned(Movement):

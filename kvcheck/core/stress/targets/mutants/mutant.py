@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, fields, replace
 
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

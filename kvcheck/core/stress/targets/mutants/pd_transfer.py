@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.scheduler.agreement import RankGroup
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
+from kvcheck.core.cache.scheduler.process_group import RankGroup
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.transfer.layout import BufferLayout
 from kvcheck.core.cache.transfer.receiver import SUCCESS, InboundRoom, Receiver
 from kvcheck.core.cache.transfer.seal import Content, Sealer, SealPlan
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class OwnStride(Writer):

@@ -9,7 +9,7 @@ from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class ReportKept(DecodeScheduler):

@@ -12,7 +12,7 @@ from kvcheck.core.cache.pools.pool import Extent, Holding
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class ViewMetadata(MetadataBuffers):

@@ -11,7 +11,7 @@ from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 
 
 class DtypeFreeKeys(StorageTier):

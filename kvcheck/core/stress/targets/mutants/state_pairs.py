@@ -14,7 +14,7 @@ from kvcheck.core.cache.transfer.blocks import PageRun
 from kvcheck.core.cache.transfer.messages import Want
 from kvcheck.core.cache.transfer.sender import OutboundRoom, Sender
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.parts import FIXED
+from kvcheck.core.stress.targets.target import FIXED
 
 
 def _by_place(source: PageRun, target: PageRun, needed: range) -> tuple[IndexArray, IndexArray]:
