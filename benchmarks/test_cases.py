@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvcheck.core.bench import CASES
-from kvcheck.core.bench.arms import Maker, Setting
+from kvcheck.core.bench.arms import BenchSetting, Maker
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
@@ -26,7 +26,7 @@ CPU = "cpu"
 def arms() -> dict[str, Maker]:
     """ "case/size/arm" to what makes the arm."""
     torch.set_num_threads(1)
-    setting = Setting(shape=SHAPE, device=CPU)
+    setting = BenchSetting(shape=SHAPE, device=CPU)
     return {
         f"{point.case}/{point.size}/{name}": maker
         for case in CASES.names()

@@ -20,7 +20,7 @@ from rigs.forked import is_stand_in
 from rigs.guards import MUTANTS_TEST, ONE_A_BUG, QUICK, Unmarked, mark_one_a_bug
 from rigs.live_processes import is_alive, poll
 
-from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.child import StandardStreams, start
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
@@ -104,7 +104,7 @@ def test_a_forked_process_is_what_a_started_one_is(
     (tmp_path / "who_am_i.py").write_text(WHO_AM_I)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "secret")
-    process = start("who_am_i", "a", "b", streams=Streams(stdin=subprocess.PIPE))
+    process = start("who_am_i", "a", "b", streams=StandardStreams(stdin=subprocess.PIPE))
     output, _ = process.communicate("from the parent")
     parent, group, variables, here, descriptors, has_torch, argv, said = json.loads(output)
     assert (parent, group, here) == (os.getpid(), process.pid, os.getcwd())

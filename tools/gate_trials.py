@@ -32,7 +32,7 @@ from kvcheck.commands.options import draw_seed
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.record import BenchRow, Evidence, Interval, RunRecord, Verdict, to_plain, value_from
 from kvcheck.core.bench import run as running
-from kvcheck.core.bench.arms import Arm, Comparison, Maker, Point
+from kvcheck.core.bench.arms import Arm, ArmComparison, Maker, Point
 from kvcheck.core.bench.fresh_rounds import PRECISION, ROUNDS_MAX, FreshRounds
 from kvcheck.core.bench.measure import machine
 from kvcheck.core.bench.memory import FreshMemory
@@ -201,7 +201,7 @@ def beside_itself(points: list[Point], arm: str, percent: float) -> list[Point]:
     point = next(point for point in points if arm in point.makers)
     make = point.makers[arm]
     makers = {arm: make, AGAIN: make} if percent == 0 else {arm: slowed(make, 0), AGAIN: slowed(make, percent)}
-    return [dataclasses.replace(point, makers=makers, comparisons=(Comparison(arm=AGAIN, baseline=arm),))]
+    return [dataclasses.replace(point, makers=makers, comparisons=(ArmComparison(arm=AGAIN, baseline=arm),))]
 
 
 def slowed(make: Maker, percent: float) -> Maker:

@@ -20,7 +20,7 @@ from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, read_record
-from kvcheck.core.report.gate.baseline import Entry, Kind, Status, judge_rows
+from kvcheck.core.report.gate.baseline import BaselineEntry, BaselineTable, EntryStatus, judge_rows
 from kvcheck.core.report.gate.baseline_file import add_rows, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import has_enough
 from kvcheck.core.report.wording import FINDING
@@ -52,7 +52,7 @@ def save(
             f"baseline {file}: expected a file that is not there yet; use kvcheck baseline accept or prune"
         )
     whose = _Whose(owner, reason, expires)
-    rows: dict[tuple[object, ...], Entry] = {}
+    rows: dict[tuple[object, ...], BaselineEntry] = {}
     for record in _records(runs, out):
         rows.update((row.key, row) for row in whose.rows(record, conditional=conditional))
     if not rows:
@@ -101,7 +101,9 @@ def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
     # Rows that have expired are judged too: an old date does not show that something is gone.
     entries = read_baseline(file)
     gone = [
-        row for row in judge_rows(entries, records, datetime.date.min, has_enough) if row.status == Status.GONE.value
+        row
+        for row in judge_rows(entries, records, datetime.date.min, has_enough)
+        if row.status == EntryStatus.GONE.value
     ]
     if gone:
         remove_rows(file, [row.row for row in gone])
@@ -142,7 +144,7 @@ def _only(record: RunRecord, name: str) -> RunRecord:
         return replace(record, findings=(found,), scenarios=())
     cells = tuple(row for row in record.scenarios if row.id == name)
     unknown = rows_of(replace(record, findings=(), scenarios=cells), owner="", reason="", expires=datetime.date.min)
-    if not any(row.kind is Kind.UNKNOWN for row in unknown):
+    if not any(row.kind is BaselineTable.UNKNOWN for row in unknown):
         causes = [each.id.removeprefix(f"{record.run_id}.") for each in record.findings if each.cause is None]
         known = ", ".join(causes) or "none"
         raise UsageError(f"run {record.run_id} has no finding and no UNKNOWN cell {name!r}; its findings: {known}")
@@ -158,7 +160,7 @@ class _Whose:
                 raise UsageError(f"--{name}: expected a text, got {text!r}")
         self._owner, self._reason, self._expires = owner, reason, _day(expires)
 
-    def rows(self, record: RunRecord, *, conditional: bool) -> tuple[Entry, ...]:
+    def rows(self, record: RunRecord, *, conditional: bool) -> tuple[BaselineEntry, ...]:
         """Rows for all that the run shows."""
         return rows_of(record, owner=self._owner, reason=self._reason, expires=self._expires, conditional=conditional)
 

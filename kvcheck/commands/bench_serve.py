@@ -39,8 +39,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.prices.bench import Arm, ServeBench
-from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, Load
+from kvcheck.core.live.prices.bench import LoadedServer, ServeBench
+from kvcheck.core.live.prices.load import FRESH, LOADS, RETURNING, SHARED, ServingLoad
 from kvcheck.core.live.prices.side import Side
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.run.session import Session
@@ -179,7 +179,7 @@ def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
     }
 
 
-def _load(asked: ServeRun, *, seed: int, pool: int | None) -> Load:
+def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
     """The load that was asked for. Raises UsageError. pool: None before the servers said theirs."""
     sizes = {
         "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
@@ -187,7 +187,7 @@ def _load(asked: ServeRun, *, seed: int, pool: int | None) -> Load:
     }
     check_sizes(**sizes)
     kind = asked.load or SHARED
-    return Load(
+    return ServingLoad(
         kind=SHARED if kind == RETURNING and pool is None else kind,
         prompt=asked.prompt,
         answer=asked.answer,
@@ -211,7 +211,9 @@ def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
     return [found[address] for address in named]
 
 
-def _bench(asked: ServeRun, load: Load, servers: list[Described], known: KnownAnswers, *, names: int) -> ServeBench:
+def _bench(
+    asked: ServeRun, load: ServingLoad, servers: list[Described], known: KnownAnswers, *, names: int
+) -> ServeBench:
     parameters = known.parameters
     if asked.load == RETURNING:
         pools = [each.served.pool for each in servers]
@@ -224,11 +226,12 @@ def _bench(asked: ServeRun, load: Load, servers: list[Described], known: KnownAn
     shape = f"{parameters.family}-{parameters.layers}x{parameters.kv_heads}x{parameters.head_dim}"
     if asked.versus is None:
         (server,) = servers
-        baseline = Arm(name=FRESH, side=server.side, load=dataclasses.replace(load, kind=FRESH))
-        arm = Arm(name=REUSE, side=server.side, load=load)
+        baseline = LoadedServer(name=FRESH, side=server.side, load=dataclasses.replace(load, kind=FRESH))
+        arm = LoadedServer(name=REUSE, side=server.side, load=load)
     else:
         baseline, arm = (
-            Arm(name=name, side=each.side, load=load) for name, each in zip((TARGET, VERSUS), servers, strict=True)
+            LoadedServer(name=name, side=each.side, load=load)
+            for name, each in zip((TARGET, VERSUS), servers, strict=True)
         )
     return ServeBench(
         baseline=baseline, arm=arm, names=names, shape=shape, device=", ".join(engines), is_reuse=asked.versus is None

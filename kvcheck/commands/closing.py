@@ -9,35 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from kvcheck.commands.report import write_reports
-from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, say, verdict_lines, warn
+from kvcheck.commands.terminal import findings_block, left_out_lines, place_lines, verdict_lines, warn
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report.ci.to_github import outcome_of, summary, workflow_commands
-from kvcheck.core.report.gate.result import GateResult
+from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.situation_matrix import matrix_lines
 from kvcheck.core.run.session import Session
-
-VARIABLE = "GITHUB_STEP_SUMMARY"
-
-
-def tell_github(subject: RunRecord | GateResult) -> str | None:
-    """Print the commands and add the summary. Returns why there is no summary, or None."""
-    outcome = outcome_of(subject)
-    for line in workflow_commands(outcome):
-        say(line)
-    path = os.environ.get(VARIABLE)
-    if not path:
-        return f"{VARIABLE} is not set, so there is no step summary"
-    try:
-        with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(summary(outcome))
-    except OSError as error:
-        return f"no step summary at {path}: {error.strerror or error}"
-    return None
 
 
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:

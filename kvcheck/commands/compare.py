@@ -21,7 +21,7 @@ from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
-from kvcheck.core.report.comparison.changes import Change, Changes, State, changes, line_of, version_of
+from kvcheck.core.report.comparison.changes import Change, Changes, ChangeState, changes, line_of, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
 from kvcheck.core.run.store import find_run
 
@@ -87,7 +87,7 @@ def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: st
 
 def _lines(found: Changes) -> list[str]:
     lines = [f" problem    {text}" for text in found.problems]
-    for state in State:
+    for state in ChangeState:
         groups = found.grouped(state)
         if not groups:
             continue
@@ -102,5 +102,5 @@ def _lines(found: Changes) -> list[str]:
 def _group(rows: Sequence[Change]) -> list[str]:
     """A cause; one that is new with the replay line of its first cell."""
     first = rows[0]
-    line = [f"              again  {first.replay}"] if first.replay and first.state is State.NEW else []
+    line = [f"              again  {first.replay}"] if first.replay and first.state is ChangeState.NEW else []
     return [f"            {line_of(rows)}", *line]

@@ -31,7 +31,7 @@ from kvcheck.core.base.codes import BUGS, CODES, Code
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.registry import Registry, did_you_mean, unknown_name
 from kvcheck.core.base.scratch import sweep
-from kvcheck.core.base.server_facts import Kind
+from kvcheck.core.base.server_facts import EvidenceKind
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.mooncake.library import LIBRARIES, why_unusable
 from kvcheck.core.run.store import write_text
@@ -200,7 +200,7 @@ def _row(name: str, thing: object) -> dict[str, str | list[str]]:
     row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
-    if isinstance(thing, Kind):
+    if isinstance(thing, EvidenceKind):
         row["unit"] = thing.unit
     if breaks := _breaks(thing):
         row["breaks"] = breaks
@@ -213,7 +213,7 @@ def _about(thing: object) -> str:
         return f"{thing.title}: {thing.meaning}"
     if isinstance(thing, ModelShape):
         return f"{thing.family}: {_sentence(thing.source)}"
-    if isinstance(thing, Kind):
+    if isinstance(thing, EvidenceKind):
         return f"{thing.meaning[:1].upper()}{thing.meaning[1:]}; counted in {thing.unit}."
     return _sentence(thing if isinstance(thing, str) else str(getattr(thing, "shows", "")))
 

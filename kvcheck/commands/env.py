@@ -34,7 +34,7 @@ import typer
 from kvcheck.commands.engine_source import Source, check_requirement, link, pins, requirements_of_wheel, source_of
 from kvcheck.commands.terminal import ProgressLine, clear_passing, say
 from kvcheck.core.base.cells import DRIVER
-from kvcheck.core.base.child import Streams, check, close_input, kill_group, spawn, tail
+from kvcheck.core.base.child import StandardStreams, check, close_input, kill_group, spawn, tail
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 from kvcheck.core.base.identity import commit_of
@@ -400,7 +400,7 @@ def _check_imports(order: Order) -> None:
     """Raise UnknownVerdict with what the probes look for and cannot import."""
     python = order.folder / "bin" / "python"
     with tempfile.TemporaryFile() as said:
-        streams = Streams(stdin=subprocess.PIPE, stderr=said)
+        streams = StandardStreams(stdin=subprocess.PIPE, stderr=said)
         started = spawn(
             import_check.__name__,
             order.engine,

@@ -35,7 +35,15 @@ from kvcheck.core.base.identity import code_digest
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.bench.fresh_rounds import FreshRounds
 from kvcheck.core.report import GATE_WRITERS, STDOUT
-from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Entry, Judged, Known, judge_rows, known_by
+from kvcheck.core.report.gate.baseline import (
+    NOTHING,
+    BaselineEntry,
+    BaselineResult,
+    JudgedEntry,
+    KnownPlaces,
+    judge_rows,
+    known_by,
+)
 from kvcheck.core.report.gate.baseline_file import read_baseline
 from kvcheck.core.report.gate.budgets import read_budgets
 from kvcheck.core.report.gate.judge import Rules, decide
@@ -139,7 +147,7 @@ def gate(
     return result.exit_code
 
 
-def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[Entry, ...] | None:
+def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[BaselineEntry, ...] | None:
     """The rows of the baseline; None without one."""
     if baseline is None and is_strict:
         raise UsageError("--strict-baseline: expected --baseline FILE with it, got none")
@@ -147,8 +155,8 @@ def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[Entry, ...] | N
 
 
 def _known(
-    entries: tuple[Entry, ...] | None, records: list[RunRecord], min_schedules: int | None
-) -> tuple[Known, tuple[Judged, ...]]:
+    entries: tuple[BaselineEntry, ...] | None, records: list[RunRecord], min_schedules: int | None
+) -> tuple[KnownPlaces, tuple[JudgedEntry, ...]]:
     """What the baseline covers today, and what became of its rows."""
     if entries is None:
         return NOTHING, ()

@@ -38,7 +38,7 @@ class HeldLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HeldAnswer:
     """What came of it. told: lines for the terminal, the head first. lost_after: with which of the runs of a plan of
     delays the device was lost; None where the process can go on."""
 
@@ -77,15 +77,15 @@ def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replay
     return Replayed(verdict, 1 if is_shown else times, [heads[-1 if is_shown else 0], *rates])
 
 
-def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> Answer:
+def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> HeldAnswer:
     """The answer of the process, which is closed if it cannot give another one."""
     from kvcheck.core.run.workers import Unanswered
 
     try:
-        answer: Answer = value_from(Answer, process.ask(question), "answer")
+        answer: HeldAnswer = value_from(HeldAnswer, process.ask(question), "answer")
     except (Unanswered, UnknownVerdict) as why:
         process.close()
-        return Answer(verdict=Verdict.UNKNOWN, told=(f" UNKNOWN  {plan.cell}: {why}",))
+        return HeldAnswer(verdict=Verdict.UNKNOWN, told=(f" UNKNOWN  {plan.cell}: {why}",))
     if answer.lost_after is not None:
         process.close()
     return answer
@@ -97,7 +97,7 @@ def answered(text: str) -> str:
     return json.dumps(to_plain(_held(parse_line(asked.line), asked.device, asked.times)))
 
 
-def _held(plan: Plan, device: str, times: int) -> Answer:
+def _held(plan: Plan, device: str, times: int) -> HeldAnswer:
     """Delay on a device the operations that the CPU run finds unordered, and compare the rates without and with
     delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
@@ -113,6 +113,6 @@ def _held(plan: Plan, device: str, times: int) -> Answer:
             *told,
             f"   next    kvcheck replay {made[-1].plan.line()}",
         ]
-        return Answer(verdict=Verdict.FAIL, told=tuple(told), lost_after=lost_after)
+        return HeldAnswer(verdict=Verdict.FAIL, told=tuple(told), lost_after=lost_after)
     told = [f" NOT REPRODUCED  {head}: {why_not(made)}", *told]
-    return Answer(verdict=Verdict.UNKNOWN, told=tuple(told), lost_after=lost_after)
+    return HeldAnswer(verdict=Verdict.UNKNOWN, told=tuple(told), lost_after=lost_after)

@@ -22,7 +22,7 @@ from kvcheck.core.live.conclusion import RoundCell, RoundPlan, common_place, req
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.runner import RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.live.scenarios.scenario import ServerScenario
 from kvcheck.core.run.session import Session
 
 INTERRUPTED = "the run was interrupted before it"
@@ -76,7 +76,7 @@ def plan_scenarios(
     return progress, untried
 
 
-def _advice(client: Client, scenario: Scenario) -> str:
+def _advice(client: Client, scenario: ServerScenario) -> str:
     """What to change in the server for a scenario's own evidence."""
     kind = next(iter((*scenario.needs, *scenario.any_of)))
     return client.flags.get(kind, "this engine has no way that kvcheck knows")
@@ -110,7 +110,7 @@ def begin(
     return session
 
 
-class Rounds(Protocol[Q]):
+class RoundSource(Protocol[Q]):
     """What sends rounds of such plans, and judges them."""
 
     def run(
@@ -122,7 +122,7 @@ class Rounds(Protocol[Q]):
         """The judgement of a round that was interrupted."""
 
 
-def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
+def run_rounds(session: Session, runner: RoundSource[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
     """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
     before = [*session.results]
     for each in progress:
@@ -139,7 +139,7 @@ def run_rounds(session: Session, runner: Rounds[P], progress: Sequence[RoundCell
     return False
 
 
-def _round(session: Session, runner: Rounds[P], each: RoundCell[P], until: float | None) -> str | None:
+def _round(session: Session, runner: RoundSource[P], each: RoundCell[P], until: float | None) -> str | None:
     """The next round of a scenario; why the run ends after it, or None."""
     if until is not None and time.monotonic() >= until:
         each.stop("its time was up; use a larger --max-time")

@@ -47,7 +47,7 @@ class PoolChecks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TestRunOutcome:
     """What one run of a test gave. test: its node id. cell: that without the seed. reason: why it is no evidence, or
     None. not_tried: what its calls left out."""
 
@@ -68,7 +68,7 @@ class CheckedRun:
 
     config: pytest.Config
     planned: dict[str, list[int]] = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TestRunOutcome] = field(default_factory=list)
     order: dict[str, int] = field(default_factory=dict)
     """Place of each test by its node id. Processes of xdist end in any order; a record has its tests in this one."""
     session: Session | None = None
@@ -146,7 +146,7 @@ class CheckedRun:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if hasattr(report, JUDGED):
-            self.outcomes.append(value_from(Outcome, getattr(report, JUDGED), JUDGED))
+            self.outcomes.append(value_from(TestRunOutcome, getattr(report, JUDGED), JUDGED))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self.config, "workerinput"):
@@ -195,7 +195,9 @@ class CheckedRun:
         kept, count = re.subn(rf"^{named}-|-{named}(?=-|$)|^{named}$", "", ids, count=1)
         return item.nodeid if not count else f"{start}[{kept}]" if kept else start
 
-    def _outcome(self, item: pytest.Item, error: BaseException | None, made: Trial, duration_s: float) -> Outcome:
+    def _outcome(
+        self, item: pytest.Item, error: BaseException | None, made: Trial, duration_s: float
+    ) -> TestRunOutcome:
         cell = self.cell(item)
         findings = error.findings if isinstance(error, IntegrityError) else ()
         reason = None
@@ -207,7 +209,7 @@ class CheckedRun:
         marker = item.get_closest_marker(MARKER)
         if self.seed(item) not in range(1 if marker is None else marker.args[0]):
             again += f" --kvcheck-seed {self.seed(item)}"
-        return Outcome(
+        return TestRunOutcome(
             test=item.nodeid,
             cell=cell,
             function=_function(item),
@@ -224,7 +226,7 @@ class CheckedRun:
         cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
         return [self._result(cell, [each for each in self.outcomes if each.cell == cell]) for cell in cells]
 
-    def _result(self, cell: str, runs: list[Outcome]) -> ScenarioResult:
+    def _result(self, cell: str, runs: list[TestRunOutcome]) -> ScenarioResult:
         wanted = self.planned.get(cell) or [each.seed for each in runs]
         ran = {each.seed for each in runs}
         left = [seed for seed in wanted if seed not in ran]

@@ -28,13 +28,13 @@ from kvcheck.core.base.record import Evidence, ScenarioResult, Verdict
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Answer, End, Question
-from kvcheck.core.live.own.arms import Arm, Cold, alone, together
+from kvcheck.core.live.own.arms import ArmResult, Cold, alone, together
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.reference import FILE, Kept, Reference, draw_questions
 from kvcheck.core.live.own.runner import OwnRunner
-from kvcheck.core.live.own.verdict import ORACLE, Comparison, compare_builds
+from kvcheck.core.live.own.verdict import ORACLE, BuildComparison, compare_builds
 from kvcheck.core.live.scenarios.scenario import Round
-from kvcheck.core.live.sending import Delivery, Sender
+from kvcheck.core.live.sending import Delivery, RequestSender
 from kvcheck.core.run.cell import decided
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import write_text
@@ -110,11 +110,11 @@ def _writable(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], Arm, Arm]:
+def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], ArmResult, ArmResult]:
     """All answers, and both kinds of noise. Raises UnknownVerdict where not all were answered."""
     questions = draw_questions(plan)
     answers = _answers(_send(client, alone(questions), None), questions)
-    again, control = Arm(name="again"), Arm(name="control")
+    again, control = ArmResult(name="again"), ArmResult(name="control")
     for arm, round_ in ((again, alone(questions)), (control, together(questions, concurrency=plan.concurrency))):
         arm.add(_send(client, round_, None).exchanges, answers)
         if len(arm.values) < len(questions):
@@ -123,7 +123,7 @@ def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], Arm, Arm]:
 
 
 def _send(client: Client, round_: Round, until: float | None, told: Callable[[int], None] | None = None) -> Delivery:
-    sender = Sender(Cold(client), gap_s=0.0, may_force=False, until=until)
+    sender = RequestSender(Cold(client), gap_s=0.0, may_force=False, until=until)
     return sender.send(round_) if told is None else sender.send(round_, told)
 
 
@@ -151,7 +151,7 @@ def compare_with(
     began = time.monotonic()
     cell = f"{OWN_MODEL}/reference/{plan.engine}"
     questions = [each.question for each in kept.kept]
-    cold, again = Arm(name="cold"), Arm(name="again")
+    cold, again = ArmResult(name="cold"), ArmResult(name="again")
     answers = {each.question.number: each.answer for each in kept.kept}
     interrupted, is_whole = False, True
     try:
@@ -172,7 +172,7 @@ def _progress(session: Session, head: str, answered: int) -> None:
     session.progress(f"{head}: {answered} answers")
 
 
-def _add(session: Session, cell: str, compared: Comparison, cold: Arm, *, duration_s: float) -> None:
+def _add(session: Session, cell: str, compared: BuildComparison, cold: ArmResult, *, duration_s: float) -> None:
     scenario, _, shape = cell.rpartition("/")
     verdict, code = decided(is_failed=bool(compared.message), reason=compared.reason)
     tokens = sum(value.tokens for value in cold.values.values())

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ReportJob:
     """One file, or folder of tables, to be written."""
 
     record: RunRecord
@@ -125,7 +125,7 @@ def write_reports(
     Returns the page's path, if one was written, and what could not be written and why: a report that fails leaves the
     others and the verdict as they are.
     """
-    jobs = [Job(record, format_name, path) for format_name, path in outputs]
+    jobs = [ReportJob(record, format_name, path) for format_name, path in outputs]
     if beside:
         jobs += _beside([(folder / "run.json", record)])
     page = None
@@ -158,7 +158,7 @@ def report_problem(
 
 
 def _tell_github(subject: object) -> str | None:
-    from kvcheck.commands.closing import tell_github
+    from kvcheck.commands.step_summary import tell_github
 
     assert isinstance(subject, (RunRecord, GateResult)), "a comparison has no format github"
     return tell_github(subject)
@@ -185,17 +185,17 @@ def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
     return format_name, Path(path)
 
 
-def _beside(records: list[tuple[Path, RunRecord]]) -> list[Job]:
+def _beside(records: list[tuple[Path, RunRecord]]) -> list[ReportJob]:
     jobs = []
     for path, record in records:
-        jobs.append(Job(record, "html", path.parent / "report.html"))
-        jobs.append(Job(record, "csv", path.parent))
+        jobs.append(ReportJob(record, "html", path.parent / "report.html"))
+        jobs.append(ReportJob(record, "csv", path.parent))
     return jobs
 
 
-def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]) -> list[Job]:
+def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]) -> list[ReportJob]:
     if len(records) == 1:
-        return [Job(records[0][1], format_name, path) for format_name, path in outputs]
+        return [ReportJob(records[0][1], format_name, path) for format_name, path in outputs]
     for format_name, path in outputs:
         if path != STDOUT and (path.is_file() or path.name.lower().endswith(_ending(format_name))):
             raise UsageError(
@@ -203,7 +203,7 @@ def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]
                 f"try -o {format_name}={path.parent / format_name}"
             )
     return [
-        Job(record, format_name, path if path == STDOUT else path / f"{record.run_id}{_ending(format_name)}")
+        ReportJob(record, format_name, path if path == STDOUT else path / f"{record.run_id}{_ending(format_name)}")
         for _, record in records
         for format_name, path in outputs
     ]

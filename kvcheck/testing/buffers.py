@@ -18,7 +18,7 @@ import torch
 
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.memory import BITS, ByteMap, has_part, is_readable, rows_touched
-from kvcheck.testing.reached import Held, Passed, is_named, reached
+from kvcheck.testing.reached import HeldTensor, Passed, is_named, reached
 
 IDS = (torch.int16, torch.int32, torch.int64, torch.bool)
 """Types in which one element a slot is an id, a length or a flag, not content."""
@@ -26,7 +26,7 @@ LISTED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Units:
+class RowUnits:
     """Row numbering. slots: number of ids. page_size: ids per page. name: the unit that an id numbers."""
 
     slots: int
@@ -142,7 +142,7 @@ class RowTensor:
     """A tensor with rows. at: their dimension. tokens: dimension of a page's tokens, if any. is_page: a row is a
     page."""
 
-    held: Held
+    held: HeldTensor
     at: int
     tokens: int | None
     is_page: bool
@@ -156,13 +156,13 @@ class Pool:
     buffers: tuple[Buffer, ...]
     not_tried: tuple[str, ...]
     threads: tuple[str, ...]
-    reached: tuple[Held, ...]
+    reached: tuple[HeldTensor, ...]
     within: tuple[tuple[RowTensor, RowTensor], ...]
 
 
 def find_buffers(
     thing: object,
-    units: Units,
+    units: RowUnits,
     *,
     exclude: Collection[str] = (),
     include: Collection[str] = (),
@@ -177,8 +177,8 @@ def find_buffers(
     _check_names(every, units, tuple(unused), "unused")
     left = [f"{path}: excluded by name" for path in passed.paths]
     matched: list[RowTensor] = []
-    odd: list[Held] = []
-    flat: list[Held] = []
+    odd: list[HeldTensor] = []
+    flat: list[HeldTensor] = []
     for held in every:
         if held.is_named(exclude):
             left.append(f"{held.path}: excluded by name")
@@ -225,7 +225,7 @@ def index_text(index: object) -> str:
 
 
 def _check_names(
-    every: Sequence[Held], units: Units, names: Collection[str], option: str, paths: Sequence[str] = ()
+    every: Sequence[HeldTensor], units: RowUnits, names: Collection[str], option: str, paths: Sequence[str] = ()
 ) -> None:
     layers = [path for held in every for index in _indices(held, units) for path in _layer_paths(held.path, index)]
     for name in [names] if isinstance(names, str) else names:
@@ -236,7 +236,7 @@ def _check_names(
             raise NotJudged(f"{option}={names!r}: expected {what}; the pool has {known}")
 
 
-def _indices(held: Held, units: Units) -> list[tuple[int, ...]]:
+def _indices(held: HeldTensor, units: RowUnits) -> list[tuple[int, ...]]:
     sizes = held.tensor.shape
     at = next((at for at, size in enumerate(sizes) if size in (units.slots, units.pages)), 0)
     return [*itertools.product(*(range(size) for size in sizes[:at]))] if at else []
@@ -249,7 +249,7 @@ def _layer_paths(path: str, index: Sequence[int]) -> tuple[str, ...]:
     return f"{path}[{', '.join(map(str, index))}]", path + "".join(f"[{number}]" for number in index)
 
 
-def _check_kind(held: Held) -> None:
+def _check_kind(held: HeldTensor) -> None:
     if held.tensor.is_conj() or held.tensor.is_neg():
         raise NotJudged(
             f"{held.path} is a view whose bytes are not its values (conjugated or negated). Keep the tensor that it is "
@@ -262,22 +262,22 @@ def _check_kind(held: Held) -> None:
         )
 
 
-def _check_rows(held: Held) -> None:
+def _check_rows(held: HeldTensor) -> None:
     sizes = zip(held.tensor.shape, held.tensor.stride(), strict=True)
     if any(size > 1 and stride == 0 for size, stride in sizes):
         raise NotJudged(f"{held.path} is expanded: its rows share memory. Pass exclude=({held.path!r},)")
 
 
-def _kind(held: Held) -> str:
+def _kind(held: HeldTensor) -> str:
     layout = "" if held.tensor.layout == torch.strided else f"{held.tensor.layout} of "
     return f"{layout}{held.tensor.dtype}".replace("torch.", "")
 
 
-def _is_id_list(held: Held) -> bool:
+def _is_id_list(held: HeldTensor) -> bool:
     return held.tensor.dim() == 1 and held.tensor.dtype in IDS
 
 
-def _match(held: Held, units: Units) -> RowTensor | None:
+def _match(held: HeldTensor, units: RowUnits) -> RowTensor | None:
     shape = held.tensor.shape
     by_slot = [at for at, size in enumerate(shape) if size == units.slots]
     by_page = [at for at, size in enumerate(shape) if size == units.pages] if units.page_size > 1 else []
@@ -295,7 +295,7 @@ def _match(held: Held, units: Units) -> RowTensor | None:
 
 
 def _each_byte_once(
-    matched: Sequence[RowTensor], odd: Sequence[Held], units: Units
+    matched: Sequence[RowTensor], odd: Sequence[HeldTensor], units: RowUnits
 ) -> tuple[list[RowTensor], tuple[str, ...], tuple[tuple[RowTensor, RowTensor], ...]]:
     """Return tensors that cover all buffer memory once; texts on hidden ones; and (part, whole) pairs.
 
@@ -304,7 +304,7 @@ def _each_byte_once(
     """
     taken = ByteMap([each.held.tensor for each in matched] + [held.tensor for held in odd])
     kept: list[int] = []
-    shared: dict[tuple[str, str], list[Held]] = {}
+    shared: dict[tuple[str, str], list[HeldTensor]] = {}
     parts: dict[int, list[RowTensor]] = {}
     sizes = [each.held.tensor.numel() * each.held.tensor.element_size() for each in matched]
     for at in sorted(range(len(matched)), key=lambda at: -sizes[at]):
@@ -345,13 +345,13 @@ def _each_byte_once(
     return [matched[at] for at in sorted(kept)], tuple(map(shared_text, shared.values())), tuple(within)
 
 
-def _across(others: Sequence[Held], kept: Sequence[RowTensor]) -> tuple[str, ...]:
+def _across(others: Sequence[HeldTensor], kept: Sequence[RowTensor]) -> tuple[str, ...]:
     pairs = [(held, each.held) for held in others for each in kept if has_part(held.tensor, each.held.tensor)]
     return tuple(map(shared_text, pairs))
 
 
-def _reached_again(kept: Sequence[RowTensor], again: Sequence[Held]) -> tuple[str, ...]:
-    shared: dict[tuple[str, str], list[Held]] = {}
+def _reached_again(kept: Sequence[RowTensor], again: Sequence[HeldTensor]) -> tuple[str, ...]:
+    shared: dict[tuple[str, str], list[HeldTensor]] = {}
     for held in again:
         first = next((each.held for each in kept if each.held.tensor is held.tensor), None)
         if first is None:
@@ -362,7 +362,7 @@ def _reached_again(kept: Sequence[RowTensor], again: Sequence[Held]) -> tuple[st
     return tuple(map(shared_text, shared.values()))
 
 
-def shared_text(pairs: Sequence[Held]) -> str:
+def shared_text(pairs: Sequence[HeldTensor]) -> str:
     hidden, first = pairs[::2], pairs[1]
     other = hidden[0].tensor.dtype
     kind = (
@@ -374,12 +374,12 @@ def shared_text(pairs: Sequence[Held]) -> str:
     )
 
 
-def _paths(some: Sequence[Held]) -> str:
+def _paths(some: Sequence[HeldTensor]) -> str:
     paths = [*dict.fromkeys(held.path for held in some)]
     return ", ".join(paths[:LISTED]) + (", ..." if len(paths) > LISTED else "")
 
 
-def layers_of(match: RowTensor, units: Units) -> tuple[Buffer, ...]:
+def layers_of(match: RowTensor, units: RowUnits) -> tuple[Buffer, ...]:
     return tuple(_parts(match, units, {}))
 
 
@@ -387,7 +387,9 @@ def _is_any(paths: Iterable[str], names: Collection[str]) -> bool:
     return any(is_named(path, path, names) for path in paths)
 
 
-def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping[str, object]) -> torch.Tensor | None:
+def _used(
+    held: HeldTensor, paths: Sequence[str], dims: Sequence[int], unused: Mapping[str, object]
+) -> torch.Tensor | None:
     named = [index for name, index in unused.items() if held.is_named((name,)) or _is_any(paths, (name,))]
     if not named:
         return None
@@ -407,7 +409,7 @@ def _used(held: Held, paths: Sequence[str], dims: Sequence[int], unused: Mapping
     return torch.nonzero(mask.reshape(-1)).view(-1).to(held.tensor.device)
 
 
-def _parts(match: RowTensor, units: Units, unused: Mapping[str, object]) -> Iterator[Buffer]:
+def _parts(match: RowTensor, units: RowUnits, unused: Mapping[str, object]) -> Iterator[Buffer]:
     held, tensor = match.held, match.held.tensor.detach()
     dims = [size for at, size in enumerate(tensor.shape) if at > match.at and at != match.tokens]
     if tensor.is_complex():

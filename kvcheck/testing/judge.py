@@ -20,7 +20,7 @@ TELLING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class WrongRow:
     """First wrong row of several. code: kind of the bytes. story: their description, printed after "holds"."""
 
     code: str
@@ -39,12 +39,12 @@ class RowJudge:
     reads: int = 0
     findings: list[Finding] = field(default_factory=list)
 
-    def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
+    def compare(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> WrongRow | None:
         """Count and compare rows, [ids, bytes] each. Return the first difference."""
         self.count(held.name, seen.numel(), len(ids))
         return self.differs(held, ids, seen, wanted)
 
-    def differs(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> Wrong | None:
+    def differs(self, held: Buffer, ids: Sequence[int], seen: torch.Tensor, wanted: torch.Tensor) -> WrongRow | None:
         wrong = torch.nonzero((seen != wanted).any(1)).view(-1)
         if not len(wrong):
             return None
@@ -61,7 +61,7 @@ class RowJudge:
         oracle: str,
         message: str,
         held: Buffer | None,
-        wrong: Wrong | None = None,
+        wrong: WrongRow | None = None,
         *,
         row: int | None = None,
         request: int | None = None,
@@ -86,11 +86,13 @@ class RowJudge:
         )
         self.findings.append(found)
 
-    def _wrong(self, held: Buffer, seen: torch.Tensor, wanted: torch.Tensor, owner: Owner, at: int, rows: int) -> Wrong:
+    def _wrong(
+        self, held: Buffer, seen: torch.Tensor, wanted: torch.Tensor, owner: Owner, at: int, rows: int
+    ) -> WrongRow:
         first = int(torch.nonzero(seen != wanted)[0])
         minimal: dict[str, object] = {"seen": dump(seen, first), "wanted": dump(wanted, first)}
         code, story, request = self._story(held, seen, owner)
-        return Wrong(code, story, at, rows, request, minimal)
+        return WrongRow(code, story, at, rows, request, minimal)
 
     def _story(self, held: Buffer, row: torch.Tensor, owner: Owner) -> tuple[str, str, int | None]:
         holders = self.ownership.owners_of(held, row)

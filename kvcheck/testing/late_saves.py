@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
-from kvcheck.testing.buffers import Buffer, Pool, Units
+from kvcheck.testing.buffers import Buffer, Pool, RowUnits
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import Saving, storage_of
-from kvcheck.testing.judge import RowJudge, Wrong
-from kvcheck.testing.plan import NEXT, SAVED_LATE, Plan, give, mark, mark_all, rows_named, wait_for_device
+from kvcheck.testing.judge import RowJudge, WrongRow
+from kvcheck.testing.plan import NEXT, SAVED_LATE, SlotPlan, give, mark, mark_all, rows_named, wait_for_device
 from kvcheck.testing.streams import Streams, replaced
 
 Saved = TypeVar("Saved")
@@ -33,14 +33,14 @@ class _Save:
     copies: Saving
     queued: int
     pending: int
-    wrong: list[tuple[Buffer, Wrong]]
+    wrong: list[tuple[Buffer, WrongRow]]
 
 
 def judge_late_save(
     judge: RowJudge,
     look: Callable[[], Pool],
-    units: Units,
-    plan: Plan,
+    units: RowUnits,
+    plan: SlotPlan,
     streams: Streams,
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
@@ -99,8 +99,8 @@ def judge_late_save(
 
 
 def _wrong(
-    judge: RowJudge, found: Pool, units: Units, plan: Plan, keys: Collection[object] | None
-) -> list[tuple[Buffer, Wrong]]:
+    judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan, keys: Collection[object] | None
+) -> list[tuple[Buffer, WrongRow]]:
     wrong = []
     for held in found.buffers:
         rows = rows_named(plan.into, held.unit, units)
@@ -109,7 +109,7 @@ def _wrong(
     return [(held, first) for held, first in wrong if first is not None]
 
 
-def _find(judge: RowJudge, plan: Plan, units: Units, late: _Save, sure: Collection[object] | None) -> None:
+def _find(judge: RowJudge, plan: SlotPlan, units: RowUnits, late: _Save, sure: Collection[object] | None) -> None:
     """sure: buffers that stay wrong if every blocking copy waits; None for all."""
     names = ", ".join(late.copies.unsure)
     for held, wrong in late.wrong:

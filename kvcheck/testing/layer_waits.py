@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, Pool, Units, find_buffers
+from kvcheck.testing.buffers import Buffer, Pool, RowUnits, find_buffers
 from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.judge import RowJudge
 from kvcheck.testing.late_saves import judge_late_save, saved_once
@@ -23,7 +23,7 @@ from kvcheck.testing.plan import (
     BYSTANDER,
     NEXT,
     SAVED,
-    Plan,
+    SlotPlan,
     conclude,
     give,
     mark,
@@ -92,7 +92,7 @@ def waits(
     threads, C++ extensions with streams of their own, buffers that `read` does not return (the result names them), and
     a load whose source is reused too early.
     """
-    units = Units(slots=slots, page_size=page_size, name=unit)
+    units = RowUnits(slots=slots, page_size=page_size, name=unit)
     drawn = seed_of(seed)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
     found = look()
@@ -124,8 +124,8 @@ def waits(
 @dataclass(slots=True)
 class _Scene:
     found: Pool
-    units: Units
-    plan: Plan
+    units: RowUnits
+    plan: SlotPlan
     judge: RowJudge
     streams: Streams
     ids: Callable[[], object]

@@ -11,7 +11,7 @@ from kvcheck.testing.failures import Judged, NotJudged, settled
 from kvcheck.testing.memory import bytes_of, is_readable, overlap
 from kvcheck.testing.ownership import dump
 from kvcheck.testing.plan import conclude
-from kvcheck.testing.reached import Held, reached
+from kvcheck.testing.reached import HeldTensor, reached
 
 
 class watch:
@@ -89,7 +89,7 @@ class watch:
             if overlap(each.tensor, held.tensor)
         ]
 
-    def _changed(self, each: Held, before: torch.Tensor) -> Finding | None:
+    def _changed(self, each: HeldTensor, before: torch.Tensor) -> Finding | None:
         now = bytes_of(each.tensor)
         if torch.equal(now, before):
             return None
@@ -105,7 +105,7 @@ class watch:
         )
 
 
-def _place(given: Held, held: Held) -> str:
+def _place(given: HeldTensor, held: HeldTensor) -> str:
     tensor = held.tensor
     if tensor.dim() > 1:
         for row in range(tensor.shape[0]):

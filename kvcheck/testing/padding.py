@@ -16,7 +16,7 @@ import torch
 
 from kvcheck.testing.buffers import Buffer, index_text
 from kvcheck.testing.failures import NotJudged
-from kvcheck.testing.judge import RowJudge, Wrong
+from kvcheck.testing.judge import RowJudge, WrongRow
 
 TELLING = 4
 """Bytes that suffice for a match; shorter runs are matched as part of the whole row."""
@@ -41,7 +41,7 @@ class Left:
 
     held: Buffer
     columns: torch.Tensor
-    wrong: Wrong | None
+    wrong: WrongRow | None
     """First wrong row; None for a part that unused= names."""
 
     @property

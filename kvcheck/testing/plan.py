@@ -11,7 +11,7 @@ import torch
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
-from kvcheck.testing.buffers import Pool, Units
+from kvcheck.testing.buffers import Pool, RowUnits
 from kvcheck.testing.failures import IntegrityError, Judged, NotJudged
 from kvcheck.testing.ownership import PADDING, Ownership
 
@@ -22,7 +22,7 @@ MOST_PAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """Slots. ids, into: of the saved request, before and after. held: of the bystander. free: all others except
     padding."""
 
@@ -34,8 +34,8 @@ class Plan:
 
 
 def plan_of(
-    units: Units, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
-) -> Plan:
+    units: RowUnits, ids: Sequence[int] | None, into: Sequence[int] | None, padding: Collection[int], seed: int
+) -> SlotPlan:
     """Draw whole pages for each request without given ones. Drawn `ids` and `into` share a page with a chance of 1 in
     2."""
     mix = Rng(seed)
@@ -63,10 +63,10 @@ def plan_of(
     held = rest[: -(-len(rest) // 2)]
     free = [page for page in order if page not in first and page not in held]
     padding = sorted(page for page in padded if 0 <= page < units.pages)
-    return Plan(*(_tokens(pages, units) for pages in (first, second, held, free, padding)))
+    return SlotPlan(*(_tokens(pages, units) for pages in (first, second, held, free, padding)))
 
 
-def _pages_of(name: str, ids: Sequence[int], units: Units, padded: Collection[int]) -> list[int]:
+def _pages_of(name: str, ids: Sequence[int], units: RowUnits, padded: Collection[int]) -> list[int]:
     given = [int(number) for number in ids]
     pages = [number // units.page_size for number in given[:: units.page_size]]
     if not given or list(_tokens(pages, units)) != given or len(set(pages)) != len(pages):
@@ -76,28 +76,28 @@ def _pages_of(name: str, ids: Sequence[int], units: Units, padded: Collection[in
     return pages
 
 
-def _tokens(pages: Sequence[int], units: Units) -> tuple[int, ...]:
+def _tokens(pages: Sequence[int], units: RowUnits) -> tuple[int, ...]:
     size = units.page_size
     return tuple(page * size + offset for page in pages for offset in range(size))
 
 
-def rows_named(ids: Sequence[int], unit: str, units: Units) -> list[int]:
+def rows_named(ids: Sequence[int], unit: str, units: RowUnits) -> list[int]:
     is_by_page = unit == "page" and units.page_size > 1
     return [number // units.page_size for number in ids[:: units.page_size]] if is_by_page else list(ids)
 
 
-def mark(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
+def mark(ownership: Ownership, found: Pool, units: RowUnits, request: int, ids: Sequence[int]) -> None:
     for unit in dict.fromkeys(each.unit for each in found.buffers):
         ownership.write(found.buffers, unit, request, rows_named(ids, unit, units))
 
 
-def mark_all(ownership: Ownership, found: Pool, units: Units, plan: Plan, saved: int = SAVED) -> None:
+def mark_all(ownership: Ownership, found: Pool, units: RowUnits, plan: SlotPlan, saved: int = SAVED) -> None:
     owners = ((PADDING, plan.padding), (saved, plan.ids), (BYSTANDER, plan.held), (NEXT, plan.free))
     for request, owned in owners:
         mark(ownership, found, units, request, owned)
 
 
-def give(ownership: Ownership, found: Pool, units: Units, request: int, ids: Sequence[int]) -> None:
+def give(ownership: Ownership, found: Pool, units: RowUnits, request: int, ids: Sequence[int]) -> None:
     """Make a request the owner of slots, without writing."""
     for unit in dict.fromkeys(each.unit for each in found.buffers):
         ownership.give(unit, request, rows_named(ids, unit, units))

@@ -24,7 +24,7 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.Bui
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensor:
     """A reached tensor. path: such as "layers[3].k". stem: the path without indices. keys: the integer indices."""
 
     path: str
@@ -53,13 +53,13 @@ class Passed:
 
     names: Collection[str]
     paths: list[str] = field(default_factory=list)
-    again: list[Held] = field(default_factory=list)
+    again: list[HeldTensor] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
 
 
 def reached(
     thing: object, *, root: str = "", but: Collection[object] = (), passed: Passed | None = None
-) -> tuple[Held, ...]:
+) -> tuple[HeldTensor, ...]:
     """Return the tensors below an object. passed: names to skip, except tensors. Too deep a nesting raises
     NotJudged."""
     return tuple(_walk(thing, root, root, (), 0, {id(each) for each in but}, passed or Passed(())))
@@ -67,12 +67,12 @@ def reached(
 
 def _walk(
     thing: object, path: str, stem: str, keys: tuple[int, ...], depth: int, seen: set[int], passed: Passed
-) -> Iterator[Held]:
+) -> Iterator[HeldTensor]:
     if path and not isinstance(thing, (torch.Tensor, np.ndarray)) and is_named(path, stem, passed.names):
         passed.paths.append(path)
         return
     if isinstance(thing, torch.Tensor) and id(thing) in seen:
-        passed.again.append(Held(path or "pool", thing, stem or "pool", keys))
+        passed.again.append(HeldTensor(path or "pool", thing, stem or "pool", keys))
     if isinstance(thing, (*_PLAIN, *_CODE)) or id(thing) in seen:
         return
     seen.add(id(thing))
@@ -84,7 +84,7 @@ def _walk(
         except (TypeError, ValueError):
             return  # strings and objects: no tensor could hold them
     if isinstance(thing, torch.Tensor):
-        yield Held(path or "pool", thing, stem or "pool", keys)
+        yield HeldTensor(path or "pool", thing, stem or "pool", keys)
         return
     if depth == MAX_DEPTH:
         raise NotJudged(

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvcheck.testing.buffers import Buffer, Pool, RowTensor, Units, find_buffers, layers_of, shared_text
+from kvcheck.testing.buffers import Buffer, Pool, RowTensor, RowUnits, find_buffers, layers_of, shared_text
 from kvcheck.testing.failures import Judged, NotJudged, settled
-from kvcheck.testing.judge import TELLING, RowJudge, Wrong
+from kvcheck.testing.judge import TELLING, RowJudge, WrongRow
 from kvcheck.testing.late_saves import judge_late_save, looked_again, saved_once
 from kvcheck.testing.memory import bytes_of, is_readable
 from kvcheck.testing.ownership import Ownership, dump
@@ -28,7 +28,7 @@ from kvcheck.testing.padding import LayerRows, Left, judge_left, named_and_left,
 from kvcheck.testing.plan import (
     NEXT,
     SAVED,
-    Plan,
+    SlotPlan,
     conclude,
     give,
     mark,
@@ -39,7 +39,7 @@ from kvcheck.testing.plan import (
     tensors_on,
     wait_for_device,
 )
-from kvcheck.testing.reached import Held, Passed, reached
+from kvcheck.testing.reached import HeldTensor, Passed, reached
 from kvcheck.testing.streams import Streams, active_streams
 
 Saved = TypeVar("Saved")
@@ -82,7 +82,7 @@ def check_round_trip(
     A pass means that this save and this load moved these rows bit for bit on this device. Not covered: lossy copies,
     copies that a device runs after save returns, other sizes, and memory that no attribute of the pool leads to.
     """
-    units = Units(slots=slots, page_size=page_size, name=unit)
+    units = RowUnits(slots=slots, page_size=page_size, name=unit)
     look = partial(find_buffers, pool, units, exclude=exclude, include=include, unused=unused)
     found = look()
     plan = plan_of(units, ids, into, padding, seed_of(seed))
@@ -119,8 +119,8 @@ def check_round_trip(
 def _late_copies(
     judge: RowJudge,
     look: Callable[[], Pool],
-    units: Units,
-    plan: Plan,
+    units: RowUnits,
+    plan: SlotPlan,
     streams: Streams | None,
     save: Callable[[Any], Saved],
     load: Callable[[Saved, Any], object],
@@ -136,7 +136,7 @@ def _late_copies(
     return (*late, *streams.report().limits)
 
 
-def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+def _check_kept(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -> None:
     for held in found.buffers:
         rows = rows_named([*plan.ids, *plan.held, *plan.free], held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -150,7 +150,7 @@ def _check_kept(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
             )
 
 
-def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -> None:
     for held in found.buffers:
         rows = rows_named([*plan.held, *plan.free], held.unit, units)
         seen, wanted = held.read(rows), judge.ownership.wanted(held, rows)
@@ -164,7 +164,7 @@ def _check_saved_nothing_else(judge: RowJudge, found: Pool, units: Units, plan: 
             )
 
 
-def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Plan) -> None:
+def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan) -> None:
     """A single value is no copy: freed rows are cleared or poisoned with one."""
     for held in found.buffers:
         rows = rows_named(plan.ids, held.unit, units)
@@ -180,7 +180,7 @@ def _check_keeps_no_copies(judge: RowJudge, found: Pool, units: Units, plan: Pla
             )
 
 
-def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[Held, ...]:
+def _saved_tensors(copy: object, pool: object, exclude: Collection[str]) -> tuple[HeldTensor, ...]:
     """Whole tensors of the pool are references to the pool, not copies."""
     own = {_place(each.tensor) for each in reached(pool, passed=Passed(exclude)) if is_readable(each.tensor)}
     found = reached(copy, root="copy", but=(pool,))
@@ -192,7 +192,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _judge_saved(
-    judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
+    judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan, saved: Sequence[tuple[HeldTensor, torch.Tensor]]
 ) -> tuple[str, ...]:
     """Find saved tensors that are no copies. Returns notes on references to the pool: views with rows of other
     requests."""
@@ -221,7 +221,7 @@ def _judge_saved(
             "aliasing",
             f"what save returned for request {SAVED} is no copy: {each.path} {told}, which request {NEXT} owns now",
             held,
-            None if not dumps else Wrong("KV305", told, 0, 1, NEXT, dumps),
+            None if not dumps else WrongRow("KV305", told, 0, 1, NEXT, dumps),
             row=row,
             request=SAVED,
             seen_request=NEXT,
@@ -229,14 +229,16 @@ def _judge_saved(
     return tuple(ways_back)
 
 
-def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]) -> tuple[str, ...]:
+def _saved_beside(
+    found: Pool, units: RowUnits, plan: SlotPlan, saved: Sequence[tuple[HeldTensor, torch.Tensor]]
+) -> tuple[str, ...]:
     kept = [bytes(bits.tolist()) for _, bits in saved]
 
     def times(match: RowTensor) -> list[int]:
         rows = (held.read(rows_named(plan.ids, held.unit, units)[:1]) for held in layers_of(match, units))
         return [times_saved(row, kept) for row in rows if row.numel() >= TELLING]
 
-    shared: dict[tuple[str, str], list[Held]] = {}
+    shared: dict[tuple[str, str], list[HeldTensor]] = {}
     for part, whole in found.within:
         often = max(times(part), default=0)
         if any(often > count > 0 for count in times(whole)):
@@ -245,11 +247,11 @@ def _saved_beside(found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[H
 
 
 def _judge_loaded(
-    judge: RowJudge, found: Pool, units: Units, plan: Plan, saved: Sequence[tuple[Held, torch.Tensor]]
+    judge: RowJudge, found: Pool, units: RowUnits, plan: SlotPlan, saved: Sequence[tuple[HeldTensor, torch.Tensor]]
 ) -> tuple[str, ...]:
     """Return notes on parts that could not be judged, or raise NotJudged with them if there are no findings."""
     parts: list[Left] = []
-    unmoved: dict[str, list[tuple[Buffer, Wrong]]] = {}
+    unmoved: dict[str, list[tuple[Buffer, WrongRow]]] = {}
     lossy: list[str] = []
     before = {held.key: _wanted_whole(judge, held, rows_named(plan.into, held.unit, units)) for held in found.buffers}
     layers: dict[tuple[str, int | None], tuple[Buffer, LayerRows]] = {}
@@ -308,7 +310,7 @@ def _wanted_whole(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> torch.T
 
 
 def _find_unmoved(
-    judge: RowJudge, parts: Sequence[tuple[Buffer, Wrong]], rows: Sequence[int], others: Sequence[Buffer]
+    judge: RowJudge, parts: Sequence[tuple[Buffer, WrongRow]], rows: Sequence[int], others: Sequence[Buffer]
 ) -> None:
     """others: layers of the same buffer that load has written, which show that it holds KV."""
     held, wrong = parts[0]
@@ -351,10 +353,10 @@ def _judge_others(judge: RowJudge, held: Buffer, rows: Sequence[int]) -> None:
 def judge_padding(
     judge: RowJudge,
     found: Pool,
-    units: Units,
-    plan: Plan,
+    units: RowUnits,
+    plan: SlotPlan,
     writer: str,
-    saved: Sequence[tuple[Held, torch.Tensor]],
+    saved: Sequence[tuple[HeldTensor, torch.Tensor]],
     known: Mapping[str, str],
 ) -> dict[str, str]:
     """Add notes on changed padding rows to `known`. A row with NaN or infinity that save reads is a finding: padded

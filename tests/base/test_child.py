@@ -17,7 +17,7 @@ from rigs.literal_record import PASSED
 
 from kvcheck.commands.main import run
 from kvcheck.core.base import child
-from kvcheck.core.base.child import OWN, SECRET, Streams, import_paths, inherited, start
+from kvcheck.core.base.child import OWN, SECRET, StandardStreams, import_paths, inherited, start
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
 from kvcheck.core.run.store import RunStore
 
@@ -113,7 +113,7 @@ def test_another_kvcheck_in_a_child_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(child, "spawn", spawn)
     with pytest.raises(InternalError, match=rf"another kvcheck: expected {OWN.package} .* got {package} version 9.9"):
-        start("kvcheck", "--version", streams=Streams())
+        start("kvcheck", "--version", streams=StandardStreams())
 
 
 @pytest.mark.processes
@@ -121,10 +121,10 @@ def test_a_child_that_says_nothing_is_no_verdict(monkeypatch: pytest.MonkeyPatch
     silent = interpreter(tmp_path / "silent", "exit 3", greeting="") / "bin" / "python"
     monkeypatch.setattr(sys, "executable", str(silent))
     with pytest.raises(UnknownVerdict, match="ended with status 3 before kvcheck was loaded"):
-        start("kvcheck", streams=Streams())
+        start("kvcheck", streams=StandardStreams())
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(UnknownVerdict, match=r"the machine cannot start this process: .*No such file"):
-        start("kvcheck", streams=Streams())
+        start("kvcheck", streams=StandardStreams())
 
 
 @pytest.mark.processes

@@ -29,7 +29,7 @@ from kvcheck.core.base.record import (
     Verdict,
     read_record,
 )
-from kvcheck.core.base.story import Edge, Step, Story, Word
+from kvcheck.core.base.story import Edge, Story, StoryStep, Word
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
@@ -44,7 +44,7 @@ DEFINITIONS = {
     ScenarioResult: SCHEMA["$defs"]["scenario"],
     MutantResult: SCHEMA["$defs"]["mutant"],
     Interval: SCHEMA["$defs"]["interval"],
-    Step: SCHEMA["$defs"]["step"],
+    StoryStep: SCHEMA["$defs"]["step"],
     Edge: SCHEMA["$defs"]["edge"],
     Word: SCHEMA["$defs"]["word"],
     Story: SCHEMA["$defs"]["finding"]["properties"]["story"],

@@ -20,7 +20,7 @@ from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, Verdict, read_record
 from kvcheck.core.bench import CASES, case_offload
 from kvcheck.core.bench import run as running
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.clock import CpuClock, nothing
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory, memcpy
@@ -72,8 +72,8 @@ def test_rows_come_from_the_ratios_of_rounds() -> None:
 
 def test_work_on_top_of_the_baseline_is_added_to_it_and_carries_little_of_its_noise() -> None:
     compared = (
-        Comparison(arm="extra", baseline="base"),
-        Comparison(arm="extra", baseline="base", name="plus-extra"),
+        ArmComparison(arm="extra", baseline="base"),
+        ArmComparison(arm="extra", baseline="base", name="plus-extra"),
     )
     made = point(base=lambda m: told(m, 300_000), extra=lambda m: told(m, 3_000))
     samples = Samples(replace(made, comparisons=compared), ToldClock())
@@ -170,7 +170,7 @@ def test_time_that_is_up_ends_a_round_and_names_the_points_without_one(monkeypat
 
 
 def test_a_case_that_takes_too_long_to_make_ready_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str) -> Callable[[Setting], tuple[Point, ...]]:
+    def load(name: str) -> Callable[[BenchSetting], tuple[Point, ...]]:
         return lambda setting: time.sleep(60) or ()  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(running.CASES, "load", load)
@@ -201,7 +201,7 @@ def test_a_plan_refuses_what_cannot_be_met(changed: dict[str, object], word: str
 @pytest.mark.parametrize("shape", ["glm-5.1-tiny", "qwen3-next-tiny"])
 def test_every_case_checks_its_arms(case: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case_offload, "TARGET_BYTES", (MIB // 16, MIB // 4))
-    points = CASES.load(case)(Setting(shape=shape_named(shape), device="cpu"))
+    points = CASES.load(case)(BenchSetting(shape=shape_named(shape), device="cpu"))
     assert points and len({each.size for each in points}) == len(points)
     ids = []
     for each in points:

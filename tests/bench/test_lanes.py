@@ -22,7 +22,7 @@ from kvcheck.commands.main import run
 from kvcheck.core.base.errors import DoubleFree, InternalError, WrongOutput
 from kvcheck.core.base.record import Verdict, read_record
 from kvcheck.core.bench import CASES, case_layer_load, memory
-from kvcheck.core.bench.arms import Arm, Maker, Setting
+from kvcheck.core.bench.arms import Arm, BenchSetting, Maker
 from kvcheck.core.bench.case_decode import arm_of
 from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.clock import ThreadsClock
@@ -46,7 +46,7 @@ TINY = shape("glm-5.1-tiny")
 
 
 def of_case(case: str, name: str) -> Maker:
-    return CASES.load(case)(Setting(shape=TINY, device="threads"))[-1].makers[name]
+    return CASES.load(case)(BenchSetting(shape=TINY, device="threads"))[-1].makers[name]
 
 
 def step_behind_load(fresh: FreshMemory) -> Arm:
@@ -136,7 +136,7 @@ def test_arms_beside_the_lane_that_waits_or_whose_lane_does_not_wait_are_wrong(
 @pytest.mark.usefixtures("late")
 def test_an_arm_that_does_not_wait_is_judged_by_what_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     make = of_case("layer-load", "no-wait")
-    (point,) = case_layer_load.points(Setting(shape=TINY, device="threads"))
+    (point,) = case_layer_load.points(BenchSetting(shape=TINY, device="threads"))
     assert point.note == case_layer_load.RACES and wrong_of(make) == 0
     monkeypatch.setattr(HostPool, "load_chunks", lambda *args, **kwargs: ())
     assert wrong_of(make, 2) == 2
@@ -145,7 +145,7 @@ def test_an_arm_that_does_not_wait_is_judged_by_what_it_loaded(monkeypatch: pyte
 @pytest.mark.parametrize("case", ["offload-restore", "metadata-read", "seal", "nvlink-aux"])
 def test_other_arms_with_lanes_are_right_over_threads(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcheck.core.bench.case_offload.TARGET_BYTES", (1 << 16,))
-    for each in CASES.load(case)(Setting(shape=TINY, device="threads")):
+    for each in CASES.load(case)(BenchSetting(shape=TINY, device="threads")):
         assert all(wrong_of(make, 2) == 0 for make in each.makers.values())
 
 

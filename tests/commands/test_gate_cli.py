@@ -18,7 +18,7 @@ from rigs.literal_record import FAILED, PASSED, UNJUDGED
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError, WrongOutput
 from kvcheck.core.base.record import BenchRow, RunRecord
-from kvcheck.core.bench.arms import Arm, Comparison, Point
+from kvcheck.core.bench.arms import Arm, ArmComparison, Point
 from kvcheck.core.bench.plan import BenchPlan, key, only
 from kvcheck.core.run.store import RunStore
 
@@ -201,7 +201,7 @@ def _arm(memory: object) -> Arm:
 
 def _points() -> list[Point]:
     made = dict.fromkeys(("a", "b", "c", "d"), _arm)
-    rows = (Comparison(arm="b", baseline="a"), Comparison(arm="c", baseline="b", limit="d", name="c-to-b"))
+    rows = (ArmComparison(arm="b", baseline="a"), ArmComparison(arm="c", baseline="b", limit="d", name="c-to-b"))
     return [Point(case="x", size=size, shape=None, bytes=None, makers=made, comparisons=rows) for size in ("1", "2")]
 
 

@@ -23,7 +23,7 @@ import pytest
 from rigs.live_processes import children_of, is_alive, poll
 
 from kvcheck.commands.main import run
-from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.child import StandardStreams, start
 from kvcheck.core.base.scratch import ScratchFolder, sweep
 from kvcheck.core.run.turns import Limit
 from kvcheck.core.run.workers import tasks_text
@@ -119,7 +119,7 @@ def test_processes_end_with_a_killed_kvcheck(
 @pytest.mark.processes(starts=True)
 def test_a_child_outlives_the_thread_that_started_it() -> None:
     started: list[subprocess.Popen[str]] = []
-    streams = Streams(stdin=subprocess.PIPE)
+    streams = StandardStreams(stdin=subprocess.PIPE)
     thread = threading.Thread(target=lambda: started.append(start("kvcheck.commands.worker", streams=streams)))
     thread.start()
     thread.join()

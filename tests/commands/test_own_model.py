@@ -25,7 +25,7 @@ from kvcheck.core.live.exchange import Answer, End
 from kvcheck.core.live.own import runner as own_runner
 from kvcheck.core.live.own.arms import Matched, Treated
 from kvcheck.core.live.own.reference import FILE, read_reference
-from kvcheck.core.live.own.statistic import Level, Measured, Told
+from kvcheck.core.live.own.statistic import Level, Measured, ReportedDeviation
 
 ENGINES = ("sglang", "vllm")
 SMALL = ("--requests", "25", "--concurrency", "4", "--no-reports", "--seed", "3")
@@ -272,7 +272,7 @@ def test_a_round_that_is_judged_again_after_an_interrupt_counts_once(
     judged: list[Measured] = []
     judge, health_of = own_runner.judge, iter((KeyboardInterrupt, None))
 
-    def told(measured: Measured, level: Level) -> list[Told]:
+    def told(measured: Measured, level: Level) -> list[ReportedDeviation]:
         judged.append(measured)
         return judge(measured, level)
 

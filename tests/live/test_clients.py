@@ -17,7 +17,7 @@ from rigs.raw_server import RawServer, stream, whole
 
 from kvcheck.core.live.clients import PAIRS, asking
 from kvcheck.core.live.clients.client import Reach, Trouble
-from kvcheck.core.live.exchange import Abort, End, Tier
+from kvcheck.core.live.exchange import AbortRequest, End, Tier
 
 
 @pytest.mark.parametrize("engine", SPOKEN)
@@ -75,7 +75,7 @@ def test_a_server_that_is_gone_is_not_reached() -> None:
 def test_a_closed_connection_keeps_the_tokens_that_arrived(engine: str) -> None:
     with Fake(ALPHABET, engine, token_s=0.02) as fake:
         asked = client(engine, fake.url)
-        some, none, all_of_it = (ask(asked, abort=Abort(after=after)) for after in (3, 0, 99))
+        some, none, all_of_it = (ask(asked, abort=AbortRequest(after=after)) for after in (3, 0, 99))
     assert some.end is End.ABORTED and some.tokens == QUESTIONS[0].expected[:3] and some.reason is None
     assert none.end is End.ABORTED and none.tokens == ()
     assert all_of_it.end is End.DONE and wrong(all_of_it, 0) == 0 and all_of_it.prompt_tokens == 84
@@ -87,12 +87,12 @@ def test_an_abort_by_the_engines_call_says_what_came_long_after_it(
 ) -> None:
     monkeypatch.setattr(asking, "GRACE_S", 0.05)
     with Fake(ALPHABET, engine, token_s=0.02) as fake:
-        answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
+        answer = ask(client(engine, fake.url), abort=AbortRequest(after=3, by_call=True))
     assert answer.end is End.ABORTED and answer.finish == "abort"
     assert 3 <= len(answer.tokens) < COUNT and answer.tokens == QUESTIONS[0].expected[: len(answer.tokens)]
     assert answer.after_abort is not None and answer.after_abort <= len(answer.tokens) - 3
     with Fake(ALPHABET, engine, fault="after-abort", token_s=0.02) as fake:
-        answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
+        answer = ask(client(engine, fake.url), abort=AbortRequest(after=3, by_call=True))
     assert answer.end is End.DONE and answer.after_abort is not None and answer.after_abort > 5
 
 
@@ -102,7 +102,7 @@ def test_a_call_to_abort_that_fails_is_told_and_the_answer_goes_on() -> None:
     paths = {"/v1/completions": stream(*events, last), "/v1/models": whole({"data": [{"id": "m"}]})}
     with RawServer(paths=paths) as server:
         of_vllm, of_openai = (
-            ask(client(name, server.url), abort=Abort(after=1, by_call=True)) for name in ("vllm", "openai")
+            ask(client(name, server.url), abort=AbortRequest(after=1, by_call=True)) for name in ("vllm", "openai")
         )
     assert of_vllm.end is of_openai.end is End.DONE and of_vllm.tokens == of_openai.tokens == (7, 7, 7)
     assert "status 404" in str(of_vllm.reason) and of_openai.reason is not None and of_vllm.after_abort is None
@@ -224,7 +224,7 @@ def test_a_stream_of_sglang_is_read_in_both_of_its_forms(
     events: list[object], end: End, tokens: tuple[int, ...]
 ) -> None:
     with RawServer(stream(*events)) as server:
-        answer = ask(client("sglang", server.url), abort=Abort(after=99))
+        answer = ask(client("sglang", server.url), abort=AbortRequest(after=99))
     assert (answer.end, answer.tokens) == (end, tokens)
 
 
@@ -264,7 +264,7 @@ def test_a_pair_is_asked_with_one_room_and_says_what_the_prefill_server_reused()
         assert served.mode == "pair" and served.bootstrap == ("127.0.0.1", 8998)
         answer = ask(pair)
         assert answer.end is End.DONE and wrong(answer, 0) == 0 and answer.cached == 0
-        aborted = ask(pair, abort=Abort(after=3))
+        aborted = ask(pair, abort=AbortRequest(after=3))
         assert aborted.tokens == QUESTIONS[0].expected[:3] and aborted.reason is None
         rooms = [[body["bootstrap_room"] for body in fake.bodies] for fake in (prefill, decode)]
         assert rooms[0] == rooms[1] and len(set(rooms[0])) == 2

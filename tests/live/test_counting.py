@@ -9,7 +9,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.conclusion import requirements
 from kvcheck.core.live.counting import Observed, lost_prefixes, observe, overtakes, parse_requirements
-from kvcheck.core.live.exchange import Abort, End, Exchange, Question, Tier
+from kvcheck.core.live.exchange import AbortRequest, End, Exchange, Question, Tier
 from kvcheck.core.live.questions import Questions
 
 
@@ -66,9 +66,9 @@ def test_retractions_of_requests_that_were_aborted_are_told_by_the_counter() -> 
 
 def test_an_abort_counts_once_something_had_been_answered() -> None:
     aborts = [
-        exchange(question(0), abort=Abort(after=3)),
-        exchange(question(1), abort=Abort(after=3), end=End.ABORTED, tokens=()),
-        exchange(question(2), abort=Abort(after=3), end=End.DONE),
+        exchange(question(0), abort=AbortRequest(after=3)),
+        exchange(question(1), abort=AbortRequest(after=3), end=End.ABORTED, tokens=()),
+        exchange(question(2), abort=AbortRequest(after=3), end=End.DONE),
     ]
     assert seen(ScriptedClient(), aborts).counts == {"abort": 1}
 

@@ -8,7 +8,7 @@ import pytest
 from rigs.live_client import ScriptedClient, exchange
 
 from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare, doubts, is_one_server
-from kvcheck.core.live.exchange import Abort, Counters, End, Exchange, Question
+from kvcheck.core.live.exchange import AbortRequest, Counters, End, Exchange, Question
 
 ASKED = Question(number=4, ids=(1, 3, 9), expected=(5,))
 
@@ -27,7 +27,7 @@ def test_an_answer_under_another_name_may_be_stored() -> None:
 def test_an_answer_that_says_less_than_others_may_be_stored_unless_it_was_aborted() -> None:
     (found,) = doubts([exchange(ASKED, cached=0), exchange(ASKED, cached=None)])
     assert "1 answers do not say" in found
-    aborted = exchange(ASKED, abort=Abort(after=0), end=End.ABORTED, cached=None, rid="r3")
+    aborted = exchange(ASKED, abort=AbortRequest(after=0), end=End.ABORTED, cached=None, rid="r3")
     assert doubts([exchange(ASKED, cached=0), aborted]) == []
 
 
@@ -120,7 +120,9 @@ def test_nothing_is_said_of_a_proxy_where_counters_can_be_others_late_or_incompl
 
 def test_aborted_answers_need_not_be_counted() -> None:
     begun = AnswerTotals(before={})
-    begun.add([exchange(ASKED, abort=Abort(after=0), end=End.ABORTED), exchange(ASKED, end=End.REFUSED, tokens=())])
+    begun.add(
+        [exchange(ASKED, abort=AbortRequest(after=0), end=End.ABORTED), exchange(ASKED, end=End.REFUSED, tokens=())]
+    )
     assert (begun.requests, begun.tokens) == (0, 0)
 
 

@@ -9,10 +9,10 @@ import pytest
 from rigs.live_client import ALPHABET, ScriptedClient, right
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Abort, Answer, End, Sending
+from kvcheck.core.live.exchange import AbortRequest, Answer, End, Sending
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
-from kvcheck.core.live.sending import Sender
+from kvcheck.core.live.sending import RequestSender
 
 
 def orders(count: int, **fields: object) -> tuple[Order, ...]:
@@ -25,8 +25,8 @@ def round_of(*sizes: int, concurrency: int = 4, retractions: int = 0) -> Round:
     return Round(tuple(waves))
 
 
-def sender(client: ScriptedClient, *, may_force: bool = True, until: float | None = None) -> Sender:
-    return Sender(client, gap_s=0.0, may_force=may_force, until=until)
+def sender(client: ScriptedClient, *, may_force: bool = True, until: float | None = None) -> RequestSender:
+    return RequestSender(client, gap_s=0.0, may_force=may_force, until=until)
 
 
 def slow(sending: Sending) -> Answer:
@@ -62,7 +62,7 @@ def test_a_wave_begins_when_the_one_before_is_answered() -> None:
 
 def test_an_aborted_request_is_sent_again_under_another_name() -> None:
     client = ScriptedClient()
-    wave = Wave(orders=orders(1, abort=Abort(after=2), retries=True), concurrency=1)
+    wave = Wave(orders=orders(1, abort=AbortRequest(after=2), retries=True), concurrency=1)
     first, second = sender(client).send(Round((wave,))).exchanges
     assert (first.answer.end, second.answer.end) == (End.ABORTED, End.DONE)
     assert first.sending.rid != second.sending.rid

@@ -11,9 +11,9 @@ from fakes.server import Fake
 from rigs.asked import ALPHABET, COUNT, QUESTIONS, SPOKEN, WORDS, client, http
 from rigs.raw_server import RawServer, stream, whole
 
-from kvcheck.core.live.clients.asking import Call, converse
+from kvcheck.core.live.clients.asking import CompletionCall, converse
 from kvcheck.core.live.clients.openai import take_completion
-from kvcheck.core.live.clients.reading import Reply
+from kvcheck.core.live.clients.reading import PartialAnswer
 from kvcheck.core.live.exchange import Answer, End, Sending
 
 ENGINES = (*SPOKEN, "openai", "llamacpp")
@@ -31,14 +31,14 @@ def by_clock(*events: object, ends: bool = True) -> Answer:
     """The answer to these events, each of which is read a second after the one before."""
     seconds = count(100)
     with RawServer(stream(*events, ends=ends)) as server:
-        call = Call(
+        call = CompletionCall(
             server=http(server.url),
             path="/v1/completions",
             body={},
             streamed={"stream": True},
             take=lambda event, reply: take_completion(event, reply, WORDS.get),
         )
-        return converse(call, None, Reply(), is_timed=True, clock=lambda: float(next(seconds)))
+        return converse(call, None, PartialAnswer(), is_timed=True, clock=lambda: float(next(seconds)))
 
 
 def test_the_first_and_the_last_event_with_tokens_are_noted() -> None:

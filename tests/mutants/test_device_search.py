@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 
-from kvcheck.core.cache.backend.delays import Delay, DelayCount, DelayReport, Site
+from kvcheck.core.cache.backend.delays import Delay, DelayCount, DelayReport, DelaySite
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress import delayed
 from kvcheck.core.stress.delayed import UNREAD, Rates, Try, may_show, whole_names
@@ -73,7 +73,7 @@ def test_what_may_show_is_a_delay_until_content_is_written_or_read() -> None:
 
 def test_what_all_tries_came_to_is_told_of_a_mutant_that_does_not_reproduce(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last try alone says little: its schedule may lack the operation that its delay names."""
-    met = DelayCount(delay=Delay(held=Site(operation="wire.kv")), met=3, overtaken=2)
+    met = DelayCount(delay=Delay(held=DelaySite(operation="wire.kv")), met=3, overtaken=2)
     unmet = dataclasses.replace(met, met=0, overtaken=0)
 
     def tried(runner: ScheduleRunner, plans: list[Plan]) -> list[Try]:

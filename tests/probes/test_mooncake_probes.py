@@ -18,7 +18,7 @@ from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.memory import longest_call_s
-from kvcheck.core.probes.mooncake.words import Places, held
+from kvcheck.core.probes.mooncake.words import WordPlaces, held
 from kvcheck.core.run.plan import parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"
@@ -163,7 +163,7 @@ def test_variables_that_are_not_the_engines_are_refused(
     assert told in said and said.count("\n") == 1
 
 
-PLACES = Places(1 << 16)
+PLACES = WordPlaces(1 << 16)
 
 
 def content(owner: int, generation: int, at: int = 64, size: int = 64) -> bytes:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
-from kvcheck.core.probes.sglang.rig.pd_pair import PREFILL, Link, session
+from kvcheck.core.probes.sglang.rig.pd_pair import PREFILL, StandInLink, session
 
 
 def test_late_bytes_land_in_order_when_told_and_what_is_not_registered_is_refused() -> None:
     source, target = np.arange(32, dtype=np.uint8), np.zeros(32, dtype=np.uint8)
     here, there = source.ctypes.data, target.ctypes.data
-    link = Link(lambda address: address >= there + 8)
+    link = StandInLink(lambda address: address >= there + 8)
     link.register(PREFILL, [here], [32])
     link.register(session(0), [there], [16])
     assert link.batch_transfer_sync(session(0), [here, here + 8], [there, there + 8], [8, 4]) == 0

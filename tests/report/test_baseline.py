@@ -19,7 +19,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
 from kvcheck.core.report.ci.outcome import of_gate
-from kvcheck.core.report.gate.baseline import BaselineResult, Entry, Kind, judge_rows, known_by
+from kvcheck.core.report.gate.baseline import BaselineEntry, BaselineResult, BaselineTable, judge_rows, known_by
 from kvcheck.core.report.gate.baseline_file import add_rows, block, parse_baseline, read_baseline, remove_rows, rows_of
 from kvcheck.core.report.gate.result import (
     GateResult,
@@ -35,9 +35,9 @@ from kvcheck.core.report.markdown import escaped
 DAY = datetime.date(2027, 3, 1)
 CODE = "3f2c1ab0" * 8
 CELL = "retract-resume/glm-5.1-tiny"
-ROW = Entry(
+ROW = BaselineEntry(
     number=1,
-    kind=Kind.FINDING,
+    kind=BaselineTable.FINDING,
     engine=None,
     cell=CELL,
     code="KV102",
@@ -46,9 +46,9 @@ ROW = Entry(
     reason="issue 7",
     expires=DAY,
 )
-EXPECTED = Entry(
+EXPECTED = BaselineEntry(
     number=2,
-    kind=Kind.UNKNOWN,
+    kind=BaselineTable.UNKNOWN,
     engine=None,
     cell="retract-resume/gpt-oss-tiny",
     says="no retraction in * schedules",
@@ -81,7 +81,11 @@ def run(*findings: Finding, unknown: bool = False, schedules: int = 400, warning
 
 
 def judged(
-    *entries: Entry, record: RunRecord, day: datetime.date = DAY, strict: bool = False, conditional: bool = False
+    *entries: BaselineEntry,
+    record: RunRecord,
+    day: datetime.date = DAY,
+    strict: bool = False,
+    conditional: bool = False,
 ) -> GateResult:
     """What the gate says of a run with these rows."""
     known = known_by(entries, [record], day)
@@ -239,7 +243,7 @@ def test_findings_that_a_record_lacks_may_be_new(warning: str) -> None:
         (replace(EXPECTED, says="no time"), run(unknown=True), "undecided", 4),
     ],
 )
-def test_what_becomes_of_a_row(entry: Entry, record: RunRecord, status: str, code: int) -> None:
+def test_what_becomes_of_a_row(entry: BaselineEntry, record: RunRecord, status: str, code: int) -> None:
     result = judged(entry, record=record)
     assert (statuses(result), result.exit_code) == ([status], code)
 

@@ -15,7 +15,7 @@ from rigs.literal_record import FOREIGN, MARKUP, PASSED
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Evidence, Interval, RunRecord, Verdict
-from kvcheck.core.report.comparison.changes import State, changes, line_of
+from kvcheck.core.report.comparison.changes import ChangeState, changes, line_of
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_html import render as page
 from kvcheck.core.report.comparison.to_md import render as markdown
@@ -35,7 +35,7 @@ def told(before: RunRecord, after: RunRecord, share: float = 0.5, conditional: b
     """How many differences of each kind, with the exit code."""
     found = changes(before, after, share=share, conditional=conditional)
     assert json.loads(found.to_json())["exit_code"] == found.exit_code
-    counts = {state.value: len(rows) for state in State if (rows := found.of(state))}
+    counts = {state.value: len(rows) for state in ChangeState if (rows := found.of(state))}
     return {**counts, "problems": len(found.problems), "exit": found.exit_code}
 
 
@@ -78,8 +78,8 @@ def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
     """22 findings of one edit were printed one by one, each with its line."""
     cells = [replace(FOREIGN, shape=f"shape-{at}", page=at, replay=f"kvcheck replay {at}") for at in range(4)]
     found = changes(made(), later(made(*cells, OTHER)), share=0.5)
-    groups = found.grouped(State.NEW)
-    assert sorted(map(len, groups)) == [1, 4] and len(found.of(State.NEW)) == 5
+    groups = found.grouped(ChangeState.NEW)
+    assert sorted(map(len, groups)) == [1, 4] and len(found.of(ChangeState.NEW)) == 5
     assert run(["compare", *stored(tmp_path, made(), later(made(*cells, OTHER)))]) == 1
     said = capsys.readouterr().out
     assert said.count("kvcheck replay") == 2 and all(f"retract-resume/shape-{at}" in said for at in range(4))
@@ -97,7 +97,7 @@ def test_a_cell_that_is_not_run_or_unknown_has_less_evidence() -> None:
     assert told(both, later(made()))["exit"] == 4
     unknown = replace(cell, verdict=Verdict.UNKNOWN, reason="no such pool", coverage=Coverage(wanted=3, floor=3))
     found = changes(both, later(replace(both, scenarios=(both.scenarios[0], unknown))), share=0.5)
-    (less,) = found.of(State.LESS)
+    (less,) = found.of(ChangeState.LESS)
     assert "handover/x" in line_of((less,)) and "no such pool" in line_of((less,))
 
 
@@ -117,7 +117,7 @@ def test_fewer_words_and_situations_are_less_evidence() -> None:
     rich = replace(row, evidence=replace(row.evidence, situations={"a": 1, "b": 2, "c": 0}))
     poor = replace(row, evidence=Evidence(schedules=400, words_verified={"latent": 5}, situations={"a": 9}))
     found = changes(replace(made(), scenarios=(rich,)), later(replace(made(), scenarios=(poor,))), share=0.6)
-    (less,) = found.of(State.LESS)
+    (less,) = found.of(ChangeState.LESS)
     assert "5 words after 1,505,280" in less.text and "1 situations after 2" in less.text
 
 
@@ -163,10 +163,10 @@ def test_prices_are_told_where_they_are_certainly_slower() -> None:
     assert told(bench_run(slow), later(before)) == {"problems": 0, "exit": 0}
     two = [bench_run(row, replace(row, size="another")) for row in (fast, slow)]
     both = changes(two[0], replace(later(two[1]), seed=99), share=0.5)
-    assert list(map(len, both.grouped(State.SLOWER))) == [1, 1] and not both.notes
+    assert list(map(len, both.grouped(ChangeState.SLOWER))) == [1, 1] and not both.notes
     elsewhere = later(bench_run(slow, environment={**before.environment, "hardware": {"cpu": "another"}}))
     found = changes(before, elsewhere, share=0.5)
-    assert not found.of(State.SLOWER) and found.notes == ("prices are not compared: their hardware differs",)
+    assert not found.of(ChangeState.SLOWER) and found.notes == ("prices are not compared: their hardware differs",)
 
 
 def test_reports_show_the_changes_and_hostile_text_stays_text() -> None:

@@ -19,7 +19,7 @@ from kvcheck.core.base.record import Evidence, Finding, RunRecord, Verdict
 from kvcheck.core.report import GATE_WRITERS, WRITERS
 from kvcheck.core.report.ci import to_github, to_gitlab, to_junit, to_sarif
 from kvcheck.core.report.ci.outcome import of_record
-from kvcheck.core.report.ci.trouble import Kind
+from kvcheck.core.report.ci.trouble import TroubleKind
 from kvcheck.core.report.gate.text import render as gate_markdown
 from kvcheck.core.report.markdown import code_block, code_span, escaped
 
@@ -138,7 +138,7 @@ def test_github_says_how_many_it_left_out_and_the_worst_come_first() -> None:
     many = tuple(finding(at, buffer=f"buffer-{at}", page=at, request=at, seen_request=None) for at in range(1, 15))
     record = replace(FAILED, findings=(replace(many[0], id=f"{FAILED.run_id}.99", condition="late"), *many))
     errors = [each for each in ci_readers.github(to_github._lines(of_record(record))) if each[0] == "error"]
-    causes = sum(each.kind is not Kind.CONDITIONAL for each in of_record(record).troubles)
+    causes = sum(each.kind is not TroubleKind.CONDITIONAL for each in of_record(record).troubles)
     assert len(errors) == 10 and errors[-1][2].startswith(f"{causes - 9} more errors")
     assert [title for _, title, _ in errors[:9]] == ["KV102 foreign bytes"] * 9
     found = ci_readers.github(to_github._lines(of_record(record)))

@@ -10,7 +10,7 @@ from rigs.known_answers import marks, small, walk
 
 from kvcheck.core.live.clients import CLIENTS
 from kvcheck.core.live.clients.client import Client, Reach
-from kvcheck.core.live.exchange import Abort, Answer, Question, Sending
+from kvcheck.core.live.exchange import AbortRequest, Answer, Question, Sending
 from kvcheck.core.live.http import Http, parse_address
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers
@@ -43,7 +43,7 @@ def client(engine: str, url: str, *metrics: str, key: str | None = None, silence
     return CLIENTS.load(engine).make(reach)
 
 
-def ask(asked: Client, number: int = 0, *, abort: Abort | None = None, priority: int | None = None) -> Answer:
+def ask(asked: Client, number: int = 0, *, abort: AbortRequest | None = None, priority: int | None = None) -> Answer:
     return asked.ask(Sending(question=QUESTIONS[number], rid=f"r{number}", abort=abort, priority=priority))
 
 

@@ -17,7 +17,7 @@ from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache, Lease
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, Tier
+from kvcheck.core.cache.hicache.node import Node, TierIndices
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
@@ -238,7 +238,7 @@ def _copy(words: torch.Tensor, wanted: torch.Tensor) -> Callable[[], None]:
     return copy
 
 
-def values(tier: Tier) -> list[list[int]]:
+def values(tier: TierIndices) -> list[list[int]]:
     return [tier.ids(space).tolist() for space in ("full", "window", "state")]
 
 

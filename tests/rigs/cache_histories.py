@@ -11,11 +11,11 @@ from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.workload.events import Allocated, Event, Freed
 from kvcheck.core.stress.workload.tier_events import (
-    Asked,
     Chosen,
     Computed,
     Declared,
     LookedUp,
+    StoreQueried,
     TierChanged,
     Transferred,
 )
@@ -47,7 +47,7 @@ def gains(tier: str, text: str, *, start: int = 0, space: str = "full") -> Event
 
 def hosts(text: str, *, start: int = 0) -> Events:
     """The host alone gets the pages of a prompt that the store was asked for."""
-    return (Asked(99, chain(text), False), *gains("host", text, start=start))
+    return (StoreQueried(99, chain(text), False), *gains("host", text, start=start))
 
 
 def loses(tier: str, text: str, *, start: int = 0, space: str = "full") -> Events:

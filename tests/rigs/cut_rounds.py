@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvcheck.core.base.deadline import TimeUp
-from kvcheck.core.bench.arms import Comparison, Maker, Point
+from kvcheck.core.bench.arms import ArmComparison, Maker, Point
 from kvcheck.core.bench.clock import Batch, CpuClock, nothing
 from kvcheck.core.bench.measure import Samples
 
@@ -37,5 +37,5 @@ class QuickClock(CpuClock):
 def point(case: str = "made-up", size: str = "one", **makers: Maker) -> Point:
     """A point whose arms are compared with the first."""
     first, *others = makers
-    rows = tuple(Comparison(arm=name, baseline=first) for name in others)
+    rows = tuple(ArmComparison(arm=name, baseline=first) for name in others)
     return Point(case=case, size=size, shape=None, bytes=None, makers=makers, comparisons=rows)

@@ -19,7 +19,7 @@ from kvcheck.core.base.record import (
     ScenarioResult,
     Verdict,
 )
-from kvcheck.core.base.story import Edge, Step, Story, Word
+from kvcheck.core.base.story import Edge, Story, StoryStep, Word
 
 MARKUP = "<script>alert('x')</script>"
 
@@ -59,13 +59,17 @@ HOSTILE = f'k<&"{MARKUP}'
 STORY = Story(
     about=f"full page 17 of {HOSTILE}",
     steps=(
-        Step(lane="forward", kind="write", text="decode.write writes for request 9", begin=10, end=14, first=3, last=5),
-        Step(lane="scheduler", kind="host", text="frees full page 17", begin=20, end=20),
-        Step(
+        StoryStep(
+            lane="forward", kind="write", text="decode.write writes for request 9", begin=10, end=14, first=3, last=5
+        ),
+        StoryStep(lane="scheduler", kind="host", text="frees full page 17", begin=20, end=20),
+        StoryStep(
             lane=HOSTILE, kind="write", text=f"{HOSTILE} writes for request 7", begin=31, first=8, last=8, is_wrong=True
         ),
-        Step(lane="messages", kind="message", text="prefill-0 sends Status", begin=33, end=33),
-        Step(lane="forward", kind="read", text="reads for request 7", begin=40, end=41, first=9, last=9, is_wrong=True),
+        StoryStep(lane="messages", kind="message", text="prefill-0 sends Status", begin=33, end=33),
+        StoryStep(
+            lane="forward", kind="read", text="reads for request 7", begin=40, end=41, first=9, last=9, is_wrong=True
+        ),
     ),
     edges=(Edge(source=2, target=4, is_missing=True), Edge(source=0, target=1)),
     history=("request 9: written (forward #3 to #5), freed", f"request 7: loaded ({HOSTILE} #8)"),

@@ -11,14 +11,14 @@ from typing import Any
 
 from rigs.known_answers import small
 
-from kvcheck.core.live.exchange import Abort, Answer, End, Exchange, Question, Sending
-from kvcheck.core.live.judge import Judgement, Sent, Setting, judge_round
+from kvcheck.core.live.exchange import AbortRequest, Answer, End, Exchange, Question, Sending
+from kvcheck.core.live.judge import Judgement, SentPrompts, ServerSetting, judge_round
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers, mark_prompt, walk_prompt
 
 MODEL = small(length=2048)
 ALPHABET = Alphabet(MODEL)
-SETTING = Setting(alphabet=ALPHABET, page=16, retracts=False, began_empty=True)
+SETTING = ServerSetting(alphabet=ALPHABET, page=16, retracts=False, began_empty=True)
 
 
 def walk_question(number: int, nodes: Sequence[int], *, start: int = 0, count: int = 20) -> Question:
@@ -33,7 +33,9 @@ def marks_question(number: int, values: Sequence[int], *, phase: int = 0, count:
     return Question(number=number, ids=ids, expected=answers(ALPHABET, ids, count))
 
 
-def exchange(question: Question, *, abort: Abort | None = None, rid: str | None = None, **answer: Any) -> Exchange:
+def exchange(
+    question: Question, *, abort: AbortRequest | None = None, rid: str | None = None, **answer: Any
+) -> Exchange:
     """The right answer to a question, with some of its fields changed."""
     whole: dict[str, Any] = {"end": End.DONE, "tokens": question.expected, "finish": "length"}
     return Exchange(
@@ -46,9 +48,9 @@ def with_token(question: Question, step: int, token: int) -> tuple[int, ...]:
     return (*question.expected[:step], token, *question.expected[step + 1 :])
 
 
-def judged(*exchanges: Exchange, before: Sequence[Exchange] = (), setting: Setting = SETTING) -> Judgement:
+def judged(*exchanges: Exchange, before: Sequence[Exchange] = (), setting: ServerSetting = SETTING) -> Judgement:
     """The judgement of one round."""
-    return judge_round(setting, exchanges, Sent().plus(ALPHABET, before))
+    return judge_round(setting, exchanges, SentPrompts().plus(ALPHABET, before))
 
 
 def codes(judgement: Judgement) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rigs.known_answers import small
 
 from kvcheck.core.live.clients.client import Trouble
-from kvcheck.core.live.exchange import Abort, Answer, Counters, End, Exchange, Question, Sending, Served
+from kvcheck.core.live.exchange import AbortRequest, Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.model.alphabet import Alphabet
 
 PARAMETERS = small(kv_heads=2, group=1, length=2048, dtype="fp32", nodes=1024, digits=6, distance=40)
@@ -80,7 +80,7 @@ def exchange(
     began_s: float = 0.0,
     ended_s: float = 1.0,
     priority: int | None = None,
-    abort: Abort | None = None,
+    abort: AbortRequest | None = None,
     **changes: object,
 ) -> Exchange:
     """A question with its right answer, at the times given. changes: of the answer's fields."""

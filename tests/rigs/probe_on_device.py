@@ -29,7 +29,7 @@ from kvcheck.core.probes.frame.probe_server import ProbeServer
 from kvcheck.core.probes.frame.wire import Ask, Hello, Reply, decode, encode
 from kvcheck.core.probes.sglang import SGLANG, layer_wait, retract
 from kvcheck.core.probes.sglang.rig import host_tier
-from kvcheck.core.probes.sglang.rig.byte_copies import Refused
+from kvcheck.core.probes.sglang.rig.byte_copies import CopyRefused
 from kvcheck.core.probes.sglang.rig.kernels_aot import AOT_KERNELS
 from kvcheck.core.probes.sglang.rig.pools import SmallPool, small_pool
 
@@ -93,7 +93,7 @@ def compiled(machine: Machine) -> ModuleType:
         def ask(**named: Any) -> None:
             try:
                 AOT_KERNELS[name](**named)
-            except Refused as error:
+            except CopyRefused as error:
                 raise RuntimeError(str(error)) from error
             (machine.current or machine.ordinary).call(partial(run, named))
 

@@ -28,7 +28,7 @@ from kvcheck.core.cache.pools.request_table import IndexTable
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import FLOOR, Plan, parse_line
 from kvcheck.core.stress.audit import WATCHED_FIRST, AuditBackend, Excess, is_audited
-from kvcheck.core.stress.named_memory import Memory, naming
+from kvcheck.core.stress.named_memory import NamedAllocation, naming
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import EagerStrategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
@@ -147,7 +147,7 @@ def declaring(*spans: tuple[int, int, int, int]) -> tuple[Footprint, ...]:
 
 def excess(touch: Touch, declared: Sequence[Footprint], verb: str) -> list[tuple[str, int]]:
     """What an operation that runs `touch` is found to touch beyond that: verb and cell."""
-    memory = Memory(space="full", buffer="k", layers=2, units=3, tokens=4)
+    memory = NamedAllocation(space="full", buffer="k", layers=2, units=3, tokens=4)
     backend = AuditBackend(EagerBackend(), lambda name, shape: memory)
     words = backend.empty("k", (2, 12, 2), torch.int64, Place.DEVICE)
     reads, writes = (declared, ()) if verb == "reads" else ((), declared)
@@ -201,7 +201,7 @@ def test_memory_that_is_not_in_the_table_is_named_by_its_own_name() -> None:
 
 
 def test_released_memory_is_not_watched() -> None:
-    memory = Memory(space="full", buffer="k", layers=1, units=1)
+    memory = NamedAllocation(space="full", buffer="k", layers=1, units=1)
     backend = AuditBackend(EagerBackend(), lambda name, shape: memory)
     lane = backend.lane("forward")
     known = backend.empty("known", (4,), torch.int64, Place.DEVICE)
@@ -352,7 +352,7 @@ def test_of_one_name_the_first_operations_are_watched_and_then_one_in_so_many() 
 
 
 def test_a_table_is_watched_entry_by_entry() -> None:
-    memory = Memory(space="table", buffer="t", layers=1, units=3, tokens=5)
+    memory = NamedAllocation(space="table", buffer="t", layers=1, units=3, tokens=5)
     backend = AuditBackend(EagerBackend(), lambda name, shape: memory)
     table = IndexTable("t", rows=2, columns=5, backend=backend, lane=backend.lane("forward"))
     table.write(1, 2, np.array([7, 8]))
@@ -362,7 +362,7 @@ def test_a_table_is_watched_entry_by_entry() -> None:
 
 def declared(span: tuple[int, int]) -> list[str]:
     """What the audit says of an operation that declares all of page 1 and this span of page 2, of 4 tokens."""
-    memory = Memory(space="full", buffer="k", layers=1, units=3, tokens=4)
+    memory = NamedAllocation(space="full", buffer="k", layers=1, units=3, tokens=4)
     backend = AuditBackend(EagerBackend(), lambda name, shape: memory)
     backend.empty("device.full.k", (1, 12, 1), torch.int64, Place.DEVICE)
     footprint = Footprint("full", ("k",), (0, 1), np.array([1, 2]), np.array([(0, 4), span]))
@@ -382,5 +382,5 @@ def test_a_span_that_leaves_its_unit_is_named(span: tuple[int, int]) -> None:
 
 
 def test_spans_of_page_rows_are_tokens_of_the_page() -> None:
-    memory = Memory(space="full", buffer="index", layers=1, units=3)
+    memory = NamedAllocation(space="full", buffer="index", layers=1, units=3)
     assert memory.beyond(Footprint("full", ("index",), (0, 1), np.array([1]), np.array([(0, 64)]))) is None

@@ -27,7 +27,7 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.bench.memory import FreshMemory, LeanCudaBackend
 from kvcheck.core.cache.backend import cuda, holds, streamed
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
-from kvcheck.core.cache.backend.delays import Delay, Site
+from kvcheck.core.cache.backend.delays import Delay, DelaySite
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.delayed import Rates, check_operations, device_plans, run_both, tries, why_not
@@ -100,7 +100,7 @@ def store_and_copy(rig: Rig) -> str:
 
 
 def test_a_delay_imposes_the_order_that_seldom_comes_about() -> None:
-    late = Delay(held=Site(operation="set", nth=1), until=Site(operation="get", nth=1))
+    late = Delay(held=DelaySite(operation="set", nth=1), until=DelaySite(operation="get", nth=1))
     free, held = [], []
     for seed in range(SEEDS):
         with installed(seed) as machine:
@@ -116,7 +116,7 @@ def test_a_delay_imposes_the_order_that_seldom_comes_about() -> None:
 
 def test_a_host_that_waits_for_what_is_held_goes_on_and_it_is_told() -> None:
     with installed(3) as machine:
-        rigged = rig(machine, Delay(held=Site(operation="litmus")))
+        rigged = rig(machine, Delay(held=DelaySite(operation="litmus")))
         written = rigged.store("a", rigged.cells(0), 1)
         rigged.backend.wait(written)
         report = rigged.backend.settle()  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def test_a_host_that_waits_for_what_is_held_goes_on_and_it_is_told() -> None:
 
 def test_a_host_that_only_polls_goes_on_too() -> None:
     with installed(3) as machine:
-        rigged = rig(machine, Delay(held=Site(operation="litmus")))
+        rigged = rig(machine, Delay(held=DelaySite(operation="litmus")))
         written = rigged.store("a", rigged.cells(0), 1)
         polls = 0
         while not rigged.backend.query(written):
@@ -137,7 +137,7 @@ def test_a_host_that_only_polls_goes_on_too() -> None:
 
 def test_a_part_that_makes_the_host_wait_ends_by_the_watchdog_and_it_is_told() -> None:
     with installed(3) as machine:
-        rigged = rig(machine, Delay(held=Site(operation="litmus", nth=1)))
+        rigged = rig(machine, Delay(held=DelaySite(operation="litmus", nth=1)))
         rigged.store("a", rigged.cells(0), 1)
         stream = next(each for each in machine.streams if each.queue)
         stream.synchronize()  # as a copy to pageable memory inside a part does
@@ -149,7 +149,7 @@ def test_a_part_that_makes_the_host_wait_ends_by_the_watchdog_and_it_is_told() -
 @pytest.mark.parametrize("is_held_itself", [True, False])
 def test_every_lane_is_released_before_an_operation_that_makes_the_host_wait(is_held_itself: bool) -> None:
     """Behind its own hold, or behind a lane that is held."""
-    held = Site(operation="read" if is_held_itself else "litmus")
+    held = DelaySite(operation="read" if is_held_itself else "litmus")
     with installed(3) as machine:
         rigged = rig(machine, Delay(held=held))
         x, seen = rigged.cells(0), list[int]()
@@ -164,7 +164,7 @@ def test_every_lane_is_released_before_an_operation_that_makes_the_host_wait(is_
 def test_a_copy_to_pageable_memory_releases_every_lane_before_it_is_launched() -> None:
     """The driver blocks inside the copy: a release that comes behind it comes too late."""
     with installed(3) as machine:
-        rigged = rig(machine, Delay(held=Site(operation="litmus")))
+        rigged = rig(machine, Delay(held=DelaySite(operation="litmus")))
         written = rigged.store("a", rigged.cells(0), 1)
         into = (Footprint("host", ("x",), (0, 1), np.array([0]), place=Place.PAGEABLE),)
 
@@ -180,7 +180,7 @@ def test_a_copy_to_pageable_memory_releases_every_lane_before_it_is_launched() -
 
 
 def test_places_of_holds_are_used_again_and_an_old_end_lets_no_new_hold_go() -> None:
-    both = Delay(held=Site(operation="set"), until=Site(operation="get"))
+    both = Delay(held=DelaySite(operation="set"), until=DelaySite(operation="get"))
     with installed(5) as machine:
         rigged = rig(machine, both)
         rounds = 3 * holds.HOLDS_MOST
@@ -192,7 +192,7 @@ def test_places_of_holds_are_used_again_and_an_old_end_lets_no_new_hold_go() -> 
 
 def test_a_capture_does_not_wait_for_the_device_and_a_graph_is_held_as_one() -> None:
     with installed(2) as machine:
-        rigged = rig(machine, Delay(held=Site(operation="litmus", nth=2)))
+        rigged = rig(machine, Delay(held=DelaySite(operation="litmus", nth=2)))
         x = rigged.cells(0)
         with rigged.capture("a") as graph:
             rigged.store("a", x, 1)
@@ -324,7 +324,7 @@ def test_a_message_is_taken_when_its_turn_has_come_not_when_it_lies_in_the_inbox
 
 @pytest.mark.gpu
 def test_a_device_imposes_a_delay_and_says_how_it_ended() -> None:
-    late = Delay(held=Site(operation="set", nth=1), until=Site(operation="get", nth=1))
+    late = Delay(held=DelaySite(operation="set", nth=1), until=DelaySite(operation="get", nth=1))
     warm = Rig(cuda.CudaBackend(), lambda _actor: None)
     store_and_copy(warm)  # loads the kernels, which may wait for the device
     rigged = Rig(cuda.CudaBackend(delays=(late,)), lambda _actor: None)

@@ -12,13 +12,13 @@ import pytest
 
 from kvcheck.core.base.errors import InternalError, UsageError
 from kvcheck.core.cache.backend.backend import Lane
-from kvcheck.core.cache.backend.delays import FIRED_MOST, Delay, DelayCount, Delayer, DelayReport, Site
+from kvcheck.core.cache.backend.delays import FIRED_MOST, Delay, DelayCount, Delayer, DelayReport, DelaySite
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.delay_lines import delays_of, delays_text, parse_delays
 from kvcheck.core.stress.strategies import DELAYS, LANE_GROUPS
 
 LOAD, READ = Lane(0, "hicache.h2d.0"), Lane(1, "forward")
-PAIR = Delay(held=Site(operation="load", nth=2), until=Site(operation="read", nth=3))
+PAIR = Delay(held=DelaySite(operation="load", nth=2), until=DelaySite(operation="read", nth=3))
 
 
 class NotedHold:
@@ -72,7 +72,7 @@ def test_the_nth_operation_is_held_until_the_other_one_has_run() -> None:
 
 
 def test_what_is_behind_the_hold_in_its_own_lane_does_not_overtake_it() -> None:
-    delayer = Delayer((Delay(held=Site(operation="load"), until=Site(operation="read")),))
+    delayer = Delayer((Delay(held=DelaySite(operation="load"), until=DelaySite(operation="read")),))
     hold = placed(delayer, "load", LOAD)
     assert placed(delayer, "read", LOAD) is None
     assert delayer.overtaking("read", LOAD) == ()
@@ -81,7 +81,7 @@ def test_what_is_behind_the_hold_in_its_own_lane_does_not_overtake_it() -> None:
 
 
 def test_a_waiting_host_lets_every_lane_go_and_the_next_operation_is_held_again() -> None:
-    delayer = Delayer((Delay(held=Site(lanes=LANE_GROUPS["h2d"])),))
+    delayer = Delayer((Delay(held=DelaySite(lanes=LANE_GROUPS["h2d"])),))
     first = placed(delayer, "load", LOAD)
     assert first is not None
     assert placed(delayer, "load", LOAD) is None, "one hold a lane is enough"
@@ -96,7 +96,7 @@ def test_a_waiting_host_lets_every_lane_go_and_the_next_operation_is_held_again(
 
 
 def test_a_watchdog_is_counted_told_and_is_no_order() -> None:
-    delayer = Delayer((Delay(held=Site(operation="load")),))
+    delayer = Delayer((Delay(held=DelaySite(operation="load")),))
     for _ in range(FIRED_MOST):
         hold = placed(delayer, "load", LOAD)
         assert hold is not None
@@ -111,7 +111,7 @@ def test_a_watchdog_is_counted_told_and_is_no_order() -> None:
 
 
 def test_a_watchdog_that_fired_before_the_release_is_a_watchdog() -> None:
-    delayer = Delayer((Delay(held=Site(operation="load")),))
+    delayer = Delayer((Delay(held=DelaySite(operation="load")),))
     hold = placed(delayer, "load", LOAD)
     assert hold is not None
     hold.fire()
@@ -120,7 +120,7 @@ def test_a_watchdog_that_fired_before_the_release_is_a_watchdog() -> None:
 
 
 def test_a_report_is_refused_while_a_lane_is_held() -> None:
-    delayer = Delayer((Delay(held=Site(operation="load")),))
+    delayer = Delayer((Delay(held=DelaySite(operation="load")),))
     placed(delayer, "load", LOAD)
     with pytest.raises(InternalError, match="a hold has not ended"):
         delayer.report()
@@ -132,7 +132,7 @@ def test_a_delay_that_met_nothing_was_not_exercised() -> None:
     assert delayer.report().gap == (
         "not exercised: load #2 never came, so the delay load #2 until read #3 held nothing"
     )
-    legs = Delayer((Delay(held=Site(lanes=("storage",))), Delay(held=Site(lanes=("h2d",)))))
+    legs = Delayer((Delay(held=DelaySite(lanes=("storage",))), Delay(held=DelaySite(lanes=("h2d",)))))
     assert legs.report().gap == (
         "not exercised: nothing was held by lanes storage until the process waits; lanes h2d until the process waits"
     )
@@ -143,7 +143,7 @@ def test_a_delay_that_met_nothing_was_not_exercised() -> None:
 
 
 def test_reports_of_several_runs_add_up_by_delay() -> None:
-    other = Delay(held=Site(lanes=("d2h",)))
+    other = Delay(held=DelaySite(lanes=("d2h",)))
     one = DelayReport((DelayCount(delay=PAIR, met=1, placed=1, overtaken=1),))
     two = DelayReport((DelayCount(delay=other, met=4), DelayCount(delay=PAIR, met=1, placed=1, fired=1)))
     assert one.plus(two).rows == (
@@ -165,7 +165,7 @@ def test_text_and_delays_round_trip(text: str) -> None:
 
 def test_a_text_means_what_it_says() -> None:
     assert parse_delays("2.load~3.read") == (PAIR,)
-    assert parse_delays("h2d") == (Delay(held=Site(lanes=("h2d", "hicache.h2d"))),)
+    assert parse_delays("h2d") == (Delay(held=DelaySite(lanes=("h2d", "hicache.h2d"))),)
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_without_text_the_legs_go_by_with_the_schedule() -> None:
 )
 def test_a_site_that_says_nothing_or_two_things_is_our_own_fault(site: dict[str, object]) -> None:
     with pytest.raises(InternalError):
-        Site(**site)  # type: ignore[arg-type]
+        DelaySite(**site)  # type: ignore[arg-type]

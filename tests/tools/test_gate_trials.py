@@ -16,7 +16,7 @@ import pytest
 from rigs.gate import bench_row
 
 from kvcheck.core.base.record import BenchRow
-from kvcheck.core.bench.arms import Arm, Comparison, Point
+from kvcheck.core.bench.arms import Arm, ArmComparison, Point
 from kvcheck.core.bench.plan import BenchPlan
 from tools import gate_trials
 from tools.gate_trials import AGAIN, ARMS, beside_itself, main, most_share, slowed
@@ -99,11 +99,11 @@ def _arm(memory: object) -> Arm:
 
 
 def test_an_arm_beside_itself_is_the_same_maker() -> None:
-    rows = (Comparison(arm="b", baseline="a"),)
+    rows = (ArmComparison(arm="b", baseline="a"),)
     points = [Point(case="x", size="1", shape=None, bytes=None, makers={"a": _arm, "b": _arm}, comparisons=rows)]
     (point,) = beside_itself(points, "b", 0)
     assert point.makers["b"] is point.makers[AGAIN] is _arm
-    assert (point.baseline, point.comparisons) == ("b", (Comparison(arm=AGAIN, baseline="b"),))
+    assert (point.baseline, point.comparisons) == ("b", (ArmComparison(arm=AGAIN, baseline="b"),))
     (point,) = beside_itself(points, "b", 20)
     assert _arm not in point.makers.values()  # both carry the clock
 

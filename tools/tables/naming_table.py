@@ -34,7 +34,7 @@ from rigs.llama_forward import Cache, LlamaForward
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
-from kvcheck.core.live.judge import Sent, Setting, finding, judge_round
+from kvcheck.core.live.judge import SentPrompts, ServerSetting, finding, judge_round
 from kvcheck.core.model.alphabet import HEADER, Alphabet
 from kvcheck.core.model.answers import answers, draw_nodes, mark_prompt, walk_prompt
 
@@ -42,7 +42,7 @@ PAGE = 16
 DISTANCE = 61
 MODEL = small(length=2048, nodes=4096, digits=7, distance=DISTANCE)
 ALPHABET = Alphabet(MODEL)
-SETTING = Setting(alphabet=ALPHABET, page=PAGE)
+SETTING = ServerSetting(alphabet=ALPHABET, page=PAGE)
 ASKED = 8
 COLUMNS = ("trials", "found", "right", "page", "layer", "wrong", "none")
 KINDS = (
@@ -156,8 +156,8 @@ def tally(
         else:
             said = one.answered(model, damaged(one, other, kind, layer, page, rng, first), [one.first])
         beside = [exchange(each, each.expected) for each in questions if each is not one.question]
-        setting = Setting(alphabet=ALPHABET, page=PAGE, retracts=given.retracts)
-        judged = judge_round(setting, [exchange(one.question, said), *beside], Sent())
+        setting = ServerSetting(alphabet=ALPHABET, page=PAGE, retracts=given.retracts)
+        judged = judge_round(setting, [exchange(one.question, said), *beside], SentPrompts())
         counts["trials"] += 1
         if not judged.wrong:
             continue

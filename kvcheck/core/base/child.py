@@ -74,7 +74,7 @@ def inherited(variables: Mapping[str, str], *, is_engine: bool = False) -> dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
+class StandardStreams:
     stdin: int | IO[str] | IO[bytes] | None = subprocess.DEVNULL
     stdout: int | IO[str] | IO[bytes] | None = subprocess.PIPE
     stderr: int | IO[str] | IO[bytes] | None = None
@@ -110,7 +110,7 @@ class Started:
 def start(
     program: str,
     *arguments: str,
-    streams: Streams,
+    streams: StandardStreams,
     variables: Mapping[str, str] | None = None,
     leads_group: bool = True,
 ) -> subprocess.Popen[str]:
@@ -155,7 +155,7 @@ def check(build: Build, program: str, *, is_own_python: bool = True) -> None:
 def spawn(
     program: str,
     *arguments: str,
-    streams: Streams,
+    streams: StandardStreams,
     variables: Mapping[str, str] | None = None,
     leads_group: bool = True,
     engine_python: Path | None = None,

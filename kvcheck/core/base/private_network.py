@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from kvcheck.core.base.child import Streams, end, start
+from kvcheck.core.base.child import StandardStreams, end, start
 from kvcheck.core.base.errors import UnknownVerdict
 
 CLONE_NEWUSER = 0x1000_0000
@@ -36,7 +36,7 @@ class PrivateNetwork:
         self.why = ""
         self._holder: subprocess.Popen[str] | None = None
         try:
-            self._holder = start(__name__, streams=Streams(stdin=subprocess.PIPE))
+            self._holder = start(__name__, streams=StandardStreams(stdin=subprocess.PIPE))
         except UnknownVerdict as error:
             self.why = str(error)
             return

@@ -15,28 +15,32 @@ from kvcheck.core.base.record import RunRecord, ScenarioResult
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EvidenceKind:
     unit: str
     meaning: str
 
 
-KINDS: Mapping[str, Kind] = {
-    "hit": Kind("requests", "judged requests, part of whose prompt came from the prefix cache"),
-    "hit-token": Kind("tokens", "prompt tokens of judged requests that came from the prefix cache"),
-    "host-hit": Kind("tokens", "prompt tokens that were found in the host tier"),
-    "storage-hit": Kind("tokens", "prompt tokens that were found in the storage tier"),
-    "evict": Kind("tokens", "tokens that left the device tier of the prefix cache"),
-    "lost-prefix": Kind("requests", "requests whose prefix had been computed and was not in the cache any more"),
-    "retract": Kind("retractions", "requests that were retracted or preempted, counted each time"),
-    "backup": Kind("tokens", "tokens that were copied from the device to the host tier"),
-    "load-back": Kind("tokens", "tokens that were copied from the host tier back to the device"),
-    "transfer": Kind("requests", "judged requests whose cache went from a prefill server to a decode server"),
-    "abort": Kind("requests", "requests that were aborted while they ran"),
-    "overtake": Kind("requests", "requests of high priority that finished before an earlier one of low priority"),
+KINDS: Mapping[str, EvidenceKind] = {
+    "hit": EvidenceKind("requests", "judged requests, part of whose prompt came from the prefix cache"),
+    "hit-token": EvidenceKind("tokens", "prompt tokens of judged requests that came from the prefix cache"),
+    "host-hit": EvidenceKind("tokens", "prompt tokens that were found in the host tier"),
+    "storage-hit": EvidenceKind("tokens", "prompt tokens that were found in the storage tier"),
+    "evict": EvidenceKind("tokens", "tokens that left the device tier of the prefix cache"),
+    "lost-prefix": EvidenceKind(
+        "requests", "requests whose prefix had been computed and was not in the cache any more"
+    ),
+    "retract": EvidenceKind("retractions", "requests that were retracted or preempted, counted each time"),
+    "backup": EvidenceKind("tokens", "tokens that were copied from the device to the host tier"),
+    "load-back": EvidenceKind("tokens", "tokens that were copied from the host tier back to the device"),
+    "transfer": EvidenceKind("requests", "judged requests whose cache went from a prefill server to a decode server"),
+    "abort": EvidenceKind("requests", "requests that were aborted while they ran"),
+    "overtake": EvidenceKind(
+        "requests", "requests of high priority that finished before an earlier one of low priority"
+    ),
 }
 
 TOKEN = "token"
-OBSERVED: Mapping[str, Kind] = {TOKEN: Kind("tokens", "tokens of answers that were judged"), **KINDS}
+OBSERVED: Mapping[str, EvidenceKind] = {TOKEN: EvidenceKind("tokens", "tokens of answers that were judged"), **KINDS}
 """All counts of a server in a record; without judged tokens no other counts."""
 
 

@@ -20,7 +20,7 @@ KINDS = (WRITE, READ, HOST, MESSAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StoryStep:
     """An event in a lane. begin, end: indices in the history; end is None while it is pending.
 
     first, last: ordinals of its operations; None if it has none. is_wrong: the finding names it.
@@ -80,7 +80,7 @@ class Story:
 
     about: str
     untold: str | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StoryStep, ...] = ()
     edges: tuple[Edge, ...] = ()
     history: tuple[str, ...] = ()
     row: str | None = None

@@ -44,7 +44,7 @@ Maker = Callable[[FreshMemory], Arm]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ArmComparison:
     """One row of the record. limit: the arm that measures the machine's maximum.
 
     name: the arm's name in the row if it has several baselines. An arm named "plus-..." does only work on top of the
@@ -70,7 +70,7 @@ class Point:
     shape: str | None
     bytes: int | None
     makers: Mapping[str, Maker]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ArmComparison, ...]
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class BenchSetting:
     shape: ModelShape
     device: str
 
@@ -93,7 +93,7 @@ class Setting:
         return kind_of(self.device)
 
 
-Case = Callable[[Setting], tuple[Point, ...]]
+Case = Callable[[BenchSetting], tuple[Point, ...]]
 
 
 def same(what: str, got: torch.Tensor, expected: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvcheck.core.base.cells import STREAMED
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.case_guarded import queue_load
 from kvcheck.core.bench.decode_work import CONTEXT, REQUESTS, DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
@@ -18,7 +18,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 SIZE = f"{REQUESTS}x{CONTEXT} tokens"
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     shape = setting.shape
     makers: dict[str, Callable[[FreshMemory], Arm]] = {
         "bare": lambda memory: _arm(memory, shape, "bare"),
@@ -27,16 +27,16 @@ def points(setting: Setting) -> tuple[Point, ...]:
         "guards-alone": lambda memory: _guards(memory, shape),
     }
     comparisons = [
-        Comparison(arm="guarded", baseline="bare"),
-        Comparison(arm="protected", baseline="bare"),
-        Comparison(arm="guards-alone", baseline="bare", name="plus-guards"),
+        ArmComparison(arm="guarded", baseline="bare"),
+        ArmComparison(arm="protected", baseline="bare"),
+        ArmComparison(arm="guards-alone", baseline="bare", name="plus-guards"),
     ]
     if setting.kind in STREAMED:
         makers["graph-bare"] = lambda memory: _graph_arm(memory, shape, "bare")
         makers["graph-guarded"] = lambda memory: _graph_arm(memory, shape, "guarded")
         comparisons += [
-            Comparison(arm="graph-bare", baseline="bare"),
-            Comparison(arm="graph-guarded", baseline="graph-bare"),
+            ArmComparison(arm="graph-bare", baseline="bare"),
+            ArmComparison(arm="graph-guarded", baseline="graph-bare"),
         ]
     return (
         Point(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.clock import nothing
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Operation
@@ -23,7 +23,7 @@ ROWS = 1024
 """Token rows of one layer's read: 8 requests of 128 tokens."""
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     return tuple(_point(setting.shape, name, layers) for name, layers in (("one layer", 1), ("all layers", None)))
 
 
@@ -40,7 +40,7 @@ def _point(shape: ModelShape, size: str, layers: int | None) -> Point:
         shape=shape.name,
         bytes=count * ROWS * _pool_row_bytes(shape),
         makers=makers,
-        comparisons=tuple(Comparison(arm=arm, baseline="unguarded") for arm in ("guarded", "guarded-behind-load")),
+        comparisons=tuple(ArmComparison(arm=arm, baseline="unguarded") for arm in ("guarded", "guarded-behind-load")),
         note=f"{ROWS} token rows a layer",
     )
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from kvcheck.core.base.cells import STREAMED
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.case_decode import SIZE
 from kvcheck.core.bench.decode_work import DecodeStep
 from kvcheck.core.bench.memory import FreshMemory
@@ -25,7 +25,7 @@ from kvcheck.core.cache.pools.shape import ModelShape
 RACES = "no-wait races with its load: its loaded pages are checked, and a step over them, not what it read"
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     ways = ("no-wait", "layer-wise", "whole-wait")
     shape = setting.shape
     return (
@@ -35,7 +35,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
             shape=shape.name,
             bytes=None,
             makers={way: partial(_arm, shape=shape, way=way) for way in ways},
-            comparisons=tuple(Comparison(arm=way, baseline="no-wait") for way in ways[1:]),
+            comparisons=tuple(ArmComparison(arm=way, baseline="no-wait") for way in ways[1:]),
             note=RACES if setting.kind in STREAMED else "one core copies and computes: waits cost, nothing overlaps",
         ),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow, metadata_fields
 from kvcheck.core.stress.targets.mutants.retract_resume import ViewMetadata
@@ -16,7 +16,7 @@ SLOTS = 64
 REQUEST = 7
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     hidden = setting.shape.hidden_size
     fields = metadata_fields(hidden)
     return (
@@ -34,11 +34,11 @@ def points(setting: Setting) -> tuple[Point, ...]:
                 "memcpy": lambda memory: _memcpy(memory, hidden),
             },
             comparisons=(
-                Comparison(arm="packed-get", baseline="ten-views", limit="memcpy"),
-                Comparison(arm="packed-get", baseline="ten-clones", limit="memcpy", name="packed-get-to-clones"),
-                Comparison(arm="packed-get", baseline="view-get", limit="memcpy", name="packed-get-to-mutant"),
-                Comparison(arm="packed-get-unpacked", baseline="ten-clones"),
-                Comparison(arm="ten-clones", baseline="ten-views"),
+                ArmComparison(arm="packed-get", baseline="ten-views", limit="memcpy"),
+                ArmComparison(arm="packed-get", baseline="ten-clones", limit="memcpy", name="packed-get-to-clones"),
+                ArmComparison(arm="packed-get", baseline="view-get", limit="memcpy", name="packed-get-to-mutant"),
+                ArmComparison(arm="packed-get-unpacked", baseline="ten-clones"),
+                ArmComparison(arm="ten-clones", baseline="ten-views"),
             ),
         ),
     )

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from kvcheck.core.base.errors import WrongOutput
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.metadata import metadata_fields
@@ -26,7 +26,7 @@ KEY = 0xA0C5
 ROOM, GENERATION = 5, 1
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     shape = setting.shape
     return (
         Point(
@@ -40,9 +40,9 @@ def points(setting: Setting) -> tuple[Point, ...]:
                 "socket": partial(_socket, shape=shape),
             },
             comparisons=(
-                Comparison(arm="sealed", baseline="unproved"),
-                Comparison(arm="sealed", baseline="socket", name="sealed-to-socket"),
-                Comparison(arm="socket", baseline="unproved"),
+                ArmComparison(arm="sealed", baseline="unproved"),
+                ArmComparison(arm="sealed", baseline="socket", name="sealed-to-socket"),
+                ArmComparison(arm="socket", baseline="unproved"),
             ),
             note=None if _has_peer(setting.kind) else "simulated: the peer's memory is memory of this machine",
         ),

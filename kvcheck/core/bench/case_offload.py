@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.holdings import TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.offload import Offload
@@ -23,7 +23,7 @@ TARGET_BYTES = (4 << 20, 16 << 20, 64 << 20)
 """Approximate bytes of a save at each size."""
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     return tuple(_point(setting.shape, tokens) for tokens in sizes(setting.shape))
 
 
@@ -44,13 +44,13 @@ def _point(shape: ModelShape, tokens: int) -> Point:
         "offload": lambda memory: _offload(TwoHoldings(memory, shape, tokens), Offload),
         "memcpy": lambda memory: _memcpy(memory, TwoHoldings.bytes_of(shape, tokens)),
     }
-    comparisons = [Comparison(arm="offload", baseline="chunked-index", limit="memcpy")]
+    comparisons = [ArmComparison(arm="offload", baseline="chunked-index", limit="memcpy")]
     if shape.family == "nsa":
         makers["chunked-partial"] = lambda memory: _upstream(TwoHoldings(memory, shape, tokens), is_partial=True)
         makers["partial-offload"] = lambda memory: _offload(TwoHoldings(memory, shape, tokens), SaveSkipsIndex)
         comparisons += [
-            Comparison(arm="offload", baseline="chunked-partial", limit="memcpy", name="offload-to-partial"),
-            Comparison(arm="offload", baseline="partial-offload", limit="memcpy", name="offload-to-mutant"),
+            ArmComparison(arm="offload", baseline="chunked-partial", limit="memcpy", name="offload-to-partial"),
+            ArmComparison(arm="offload", baseline="partial-offload", limit="memcpy", name="offload-to-mutant"),
         ]
     return Point(
         case="offload-restore",

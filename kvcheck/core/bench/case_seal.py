@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from kvcheck.core.base.errors import WrongOutput
-from kvcheck.core.bench.arms import Arm, Comparison, Point, Setting, same
+from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.case_offload import sizes
 from kvcheck.core.bench.holdings import REQUEST, TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
@@ -26,7 +26,7 @@ from kvcheck.core.stress.targets.mutants.pd_transfer import SealWithoutKV
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
 
 
-def points(setting: Setting) -> tuple[Point, ...]:
+def points(setting: BenchSetting) -> tuple[Point, ...]:
     shape = setting.shape
     return tuple(
         Point(
@@ -44,9 +44,9 @@ def points(setting: Setting) -> tuple[Point, ...]:
                 "read": partial(_read, size=TwoHoldings.bytes_of(shape, tokens)),
             },
             comparisons=(
-                Comparison(arm="move-sealed", baseline="move"),
-                Comparison(arm="move-sealed", baseline="move-sealed-without-kv", name="move-sealed-to-mutant"),
-                Comparison(arm="seal", baseline="move", limit="read", name="plus-seal"),
+                ArmComparison(arm="move-sealed", baseline="move"),
+                ArmComparison(arm="move-sealed", baseline="move-sealed-without-kv", name="move-sealed-to-mutant"),
+                ArmComparison(arm="seal", baseline="move", limit="read", name="plus-seal"),
             ),
             note="beside a move within one memory, the cheapest transfer there is; limit: reading the bytes once",
         )
@@ -54,7 +54,7 @@ def points(setting: Setting) -> tuple[Point, ...]:
     )
 
 
-class _End:
+class _SealEnd:
     def __init__(
         self, kind: type[Sealer], held: TwoHoldings, holding: Holding, layout: EndLayout, row: torch.Tensor
     ) -> None:
@@ -79,7 +79,7 @@ def _arm(
         "decode", slots=1, hidden_size=shape.hidden_size, backend=held.backend, lane=held.pool.forward
     )
     layout = end_layout(held.pool, metadata, whole=shape, rank=0, ranks=1)
-    source, target = (_End(kind, held, each, layout, metadata.row_view(0)) for each in (held.source, held.target))
+    source, target = (_SealEnd(kind, held, each, layout, metadata.row_view(0)) for each in (held.source, held.target))
     pairs = []
     for space, buffer, words in held.buffers():
         # Ranks send whole pages, so a seal covers each page to its end.

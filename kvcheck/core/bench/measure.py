@@ -25,7 +25,7 @@ import numpy as np
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.base.rounds import NOISY_FLOOR, floor_of, half_width, interval, ratio_interval
-from kvcheck.core.bench.arms import CONTROL, Arm, Comparison, Point
+from kvcheck.core.bench.arms import CONTROL, Arm, ArmComparison, Point
 from kvcheck.core.bench.clock import Batch, Clock
 from kvcheck.core.bench.memory import FreshMemory
 
@@ -97,7 +97,7 @@ class Samples:
             self.is_told = True
             raise WrongOutput(f"{self.point.case}/{self.point.size} arm {name}: {error}") from error
 
-    def _row(self, row: Comparison, floor: float) -> BenchRow:
+    def _row(self, row: ArmComparison, floor: float) -> BenchRow:
         logs = self._compared(row)
         if row.is_extra:  # the baseline's noise is in the divisor alone
             floor = math.expm1(math.log1p(floor) * math.expm1(statistics.median(logs)))
@@ -125,7 +125,7 @@ class Samples:
             return "unknown"
         return "noisy" if floor > NOISY_FLOOR else "ok"
 
-    def _compared(self, row: Comparison) -> list[float]:
+    def _compared(self, row: ArmComparison) -> list[float]:
         logs = self._logs(row.arm, row.baseline)
         return [math.log1p(math.exp(each)) for each in logs] if row.is_extra else logs
 

@@ -21,7 +21,7 @@ from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.deadline import TimeUp, time_limit
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.bench import CASES
-from kvcheck.core.bench.arms import Point, Setting
+from kvcheck.core.bench.arms import BenchSetting, Point
 from kvcheck.core.bench.clock import clock_for
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import tensor_device
@@ -64,7 +64,7 @@ def run_bench(
         with ExitStack() as stack:
             if kind_of(clock.name) == "cuda":  # events and kernels are those of the current device
                 stack.enter_context(torch.cuda.device(tensor_device(clock.name)))
-            points, left = _points(plan, Setting(shape=shape_named(plan.shape), device=clock.name), deadline)
+            points, left = _points(plan, BenchSetting(shape=shape_named(plan.shape), device=clock.name), deadline)
             samples = [Samples(point, clock) for point in choose(points)]
             facts = clock.spin() if samples else {}
             if learn is not None:
@@ -84,7 +84,7 @@ def run_bench(
     return tuple(rows)
 
 
-def _points(plan: BenchPlan, setting: Setting, deadline: float) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
+def _points(plan: BenchPlan, setting: BenchSetting, deadline: float) -> tuple[list[Point], dict[str, tuple[str, ...]]]:
     points: list[Point] = []
     left: dict[str, tuple[str, ...]] = {}
     for name in dict.fromkeys(plan.cases):

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from kvcheck.core.base.record import Coverage, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.server_facts import KINDS, REQUIRED, TOKEN
 from kvcheck.core.live.runner import RoundResult
-from kvcheck.core.live.scenarios.scenario import Scenario
+from kvcheck.core.live.scenarios.scenario import ServerScenario
 from kvcheck.core.run.cell import Cell, CellPlan, decided
 
 MOST_REASONS = 4
@@ -39,7 +39,7 @@ P = TypeVar("P", bound=RoundPlan)
 class RoundCell(Cell[P], Generic[P]):
     """The rounds of one scenario so far. flags: kind of evidence -> server setting that makes it appear."""
 
-    scenario: Scenario
+    scenario: ServerScenario
     flags: Mapping[str, str]
     evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     found: list[Finding] = field(default_factory=list)

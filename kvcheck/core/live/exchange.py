@@ -28,7 +28,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
+class AbortRequest:
     """An abort of a request. after: answered tokens to wait for. by_call: by the engine's call, not by closing the
     connection."""
 
@@ -45,7 +45,7 @@ class Sending:
     question: Question
     rid: str
     priority: int | None = None
-    abort: Abort | None = None
+    abort: AbortRequest | None = None
     salt: str | None = None
     top: int = 0
     is_timed: bool = False

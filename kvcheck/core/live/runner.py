@@ -25,13 +25,13 @@ from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
 from kvcheck.core.live.judge.round import by_chance
-from kvcheck.core.live.judge.steps import Sent
-from kvcheck.core.live.judge.verdicts import Counts, Judgement, Setting, Wrong, finding
+from kvcheck.core.live.judge.steps import SentPrompts
+from kvcheck.core.live.judge.verdicts import Counts, Judgement, ServerSetting, Wrong, finding
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
-from kvcheck.core.live.sending import Sender, new_rid, typical_s
+from kvcheck.core.live.sending import RequestSender, new_rid, typical_s
 from kvcheck.core.model.alphabet import Alphabet
 
 COLD_PLACES, COLD_TOKENS, COLD_TRIES = 24, 8, 3
@@ -87,7 +87,7 @@ class LiveRunner:
     ) -> None:
         self._client, self._alphabet, self._timeout_s, self._sleep = client, alphabet, timeout_s, sleep
         self._is_replay, self._is_balanced = is_replay, is_balanced
-        self._sent = Sent()
+        self._sent = SentPrompts()
         self._next = 0
         self._typical_s = 0.0
         self._last: Counters | None = None
@@ -96,7 +96,7 @@ class LiveRunner:
         self._cold: list[Exchange] = []
         self._began = 0.0
         self._before: Counters | None = None
-        self._sender: Sender | None = None
+        self._sender: RequestSender | None = None
 
     def begin(self, served: Served, *, names: int) -> None:
         """Send cold walks until one has a right first token; they are judged with the first round. Raises
@@ -142,7 +142,7 @@ class LiveRunner:
         self._before, trouble = (self._last, []) if self._last is not None else read_counters(self._client)
         if self._last is None or self._answered is None:
             self._answered = None if self._before is None else AnswerTotals(before=self._before)
-        self._sender = Sender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
+        self._sender = RequestSender(self._client, gap_s=self._typical_s * GAP, may_force=bool(plan.admin), until=until)
         sent = self._sender.send(round_, told)
         if is_last and self._before is not None:
             self._sleep(SETTLE_S)
@@ -166,7 +166,7 @@ class LiveRunner:
             self._answered.add(exchanges)
         exchanges, self._cold = [*self._cold, *exchanges], []
         self._last = after
-        setting = Setting(
+        setting = ServerSetting(
             alphabet=self._alphabet,
             page=self._served.page,
             retracts=_may_have_retracted(self._client, self._before, after),
@@ -250,7 +250,7 @@ class LiveRunner:
         like = [each.sending.question for each in exchanges]
         round_ = new_prompts(questions, Rng(self._next), like, plan.concurrency)
         self._next += len(round_.orders)
-        sent = Sender(self._client, gap_s=0.0, may_force=False).send(round_).exchanges
+        sent = RequestSender(self._client, gap_s=0.0, may_force=False).send(round_).exchanges
         self._sent = self._sent.plus(self._alphabet, sent)
         return sent
 

@@ -25,7 +25,7 @@ FORCED_CALL_S = 30.0
 """Time limit of a retraction call after the end of its wave."""
 
 
-class Asked(Protocol):
+class Recipient(Protocol):
     """The receiver of a round: a `Client`, or an arm of requests to one."""
 
     def ask(self, sending: Sending) -> Answer:
@@ -45,7 +45,7 @@ class Delivery:
     is_whole: bool = True
 
 
-class Sender:
+class RequestSender:
     """Sends rounds to one server.
 
     gap_s: between retractions on demand; less than an answer takes, so that several hit it. until: time.monotonic()
@@ -54,7 +54,7 @@ class Sender:
 
     def __init__(
         self,
-        client: Asked,
+        client: Recipient,
         *,
         gap_s: float,
         may_force: bool,

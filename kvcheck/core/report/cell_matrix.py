@@ -22,20 +22,20 @@ MOST_OPEN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class MatrixPlace:
     """row: the scenario, with its transport or probe. column: a shape or a variant."""
 
     row: str
     column: str
 
 
-def place_of(cell: ScenarioResult, *, is_probe: bool) -> Place:
+def place_of(cell: ScenarioResult, *, is_probe: bool) -> MatrixPlace:
     scenario = cell.id.removesuffix(f"/{cell.shape}")
     if is_probe:
         probe, _, variant = cell.shape.partition(".")
-        return Place(row=f"{scenario} · {probe}", column=variant)
+        return MatrixPlace(row=f"{scenario} · {probe}", column=variant)
     shape, slash, transport = cell.shape.partition("/")
-    return Place(row=f"{scenario} over {transport}" if slash else scenario, column=shape)
+    return MatrixPlace(row=f"{scenario} over {transport}" if slash else scenario, column=shape)
 
 
 def cells_section(record: RunRecord) -> dict[str, object] | None:
@@ -87,7 +87,7 @@ def _grid(record: RunRecord, cells: Sequence[tuple[str, ScenarioResult]]) -> dic
     }
 
 
-def _entry(anchor: str, cell: ScenarioResult, place: Place, conditional: str) -> dict[str, str]:
+def _entry(anchor: str, cell: ScenarioResult, place: MatrixPlace, conditional: str) -> dict[str, str]:
     planned = "" if cell.coverage is None else f"/{cell.coverage.wanted:,}"
     why = ", ".join(part for part in (why_text(cell), conditional) if part)
     return {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Edge, Step, Story
+from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Edge, Story, StoryStep
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.story_text import is_pending, lane_letter, lanes_of, step_text
 
@@ -41,7 +41,7 @@ def _lane_x(lanes: list[str], at: int) -> int:
     return LEFT + _lane_width(lanes) * at + _lane_width(lanes) // 2
 
 
-def _x(lanes: list[str], step: Step) -> int:
+def _x(lanes: list[str], step: StoryStep) -> int:
     return _lane_x(lanes, lanes.index(step.lane))
 
 

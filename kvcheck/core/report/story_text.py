@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import Finding, RunRecord
-from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Step, Story, Word
+from kvcheck.core.base.story import HOST, MESSAGE, READ, WRITE, Story, StoryStep, Word
 from kvcheck.core.base.untold import why_untold
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import by_name
@@ -56,7 +56,7 @@ def lane_letter(at: int) -> str:
     return chr(ord("A") + at)
 
 
-def step_text(step: Step) -> str:
+def step_text(step: StoryStep) -> str:
     return " ".join(part for part in (step.text, step.number) if part)
 
 
@@ -88,7 +88,7 @@ def _cell(story: Story, at: int, lane: str) -> str:
     return "|" if any(is_pending(each, step.begin) for each in story.steps[:at] if each.lane == lane) else "."
 
 
-def is_pending(step: Step, moment: int) -> bool:
+def is_pending(step: StoryStep, moment: int) -> bool:
     """Whether an operation that began earlier has not run at that moment. Several operations are not drawn as one."""
     is_one = step.first == step.last
     return is_one and step.kind in (WRITE, READ) and step.begin < moment and (step.end is None or moment <= step.end)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kvcheck.core.base.child import Streams, close_input, end, listen, start, tell
+from kvcheck.core.base.child import StandardStreams, close_input, end, listen, start, tell
 from kvcheck.core.base.errors import InternalError, KvcheckError, TargetError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Evidence, Finding, to_plain, value_from
 from kvcheck.core.run.outcome import TargetOf, complete
@@ -62,7 +62,7 @@ class Workers:
 
     def start(self) -> Worker:
         """One process more."""
-        streams = Streams(stdin=subprocess.PIPE)
+        streams = StandardStreams(stdin=subprocess.PIPE)
         worker = Worker(start(self._program, *self._arguments, streams=streams, variables={"OMP_NUM_THREADS": "1"}))
         self._workers.append(worker)
         listen(worker.process, lambda line: self._lines.put((worker, line)))

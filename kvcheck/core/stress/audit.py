@@ -28,7 +28,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.backend.backend import Backend, ChunkWork, Footprint, Lane, Operation, Place, Signal
 from kvcheck.core.cache.backend.scoped import PassingBackend
 from kvcheck.core.run.plan import Plan
-from kvcheck.core.stress.named_memory import Masks, Memory, Naming, Places, by_own_name
+from kvcheck.core.stress.named_memory import Masks, NamedAllocation, Naming, Places, by_own_name
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 
 _ONE_DIMENSION = frozenset({"index_select", "index_copy_", "index_fill_", "index_add_"})
@@ -65,7 +65,7 @@ class Excess:
 
     operation: str
     verb: str
-    memory: Memory
+    memory: NamedAllocation
     place: int
 
     @property
@@ -115,7 +115,7 @@ class Beyond:
 
     operation: str
     verb: str
-    memory: Memory
+    memory: NamedAllocation
     span: tuple[int, int, int]
 
     @property
@@ -155,7 +155,7 @@ AUDITED_EVERY = 8
 
 @dataclass(slots=True)
 class _Known:
-    named: dict[int, tuple[Memory, int]] = field(default_factory=dict)
+    named: dict[int, tuple[NamedAllocation, int]] = field(default_factory=dict)
     """The memory, and the bytes of one of its places."""
 
     written: dict[int, tuple[StorageWeakRef, int, str]] = field(default_factory=dict)
@@ -267,16 +267,16 @@ class _Declared:
         self.number = number
         self.name = name
         self._footprints = {"reads": reads, "writes": writes}
-        self._places: dict[tuple[str, Memory], Places] = {}
+        self._places: dict[tuple[str, NamedAllocation], Places] = {}
 
-    def beyond(self, memories: Sequence[Memory]) -> Iterator[Beyond]:
+    def beyond(self, memories: Sequence[NamedAllocation]) -> Iterator[Beyond]:
         for verb, footprints in self._footprints.items():
             for footprint in footprints:
                 for memory in memories if footprint.spans is not None else ():
                     if memory.is_named(footprint) and (span := memory.beyond(footprint)) is not None:
                         yield Beyond(self.name, verb, memory, span)
 
-    def places(self, verb: str, memory: Memory, masks: Masks) -> Places:
+    def places(self, verb: str, memory: NamedAllocation, masks: Masks) -> Places:
         key = (verb, memory)
         if key not in self._places:
             self._places[key] = memory.named(self._footprints[verb], masks)
@@ -286,7 +286,7 @@ class _Declared:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: _Known) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.touched: list[tuple[str, Memory, IndexArray]] = []
+        self.touched: list[tuple[str, NamedAllocation, IndexArray]] = []
         self.others: list[tuple[str, torch.Tensor]] = []
         self._known = known
         self._made: set[int] = set()

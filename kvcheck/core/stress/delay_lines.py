@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.cache.backend.delays import Delay, Site
+from kvcheck.core.cache.backend.delays import Delay, DelaySite
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.strategies import LANE_GROUPS, delayed_groups
 
@@ -27,7 +27,7 @@ def delays_of(plan: Plan) -> tuple[Delay, ...]:
         return ()
     if plan.choices is not None:
         return parse_delays(plan.choices)
-    return tuple(Delay(held=Site(lanes=LANE_GROUPS[group])) for group in delayed_groups(plan.schedule))
+    return tuple(Delay(held=DelaySite(lanes=LANE_GROUPS[group])) for group in delayed_groups(plan.schedule))
 
 
 def parse_delays(text: str) -> tuple[Delay, ...]:
@@ -47,7 +47,7 @@ def _parse_delay(text: str) -> Delay:
     return Delay(held=_parse_site(held), until=_parse_site(until) if tilde else None)
 
 
-def _parse_site(text: str) -> Site:
+def _parse_site(text: str) -> DelaySite:
     found = _SITE.fullmatch(text)
     if found is None or (found[2] in LANE_GROUPS and found[1]):
         raise UsageError(
@@ -55,11 +55,11 @@ def _parse_site(text: str) -> Site:
             f"({', '.join(LANE_GROUPS)}); got {text[:80]!r}"
         )
     if found[2] in LANE_GROUPS:
-        return Site(lanes=LANE_GROUPS[found[2]])
-    return Site(operation=found[2], nth=int(found[1]) if found[1] else None)
+        return DelaySite(lanes=LANE_GROUPS[found[2]])
+    return DelaySite(operation=found[2], nth=int(found[1]) if found[1] else None)
 
 
-def _site_text(site: Site) -> str:
+def _site_text(site: DelaySite) -> str:
     if site.operation is None:
         return next(group for group, starts in LANE_GROUPS.items() if starts == site.lanes)
     return site.operation if site.nth is None else f"{site.nth}.{site.operation}"

@@ -18,7 +18,7 @@ from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
-from kvcheck.core.cache.backend.delays import Delay, DelayReport, Site
+from kvcheck.core.cache.backend.delays import Delay, DelayReport, DelaySite
 from kvcheck.core.run.outcome import Outcome, Runner
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.delay_lines import delays_of, delays_text
@@ -247,17 +247,17 @@ def _candidates(findings: Sequence[Finding], submitted: Sequence[Submitted]) -> 
     if not exact:
         return []
     first = submitted[pairs[0].held - 1]
-    wider = [Delay(held=Site(operation=pairs[0].held_name))]
+    wider = [Delay(held=DelaySite(operation=pairs[0].held_name))]
     lane = first.lane.rpartition(":")[2]
     groups = [starts for starts in LANE_GROUPS.values() if lane.startswith(starts)]
-    wider += [Delay(held=Site(lanes=starts)) for starts in groups[:1]]
+    wider += [Delay(held=DelaySite(lanes=starts)) for starts in groups[:1]]
     return [exact[0], *wider, *exact[1:]]
 
 
 def _exact(pair: Pair, submitted: Sequence[Submitted]) -> Delay:
     """Numbered among operations of the same name: total numbers differ on a device."""
     held, until = (
-        Site(operation=name, nth=sum(each.name == name for each in submitted[:ordinal]))
+        DelaySite(operation=name, nth=sum(each.name == name for each in submitted[:ordinal]))
         for ordinal, name in ((pair.held, pair.held_name), (pair.until, pair.until_name))
     )
     return Delay(held=held, until=until)

@@ -22,9 +22,9 @@ class Masks:
     """The places of one layer, [units, tokens], for the last rows and spans: the layers of a pass share these."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[Memory, Footprint, Places]] = deque(maxlen=LAST_MASKS)
+        self._last: deque[tuple[NamedAllocation, Footprint, Places]] = deque(maxlen=LAST_MASKS)
 
-    def of(self, memory: Memory, footprint: Footprint) -> Places:
+    def of(self, memory: NamedAllocation, footprint: Footprint) -> Places:
         for of, seen, places in self._last:
             if of is memory and seen.rows is footprint.rows and seen.spans is footprint.spans:
                 return places
@@ -32,7 +32,7 @@ class Masks:
         self._last.append((memory, footprint, places))
         return places
 
-    def _made(self, memory: Memory, footprint: Footprint) -> Places:
+    def _made(self, memory: NamedAllocation, footprint: Footprint) -> Places:
         places = np.zeros((memory.units, memory.tokens), dtype=np.bool_)
         units = footprint.rows - memory.first
         is_here = (units >= 0) & (units < memory.units)
@@ -48,7 +48,7 @@ LAST_MASKS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class NamedAllocation:
     """An allocation: places [layers, units, tokens], all of one size.
 
     buffer: None if the space has this memory alone. first: id of the first unit. outermost: the dimension, counted from
@@ -105,7 +105,7 @@ class Memory:
         return sorted(range(3), key=lambda axis: self.outermost[axis])
 
 
-Naming = Callable[[str, Sequence[int]], Memory | None]
+Naming = Callable[[str, Sequence[int]], NamedAllocation | None]
 """The memory for an allocation of that name and shape; None if footprints name it by the allocation's own name."""
 
 
@@ -117,7 +117,7 @@ def naming(shape: ModelShape) -> Naming:
         for buffer in spec.buffers
     }
 
-    def name_memory(name: str, lengths: Sequence[int]) -> Memory | None:
+    def name_memory(name: str, lengths: Sequence[int]) -> NamedAllocation | None:
         rank, colon, plain = name.rpartition(":")
         scope = rank + colon  # of a rank of a pair, which names its spaces and its memory alike
         match plain.split("."):
@@ -125,10 +125,10 @@ def naming(shape: ModelShape) -> Naming:
                 layers, is_token = buffers[space, buffer]
                 tokens = shape.page_size if is_token else 1
                 units = lengths[1] // tokens
-                return Memory(space=scope + space, buffer=buffer, layers=layers, units=units, tokens=tokens)
+                return NamedAllocation(space=scope + space, buffer=buffer, layers=layers, units=units, tokens=tokens)
             case ["host", layout, space, buffer] if (space, buffer) in buffers:
                 layers, units, tokens = (lengths[axis] for axis in layout_axes(layout))
-                return Memory(
+                return NamedAllocation(
                     space=f"{scope}host.{space}",
                     buffer=buffer,
                     layers=layers,
@@ -137,9 +137,11 @@ def naming(shape: ModelShape) -> Naming:
                     outermost=layout_axes(layout),
                 )
             case ["table", table] if len(lengths) == 2:
-                return Memory(space=f"{scope}table", buffer=table, layers=1, units=lengths[0], tokens=lengths[1])
+                return NamedAllocation(
+                    space=f"{scope}table", buffer=table, layers=1, units=lengths[0], tokens=lengths[1]
+                )
             case ["offload", number, space, buffer] if (space, buffer) in buffers:
-                return Memory(
+                return NamedAllocation(
                     space=f"{scope}host.offload",
                     buffer=f"{space}.{buffer}",
                     layers=lengths[0],
@@ -151,5 +153,5 @@ def naming(shape: ModelShape) -> Naming:
     return name_memory
 
 
-def by_own_name(name: str, lengths: Sequence[int]) -> Memory:
-    return Memory(space=name, buffer=None, layers=1, units=lengths[0] if lengths else 1)
+def by_own_name(name: str, lengths: Sequence[int]) -> NamedAllocation:
+    return NamedAllocation(space=name, buffer=None, layers=1, units=lengths[0] if lengths else 1)

@@ -30,7 +30,7 @@ from kvcheck.core.stress.workload.events import (
     Submitted,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch
-from kvcheck.core.stress.workload.report_events import Sent, Told
+from kvcheck.core.stress.workload.report_events import MessageEmitted, Sent
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 POSITIONS = 4096
@@ -166,7 +166,7 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
         return True
     end = notes.process.rpartition("-")[0]
     ranks = {note.process, *(touch.space.rpartition(":")[0] for touch in note.touches)}
-    if isinstance(event, Told):
+    if isinstance(event, MessageEmitted):
         ranks = {event.sender, event.peer}
     return bool(end) and notes.process not in ranks and any(rank.startswith(f"{end}-") for rank in ranks)
 
@@ -280,7 +280,7 @@ def _of_request(notes: StoryNotes) -> list[str]:
         is_handed = isinstance(event, Leased) or (isinstance(event, Allocated) and not is_of_pages(note))
         if note.at > moment or isinstance(event, Submitted) or is_handed or is_of_another(notes, note):
             continue
-        is_named = not note.process or isinstance(event, Told)
+        is_named = not note.process or isinstance(event, MessageEmitted)
         lines.setdefault(act_text(note) if is_named else f"{note.process}: {act_text(note)}")
     return [*lines]
 
@@ -304,7 +304,7 @@ def act_text(note: Note) -> str:
         why = f": {event.reason}" if event.reason else ""
         old, new = (STATES.get(state, str(state)) for state in (event.old, event.new))
         return f"the room of request {event.request} goes from {old} to {new}{why}"
-    if isinstance(event, Told):
+    if isinstance(event, MessageEmitted):
         lost = "; the message is lost" if event.copies == 0 else ""
         return f"{event.sender} sends {event.kind} of request {event.request} to {event.peer}{lost}"
     if isinstance(event, SealsFitted):

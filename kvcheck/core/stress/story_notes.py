@@ -45,7 +45,7 @@ from kvcheck.core.stress.workload.events import (
     Submitted,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch
-from kvcheck.core.stress.workload.report_events import Sent, Told
+from kvcheck.core.stress.workload.report_events import MessageEmitted, Sent
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 MOST_NOTES = 4000
@@ -134,7 +134,7 @@ class StoryNotes:
             SitesKnown: self._sites_known,
             Forward: self._learn,
             Saw: self._saw,
-            Told: self._told,
+            MessageEmitted: self._told,
             Broke: self._act,
             **dict.fromkeys(ACTS, self._act),
         }
@@ -257,7 +257,7 @@ class StoryNotes:
         if isinstance(event, Broke) or self._is_mine(request):
             self._keep(self.acts, Note(at=self._now, event=event, process=self._acting, clock=self._clocks.process))
 
-    def _told(self, event: Told) -> None:
+    def _told(self, event: MessageEmitted) -> None:
         self._act(event)
 
     def _saw(self, event: Saw) -> None:

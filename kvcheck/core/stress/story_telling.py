@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.base.story import HOST, MESSAGE, MOST_EDGES, MOST_STEPS, READ, WRITE, Edge, Step, Story, short
+from kvcheck.core.base.story import HOST, MESSAGE, MOST_EDGES, MOST_STEPS, READ, WRITE, Edge, Story, StoryStep, short
 from kvcheck.core.stress.clocks import at
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.oracles.oracle import unit_text, unit_word
@@ -39,7 +39,7 @@ from kvcheck.core.stress.workload.events import (
     Saw,
     Submitted,
 )
-from kvcheck.core.stress.workload.report_events import Sent, Told
+from kvcheck.core.stress.workload.report_events import MessageEmitted, Sent
 from kvcheck.core.stress.workload.tier_events import TierChanged
 
 BEHIND = 2
@@ -132,7 +132,7 @@ def _of_place(notes: StoryNotes, space: str) -> list[_Piece]:
     for note in sorted((*notes.places[space], *_acts(notes)), key=lambda note: note.at):
         if not isinstance(note.event, Submitted):
             period += isinstance(note.event, Allocated)
-            kind = MESSAGE if isinstance(note.event, Told) else HOST
+            kind = MESSAGE if isinstance(note.event, MessageEmitted) else HOST
             pieces.append(_Piece(notes=[note], kind=kind, is_named=note.event is notes.cause))
             continue
         touch = _touch(notes, note, space)
@@ -154,7 +154,7 @@ def _acts(notes: StoryNotes) -> list[Note]:
     return [
         note
         for note in notes.acts
-        if not isinstance(note.event, Submitted | Allocated | Leased | Told | Sent | Finished)
+        if not isinstance(note.event, Submitted | Allocated | Leased | MessageEmitted | Sent | Finished)
         and getattr(note.event, "request", None) in (None, notes.finding.request)
     ]
 
@@ -167,7 +167,7 @@ def _of_request(notes: StoryNotes) -> list[_Piece]:
         if isinstance(note.event, Leased) or (isinstance(note.event, Allocated) and not is_of_pages(note)):
             continue
         if not isinstance(note.event, Submitted):
-            kind = MESSAGE if isinstance(note.event, Told) else HOST
+            kind = MESSAGE if isinstance(note.event, MessageEmitted) else HOST
             pieces.append(_Piece(notes=[note], kind=kind, is_named=note.event is notes.cause))
             continue
         mine = [touch for touch in note.touches if touch.owner == notes.finding.request] or list(note.touches)
@@ -268,11 +268,11 @@ def _moves_bytes(piece: _Piece) -> bool:
     return isinstance(event, Submitted) and not event.name.startswith("wire.seal") and len(spaces) > 1
 
 
-def _step(piece: _Piece, space: str | None) -> Step:
+def _step(piece: _Piece, space: str | None) -> StoryStep:
     first, last = piece.first, piece.last
     if not isinstance(first.event, Submitted):
         lane = "messages" if piece.kind == MESSAGE else f"{first.process} scheduler".strip()
-        return Step(
+        return StoryStep(
             lane=short(lane),
             kind=piece.kind,
             text=short(act_text(first)),
@@ -282,7 +282,7 @@ def _step(piece: _Piece, space: str | None) -> Step:
         )
     assert piece.touch is not None
     ended = [note.ended for note in piece.notes]
-    return Step(
+    return StoryStep(
         lane=short(first.lane),
         kind=piece.kind,
         text=short(_operation_text(piece, piece.touch, space)),

@@ -8,7 +8,7 @@ from rigs.cache import tokens_of
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.hicache.node import Node, Tier, WindowPages, owned
+from kvcheck.core.cache.hicache.node import Node, TierIndices, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree, Taken, Tokens
 from kvcheck.core.cache.hicache.storage import chain_hashes
 
@@ -121,7 +121,7 @@ def test_every_page_has_the_hash_of_all_pages_up_to_it_however_nodes_were_cut() 
 def test_host_pages_are_refused_where_the_path_is_another_by_now(text: str, start: int) -> None:
     tree = PrefixTree(SIZE)
     cached(tree, "ab")  # on the device alone: the host cannot hang anything below it
-    host = Tier()
+    host = TierIndices()
     host.full = ids(21, 22)
     assert tree.insert_host(tokens(text), start, host) is None
     assert len([*tree.nodes()]) == 1

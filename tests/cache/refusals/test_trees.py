@@ -21,7 +21,7 @@ from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig
 from kvcheck.core.cache.hicache.controller import leading_reached
 from kvcheck.core.cache.hicache.layer_gate import LayerGate
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier, WindowPages
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, TierIndices, WindowPages
 from kvcheck.core.cache.hicache.radix_tree import Offer, PrefixTree, Tokens
 
 SIZE = 2
@@ -31,8 +31,8 @@ def tokens(text: str) -> Tokens:
     return tokens_of(text, SIZE)
 
 
-def on_host(*ids: int) -> Tier:
-    tier = Tier()
+def on_host(*ids: int) -> TierIndices:
+    tier = TierIndices()
     tier.full = np.array(ids, dtype=np.int64)
     return tier
 

@@ -22,7 +22,7 @@ from kvcheck.core.cache.backend.copy_lane import CopyLane
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
-from kvcheck.core.cache.transfer.ipc.wire import Entry, Fence, IpcWire, read_fence
+from kvcheck.core.cache.transfer.ipc.wire import Fence, FenceWriter, IpcWire, read_fence
 from kvcheck.core.cache.transfer.messages import Done, Drained, Message, Status
 from kvcheck.core.cache.transfer.sockets.link import FrameKind, Link
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
@@ -215,7 +215,7 @@ def test_memory_waits_for_a_peer_that_is_frozen_within_a_copy() -> None:
 
 def test_each_thread_has_a_lock_of_its_own() -> None:
     fence = Fence("prefill-0")
-    first, second = (Entry(read_fence(fence.share())) for _ in range(2))
+    first, second = (FenceWriter(read_fence(fence.share())) for _ in range(2))
     with first.entered() as one:
         with second.entered() as other:
             assert one and other

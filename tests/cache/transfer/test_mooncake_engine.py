@@ -23,7 +23,7 @@ from kvcheck.core.base.errors import TransferError, UnknownVerdict
 from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
-from kvcheck.core.cache.transfer.mooncake.plan import Batch
+from kvcheck.core.cache.transfer.mooncake.plan import BlockBatch
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.processes]
 
@@ -96,7 +96,7 @@ def random_blocks(random: np.random.Generator, size: int, count: int) -> np.ndar
     return rows[random.permutation(count)]
 
 
-def check_arrived(source: Side, target: Side, batches: list[Batch]) -> int:
+def check_arrived(source: Side, target: Side, batches: list[BlockBatch]) -> int:
     """Every region of the target is as it should be; returns the bytes that were moved."""
     moved = 0
     for name, region in target.regions.items():
@@ -119,23 +119,23 @@ def test_bytes_arrive_between_two_engines(make: Callable[..., Side], seed: int) 
             source.fill(torch.Generator().manual_seed(seed))
             target.fill(UNTOUCHED)
             batches = [
-                Batch("kv", "kv", random_blocks(random, KV_BYTES, count)),
-                Batch("kv", "state", random_blocks(random, STATE_BYTES // 2, count)),
-                Batch("state", "state", random_blocks(random, STATE_BYTES // 2, 7) + upper_half),
+                BlockBatch("kv", "kv", random_blocks(random, KV_BYTES, count)),
+                BlockBatch("kv", "state", random_blocks(random, STATE_BYTES // 2, count)),
+                BlockBatch("state", "state", random_blocks(random, STATE_BYTES // 2, 7) + upper_half),
             ]
             assert source.engine.write(target.engine.info, batches) == check_arrived(source, target, batches)
 
 
-def whole(size: int = 64) -> list[Batch]:
+def whole(size: int = 64) -> list[BlockBatch]:
     """The first bytes of "kv", to the same place."""
-    return [Batch("kv", "kv", np.array([[0, 0, size]], dtype=np.int64))]
+    return [BlockBatch("kv", "kv", np.array([[0, 0, size]], dtype=np.int64))]
 
 
 def test_many_small_entries_do_not_wedge_the_peer(make: Callable[..., Side]) -> None:
     """5,000 entries that nothing can merge: in one call of the library they would fail, and again wedge the peer."""
     prefill, decode = make(), make()
     at = np.arange(5000, dtype=np.int64) * 128
-    batch = Batch("kv", "kv", np.stack((at, at[::-1], np.full(5000, 64)), axis=1))
+    batch = BlockBatch("kv", "kv", np.stack((at, at[::-1], np.full(5000, 64)), axis=1))
     for seed in range(3):
         prefill.fill(torch.Generator().manual_seed(seed))
         decode.fill(UNTOUCHED)
@@ -146,7 +146,7 @@ def test_out_of_range_is_refused_before_the_engine(make: Callable[..., Side]) ->
     prefill, decode = make(), make()
     decode.fill(UNTOUCHED)
     inside = whole(4096)
-    outside = Batch("kv", "state", np.array([[0, STATE_BYTES - 4095, 4096]], dtype=np.int64))
+    outside = BlockBatch("kv", "state", np.array([[0, STATE_BYTES - 4095, 4096]], dtype=np.int64))
     with pytest.raises(TransferError, match="not inside remote region state"):
         prefill.engine.write(decode.engine.info, [*inside, outside])
     check_arrived(prefill, decode, [])
@@ -275,7 +275,7 @@ def test_memory_is_not_left_behind(tmp_path: Path) -> None:
         peer = PeerInfo(session, {name: (at, size) for name, (at, size) in regions.items()})
         with SharedRegion.attach(RegionHandle(**handle)) as theirs, SharedRegion("kv", 1 << 20) as mine:
             mine.bytes_view().fill_(7)
-            batch = Batch("kv", "kv", np.array([[0, 64, 4096]], dtype=np.int64))
+            batch = BlockBatch("kv", "kv", np.array([[0, 64, 4096]], dtype=np.int64))
             with MooncakeEngine.start({"kv": mine}, settings=QUICK) as engine:
                 engine.write(peer, [batch])
                 assert theirs.bytes_view()[64 : 64 + 4096].eq(7).all() and int(theirs.bytes_view().sum()) == 7 * 4096

@@ -23,13 +23,19 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
     Channel,
     ChannelClosed,
     ChannelTimeout,
-    Kind,
+    FrameType,
     pack_call,
     unpack_call,
     unpack_json,
 )
 from kvcheck.core.cache.transfer.mooncake.library import OLDEST, EngineSettings, is_new_enough, require_library
-from kvcheck.core.cache.transfer.mooncake.plan import BYTES_OF_A_CALL, ENTRIES_OF_A_CALL, Batch, calls_of, entries_of
+from kvcheck.core.cache.transfer.mooncake.plan import (
+    BYTES_OF_A_CALL,
+    ENTRIES_OF_A_CALL,
+    BlockBatch,
+    calls_of,
+    entries_of,
+)
 
 HERE = {"a": (1 << 40, 4096), "b": (1 << 41, 4096)}
 THERE = {"a": (1 << 42, 4096), "b": ((1 << 42) + 4096, 4096)}
@@ -55,7 +61,7 @@ def moved(entries: IndexArray) -> dict[int, int]:
 
 
 def test_neighbours_are_merged_whatever_their_order_and_not_across_regions() -> None:
-    batch = Batch("a", "b", blocks((0, 64, 16), (16, 80, 16), (100, 48, 16), (200, 32, 8), (208, 40, 8)))
+    batch = BlockBatch("a", "b", blocks((0, 64, 16), (16, 80, 16), (100, 48, 16), (200, 32, 8), (208, 40, 8)))
     local, remote = HERE["a"][0], THERE["b"][0]
     assert entries_of([batch], HERE, THERE).T.tolist() == [
         [local + 200, remote + 32, 16],
@@ -63,14 +69,14 @@ def test_neighbours_are_merged_whatever_their_order_and_not_across_regions() -> 
         [local, remote + 64, 32],
     ]
     here = {"a": (4096, 64), "b": (4160, 64)}  # the library refuses an entry over two registrations, adjacent or not
-    batches = [Batch("a", "a", blocks((0, 4032, 64))), Batch("b", "b", blocks((0, 0, 64)))]
+    batches = [BlockBatch("a", "a", blocks((0, 4032, 64))), BlockBatch("b", "b", blocks((0, 0, 64)))]
     assert entries_of(batches, here, THERE).shape == (3, 2)
 
 
 @pytest.mark.parametrize("rows", [((0, 8, 8),), ((0, 0, 8), (8, 8, 8)), ((8, 8, 8), (0, 0, 8))])
 def test_a_plan_leaves_the_blocks_alone(rows: tuple[tuple[int, int, int], ...]) -> None:
     mine = np.asfortranarray(blocks(*rows))
-    entries_of([Batch("a", "a", mine)], HERE, THERE)
+    entries_of([BlockBatch("a", "a", mine)], HERE, THERE)
     assert mine.tolist() == [list(row) for row in rows]
 
 
@@ -81,9 +87,9 @@ def test_a_plan_moves_the_same_bytes_or_refuses(rows: list[tuple[int, int, int]]
     is_inside = all(size > 0 and min(s, t) >= 0 and max(s, t) + size <= 64 for s, t, size in rows)
     if not is_inside or len(set(targets)) < len(targets):
         with pytest.raises(TransferError, match="nothing was sent"):
-            entries_of([Batch("a", "a", blocks(*rows))], here, there)
+            entries_of([BlockBatch("a", "a", blocks(*rows))], here, there)
         return
-    entries = entries_of([Batch("a", "a", blocks(*rows))], here, there)
+    entries = entries_of([BlockBatch("a", "a", blocks(*rows))], here, there)
     assert moved(entries) == {5000 + t + at: 1000 + s + at for s, t, size in rows for at in range(size)}
     assert (np.diff(entries[1]) > 0).all()
     touching = (np.diff(entries[1]) == entries[2][:-1]) & (np.diff(entries[0]) == entries[2][:-1])
@@ -105,20 +111,23 @@ def test_a_plan_moves_the_same_bytes_or_refuses(rows: list[tuple[int, int, int]]
 )
 def test_blocks_out_of_place_are_refused(batches: list[tuple[int, int, int]], message: str) -> None:
     with pytest.raises(TransferError, match=message):
-        entries_of([Batch("a", "b", blocks((0, 0, 8), *batches))], HERE, THERE)
+        entries_of([BlockBatch("a", "b", blocks((0, 0, 8), *batches))], HERE, THERE)
 
 
 def test_batches_that_share_a_target_unknown_regions_and_other_types_are_refused() -> None:
     for batches, message in (
-        ([Batch("a", "a", blocks((0, 0, 8))), Batch("b", "a", blocks((0, 7, 8)))], "one target in the batches"),
-        ([Batch("x", "a", blocks((0, 0, 8)))], "no region 'x' here"),
-        ([Batch("a", "x", blocks((0, 0, 8)))], "no region 'x' at the peer"),
+        (
+            [BlockBatch("a", "a", blocks((0, 0, 8))), BlockBatch("b", "a", blocks((0, 7, 8)))],
+            "one target in the batches",
+        ),
+        ([BlockBatch("x", "a", blocks((0, 0, 8)))], "no region 'x' here"),
+        ([BlockBatch("a", "x", blocks((0, 0, 8)))], "no region 'x' at the peer"),
     ):
         with pytest.raises(TransferError, match=message):
             entries_of(batches, HERE, THERE)
     with pytest.raises(TransferError, match="int32"):
-        Batch("a", "a", blocks((0, 0, 8)).astype(np.int32))
-    assert entries_of([Batch("a", "a", blocks())], HERE, THERE).shape == (3, 0)
+        BlockBatch("a", "a", blocks((0, 0, 8)).astype(np.int32))
+    assert entries_of([BlockBatch("a", "a", blocks())], HERE, THERE).shape == (3, 0)
 
 
 @pytest.mark.parametrize("sizes", [[8] * 2500, [BYTES_OF_A_CALL] * 2, [BYTES_OF_A_CALL * 2, 8], [200 << 20] * 5])
@@ -140,12 +149,14 @@ def linked() -> tuple[Channel, Channel, socket.socket]:
 def test_frames_arrive_whole_however_they_are_cut() -> None:
     sender, receiver, raw = linked()
     columns = np.arange(6, dtype=np.int64)
-    data = HEADER.pack(Kind.WRITE, 7, len(pack_call(columns.tobytes(), "h:1"))) + pack_call(columns.tobytes(), "h:1")
+    data = HEADER.pack(FrameType.WRITE, 7, len(pack_call(columns.tobytes(), "h:1"))) + pack_call(
+        columns.tobytes(), "h:1"
+    )
     for at in range(len(data)):
         raw.send(data[at : at + 1])
-    sender.send(Kind.DONE, 8, b"")
+    sender.send(FrameType.DONE, 8, b"")
     frame = receiver.receive(deadline=time.monotonic() + SOON_S)
-    assert (frame.kind, frame.number) == (Kind.WRITE, 7)
+    assert (frame.kind, frame.number) == (FrameType.WRITE, 7)
     assert unpack_call(frame.payload) == ("h:1", [0, 1], [2, 3], [4, 5])
     assert receiver.receive(deadline=time.monotonic() + SOON_S).number == 8
     with pytest.raises(ChannelTimeout):
@@ -156,7 +167,7 @@ def test_frames_arrive_whole_however_they_are_cut() -> None:
     receiver.close()
 
 
-@pytest.mark.parametrize("header", [(99, 0, 8), (Kind.WRITE, 0, MOST_PAYLOAD_BYTES + 1)])
+@pytest.mark.parametrize("header", [(99, 0, 8), (FrameType.WRITE, 0, MOST_PAYLOAD_BYTES + 1)])
 def test_what_is_no_frame_ends_the_channel(header: tuple[int, int, int]) -> None:
     sender, receiver, raw = linked()
     raw.send(HEADER.pack(*header))
@@ -170,7 +181,7 @@ def test_a_full_socket_does_not_hold_the_sender_for_ever() -> None:
     sender, receiver, _ = linked()
     with pytest.raises(ChannelTimeout):
         for number in range(1000):
-            sender.send(Kind.WRITE, number, bytes(1 << 16), deadline=time.monotonic() + 0.05)
+            sender.send(FrameType.WRITE, number, bytes(1 << 16), deadline=time.monotonic() + 0.05)
     sender.close()
     receiver.close()
 

@@ -23,7 +23,7 @@ from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import CALLS_AHEAD, MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import OLDEST, EngineSettings
-from kvcheck.core.cache.transfer.mooncake.plan import ENTRIES_OF_A_CALL, Batch
+from kvcheck.core.cache.transfer.mooncake.plan import ENTRIES_OF_A_CALL, BlockBatch
 
 PROJECT = Path(__file__).parents[3]
 SMALL = 1 << 16
@@ -57,9 +57,9 @@ class TransferEngine:
 SLOW = "import time; time.sleep(600)"
 
 
-def scattered(count: int, size: int = 8) -> Batch:
+def scattered(count: int, size: int = 8) -> BlockBatch:
     at = np.arange(count, dtype=np.int64) * size * 2
-    return Batch("kv", "kv", np.stack((at, at, np.full(count, size)), axis=1))
+    return BlockBatch("kv", "kv", np.stack((at, at, np.full(count, size)), axis=1))
 
 
 def peer(what: str) -> PeerInfo:
@@ -150,7 +150,7 @@ def test_calls_are_cut_and_in_order(engine: MooncakeEngine, tmp_path: Path) -> N
     sizes = [ENTRIES_OF_A_CALL, ENTRIES_OF_A_CALL, 3000 - 2 * ENTRIES_OF_A_CALL]
     expected = [f"ok:15000 {size} {size * 8}" for size in sizes] + ["three:15000 1 64"]
     assert (tmp_path / "calls").read_text().splitlines() == expected
-    outside = Batch("kv", "kv", np.array([[SMALL - 4, 0, 8]], dtype=np.int64))
+    outside = BlockBatch("kv", "kv", np.array([[SMALL - 4, 0, 8]], dtype=np.int64))
     with pytest.raises(TransferError, match="not inside local region kv"):
         engine.write(peer("ok"), [scattered(2), outside])
     assert not engine.is_poisoned and (tmp_path / "calls").read_text().splitlines() == expected

@@ -23,8 +23,8 @@ from rigs.live_answers import (
 )
 
 from kvcheck.core.base.record import Finding, to_plain, value_from
-from kvcheck.core.live.exchange import Abort, End, Question
-from kvcheck.core.live.judge import Setting, finding
+from kvcheck.core.live.exchange import AbortRequest, End, Question
+from kvcheck.core.live.judge import ServerSetting, finding
 from kvcheck.core.model.alphabet import END, TOO_LITTLE
 from kvcheck.core.model.answers import answers
 
@@ -32,8 +32,8 @@ WALK = walk_question(1, range(100, 161), start=5)
 OTHER = walk_question(2, range(200, 241), start=7)
 MARKS = marks_question(3, [(7 * i) % 256 for i in range(MODEL.distance + 20)])
 QUESTIONS = (WALK, OTHER, MARKS)
-CLOSED = Abort(after=3)
-CALLED = Abort(after=3, by_call=True)
+CLOSED = AbortRequest(after=3)
+CALLED = AbortRequest(after=3, by_call=True)
 
 
 @pytest.mark.parametrize("page, notes", [(16, 0), (None, 1)])
@@ -229,7 +229,7 @@ def test_a_right_server_is_never_accused(data: st.DataObject) -> None:
         question = Question(number=number, ids=ids, expected=answers(ALPHABET, ids, count))
         came = data.draw(st.integers(0, count))
         end = data.draw(st.sampled_from([End.DONE, End.ABORTED, End.REFUSED, End.SILENT, End.UNREACHED]))
-        abort = data.draw(st.sampled_from([None, Abort(after=0), Abort(after=came, by_call=True)]))
+        abort = data.draw(st.sampled_from([None, AbortRequest(after=0), AbortRequest(after=came, by_call=True)]))
         changes: dict[str, Any] = {"end": end, "tokens": question.expected[:came]}
         if end is End.DONE and came < count and abort is None:
             changes["finish"] = "abort"
@@ -266,7 +266,7 @@ def test_any_other_token_is_found(step: int, token: int, which: Question, seed: 
 
 
 def test_a_finding_is_read_back_from_a_record_as_it_was() -> None:
-    setting = Setting(alphabet=ALPHABET)
+    setting = ServerSetting(alphabet=ALPHABET)
     bad = exchange(WALK, tokens=with_token(WALK, 1, ALPHABET.lost(2, 1)), logprobs=(-0.5,) * 20)
     (wrong,) = judged(bad, setting=setting).wrong
     found = finding(wrong)

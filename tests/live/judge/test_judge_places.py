@@ -25,7 +25,7 @@ from rigs.llama_forward import Cache, LlamaForward
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Exchange, Question
-from kvcheck.core.live.judge import Place, Wrong, finding
+from kvcheck.core.live.judge import PagePlace, Wrong, finding
 from kvcheck.core.live.judge.steps import Listing, steps
 
 NODES = [(37 * i + 5) % 256 for i in range(200)]  # own page at each step: no two requests share a run of nodes
@@ -56,7 +56,7 @@ def places_found(wrong: Wrong) -> tuple[int | None, int | None]:
     return found.layer, found.page
 
 
-def where(places: Sequence[Place]) -> list[tuple[int, int | None, int]]:
+def where(places: Sequence[PagePlace]) -> list[tuple[int, int | None, int]]:
     return [(place.layer, place.head, place.page) for place in places]
 
 
@@ -89,7 +89,7 @@ def test_too_little_and_too_much_are_values_of_the_last_layer(token: int) -> Non
     assert where(answered(LONG, 1, token).places) == [(LAST, None, page_of(LONG, 1, LAST))]
 
 
-def lost_in(layers: tuple[int, ...]) -> list[Place]:
+def lost_in(layers: tuple[int, ...]) -> list[PagePlace]:
     """The first place of each of some requests that share a walk's beginning: each is lost at another layer, as it
     runs into page 1."""
     exchanges = []

@@ -7,14 +7,14 @@ from rigs.known_answers import small
 from rigs.live_answers import exchange
 
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.judge import Place, Sent, Setting, judge_round
+from kvcheck.core.live.judge import PagePlace, SentPrompts, ServerSetting, judge_round
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers, reads, walk_prompt
 
 MODEL = small(family="qwen3-next", length=2048)
 ALPHABET = Alphabet(MODEL)
 PAGE = 16
-SETTING = Setting(alphabet=ALPHABET, page=PAGE, retracts=False, began_empty=True)
+SETTING = ServerSetting(alphabet=ALPHABET, page=PAGE, retracts=False, began_empty=True)
 STEP = 0  # no earlier step has read a page right
 
 
@@ -36,11 +36,11 @@ def looked_for(layer: int) -> int:
     return node
 
 
-def places(lost: int, others: list[Question]) -> tuple[Place, ...]:
+def places(lost: int, others: list[Question]) -> tuple[PagePlace, ...]:
     """What an answer points to that is lost at a layer at that step."""
     tokens = (*OWN.expected[:STEP], *[ALPHABET.lost(lost, None)] * (len(OWN.expected) - STEP))
     exchanges = (exchange(OWN, tokens=tokens), *map(exchange, others))
-    (wrong,) = judge_round(SETTING, exchanges, Sent().plus(ALPHABET, ())).wrong
+    (wrong,) = judge_round(SETTING, exchanges, SentPrompts().plus(ALPHABET, ())).wrong
     return wrong.places
 
 

@@ -14,12 +14,12 @@ from rigs.live_answers import exchange
 from rigs.llama_forward import Cache
 
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.judge import Sent, Setting, Wrong, judge_round
+from kvcheck.core.live.judge import SentPrompts, ServerSetting, Wrong, judge_round
 
 MODEL = small(family="gpt-oss", length=2048)
 ALPHABET = Alphabet(MODEL)
 PAGE = 16
-SETTING = Setting(alphabet=ALPHABET, page=PAGE, retracts=False, began_empty=True)
+SETTING = ServerSetting(alphabet=ALPHABET, page=PAGE, retracts=False, began_empty=True)
 WINDOWED, FULL = (0, 2), (1, 3)
 
 
@@ -34,7 +34,7 @@ MARKS = question(marks(MODEL, count=90))
 def judged(asked: Question, tokens: tuple[int, ...], *others: Question) -> Wrong:
     """The one finding of an answer, in a round with others that are right."""
     exchanges = (exchange(asked, tokens=tokens), *map(exchange, others))
-    (wrong,) = judge_round(SETTING, exchanges, Sent().plus(ALPHABET, ())).wrong
+    (wrong,) = judge_round(SETTING, exchanges, SentPrompts().plus(ALPHABET, ())).wrong
     return wrong
 
 

@@ -13,7 +13,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.clients import CLIENTS
 from kvcheck.core.live.clients.client import Reach
 from kvcheck.core.live.clients.openai import take_completion
-from kvcheck.core.live.clients.reading import Reply, Unreadable
+from kvcheck.core.live.clients.reading import PartialAnswer, Unreadable
 from kvcheck.core.live.clients.sglang import take
 from kvcheck.core.live.clients.vllm import _config
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
@@ -47,7 +47,7 @@ def test_a_salt_and_likely_tokens_are_asked_for(engine: str, salt: str, top: str
 def test_a_list_of_sglang_that_is_none_is_unreadable(top: object) -> None:
     meta: dict[str, Any] = {"output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]], "output_top_logprobs": top}
     with pytest.raises(Unreadable):
-        take({"output_ids": [5, 6], "meta_info": meta}, Reply())
+        take({"output_ids": [5, 6], "meta_info": meta}, PartialAnswer())
 
 
 @pytest.mark.parametrize("top", [[1], [{"token_id:5": "x"}], "x", [{}] * 3])
@@ -55,16 +55,16 @@ def test_a_list_of_completions_that_is_none_is_unreadable(top: object) -> None:
     logprobs = {"token_logprobs": [-0.5, -0.25], "top_logprobs": top}
     choice = {"token_ids": [5, 6], "finish_reason": "length", "logprobs": logprobs}
     with pytest.raises(Unreadable):
-        take_completion({"choices": [choice]}, Reply(), lambda word: None)
+        take_completion({"choices": [choice]}, PartialAnswer(), lambda word: None)
 
 
 def test_words_without_an_id_and_numbers_without_an_end_are_left_out() -> None:
-    reply = Reply()
+    reply = PartialAnswer()
     steps = [{"token_id:5": -0.5, "token_id:7": float("-inf")}, {"token_id:6": -0.25}]
     logprobs = {"token_logprobs": [-0.5, -0.25], "top_logprobs": steps}
     take_completion({"choices": [{"token_ids": [5, 6], "logprobs": logprobs}]}, reply, lambda word: None)
     assert reply.known_top() == ({5: -0.5}, {6: -0.25})
-    other = Reply()
+    other = PartialAnswer()
     logprobs["top_logprobs"] = [{" the": -0.5}, {"token_id:6": -0.25}]
     take_completion({"choices": [{"token_ids": [5, 6], "logprobs": logprobs}]}, other, lambda word: None)
     assert other.known_top() is None

@@ -21,7 +21,7 @@ from kvcheck.core.live.own.prompts import (
     recites,
     shortest_run,
 )
-from kvcheck.core.live.own.statistic import Deviation, deviation
+from kvcheck.core.live.own.statistic import LogprobDeviation, deviation
 
 
 def answer(tokens: tuple[int, ...], logprobs: tuple[float, ...], *top: Mapping[int, float]) -> Answer:
@@ -39,7 +39,7 @@ def test_the_largest_difference_of_all_listed_tokens_counts() -> None:
     two = answer((1, 2), (-0.3, -1.5), {1: -0.3, 5: -2.0}, {2: -1.5, 6: -1.5})
     found = deviation(one, two)
     assert found is not None and (found.largest, found.step) == (0.25, 1)
-    assert deviation(one, one) == Deviation(largest=0.0, step=0, flip=None, tokens=2)
+    assert deviation(one, one) == LogprobDeviation(largest=0.0, step=0, flip=None, tokens=2)
 
 
 def test_nothing_is_compared_after_the_first_other_token() -> None:

@@ -16,7 +16,7 @@ import pytest
 from kvcheck.core.base.cells import cell_of, is_of_server
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending, Served
-from kvcheck.core.live.own.arms import Arm
+from kvcheck.core.live.own.arms import ArmResult
 from kvcheck.core.live.own.plan import OwnPlan, is_own_line
 from kvcheck.core.live.own.reference import FILE, Kept, Reference, check_alike, draw_questions, read_reference
 from kvcheck.core.live.own.verdict import compare_builds
@@ -110,9 +110,9 @@ def test_servers_that_may_differ_in_version_alone_are_compared() -> None:
             check_alike(kept(), dataclasses.replace(served, **changed))  # type: ignore[arg-type]
 
 
-def arm(reference: Reference, moved: dict[int, float], *, cached: int = 0, most: int | None = None) -> Arm:
+def arm(reference: Reference, moved: dict[int, float], *, cached: int = 0, most: int | None = None) -> ArmResult:
     """Answers of another build: some of them moved by so many nats."""
-    found = Arm(name="cold")
+    found = ArmResult(name="cold")
     references = {each.question.number: each.answer for each in reference.kept}
     exchanges = [
         Exchange(

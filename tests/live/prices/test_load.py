@@ -10,15 +10,15 @@ from rigs.live_client import ALPHABET, PARAMETERS
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Question
-from kvcheck.core.live.prices.load import FRESH, RETURNING, SHARED, Load, draw
+from kvcheck.core.live.prices.load import FRESH, RETURNING, SHARED, ServingLoad, draw
 from kvcheck.core.live.questions import Questions
 
-LOAD = Load(kind=SHARED, requests=16, concurrency=4, prompt=160, answer=12, seed=3)
+LOAD = ServingLoad(kind=SHARED, requests=16, concurrency=4, prompt=160, answer=12, seed=3)
 FEW = 6
 """Tokens that two requests begin with by chance at most: the header, and a few of 1,024 nodes."""
 
 
-def waves(load: Load, *, number: int = 1, names: int = 7) -> list[list[Question]]:
+def waves(load: ServingLoad, *, number: int = 1, names: int = 7) -> list[list[Question]]:
     questions = Questions(ALPHABET, longest=PARAMETERS.length, names=names)
     return [[order.question for order in wave.orders] for wave in draw(load, questions, number).waves]
 
@@ -28,7 +28,7 @@ def alike(one: Question, other: Question) -> int:
     return next((i for i, pair in enumerate(zip(one.ids, other.ids, strict=False)) if pair[0] != pair[1]), len(one.ids))
 
 
-def sizes(load: Load, **changes: int) -> list[list[tuple[int, int]]]:
+def sizes(load: ServingLoad, **changes: int) -> list[list[tuple[int, int]]]:
     return [[(len(each.ids), len(each.expected)) for each in wave] for wave in waves(load, **changes)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvcheck.core.base.record import BenchRow
 from kvcheck.core.base.server_facts import THROUGHPUT
-from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, Times, order_of_passes
+from kvcheck.core.live.prices.rounds import CONTROL, Compared, TimedRounds, Times, order_of_passes
 from kvcheck.core.report.prices import ALIKE, TOO_FEW, has_price, verdict
 
 COMPARED = Compared(arm="versus", baseline="target", size="4x96+8@4", shape="llama-4x2x64", device="sglang")
@@ -29,10 +29,10 @@ def made(factor: float, rng: random.Random, noise: float, *, is_streamed: bool =
 
 def simulated(
     seed: int, rounds: int, *, noise: float = 0.05, kept: float = 0.0, tail: float = 0.0, ratio: float = 1.0
-) -> Rounds:
+) -> TimedRounds:
     """noise: of a pass. kept: how much of a disturbance is still there in the next pass. tail: the share of passes that
     take up to ten times as long. ratio: of the arm."""
-    rng, found, state = random.Random(seed), Rounds(COMPARED), 0.0
+    rng, found, state = random.Random(seed), TimedRounds(COMPARED), 0.0
     for number in range(1, rounds + 1):
         passes: dict[str, list[Times]] = {name: [] for name in ARMS}
         for name in order_of_passes(ARMS, seed=seed, number=number):
@@ -55,7 +55,7 @@ def test_a_round_goes_there_and_back_in_a_drawn_order() -> None:
 
 
 def test_a_server_that_becomes_slower_costs_each_arm_as_much() -> None:
-    rounds = Rounds(COMPARED)
+    rounds = TimedRounds(COMPARED)
     for number in range(8):
         passes: dict[str, list[Times]] = {name: [] for name in ARMS}
         for at, name in enumerate(order_of_passes(ARMS, seed=2, number=number)):
@@ -101,11 +101,11 @@ def test_fewer_than_six_rounds_have_no_price() -> None:
     rows = simulated(1, 5, ratio=3.0).rows()
     assert told(rows) == {TOO_FEW} and not any(map(has_price, rows))
     assert not simulated(1, 5).is_precise(1e9) and simulated(1, 6).is_precise(1e9)
-    assert Rounds(COMPARED).rows() == [] and not Rounds(COMPARED).is_precise(1e9)
+    assert TimedRounds(COMPARED).rows() == [] and not TimedRounds(COMPARED).is_precise(1e9)
 
 
 def test_a_server_that_does_not_stream_has_a_throughput_alone() -> None:
-    rounds = Rounds(COMPARED)
+    rounds = TimedRounds(COMPARED)
     for _ in range(6):
         rng = random.Random(0)
         rounds.add({name: [made(1.0, rng, 0.0, is_streamed=name != "versus")] for name in ARMS})

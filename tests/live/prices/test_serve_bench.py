@@ -14,12 +14,12 @@ from kvcheck.core.base.server_facts import FIRST_TOKEN, NEXT_TOKEN, SERVE_CASES,
 from kvcheck.core.live import health
 from kvcheck.core.live.exchange import Answer, End, Sending
 from kvcheck.core.live.prices import side as side_module
-from kvcheck.core.live.prices.bench import Arm, ServeBench
-from kvcheck.core.live.prices.load import FRESH, SHARED, Load
+from kvcheck.core.live.prices.bench import LoadedServer, ServeBench
+from kvcheck.core.live.prices.load import FRESH, SHARED, ServingLoad
 from kvcheck.core.live.prices.side import Side
 from kvcheck.core.report.prices import ALIKE, NO_MEASUREMENT, verdict
 
-LOAD = Load(kind=SHARED, requests=8, concurrency=1, prompt=96, answer=6, seed=5)
+LOAD = ServingLoad(kind=SHARED, requests=8, concurrency=1, prompt=96, answer=6, seed=5)
 WHY = "its time was up"
 
 
@@ -34,21 +34,24 @@ def side(client: TimedClient, *, admin: bool = False) -> Side:
 
 
 def two(
-    target: TimedClient, versus: TimedClient | None = None, *, load: Load = LOAD, admin: bool = False
+    target: TimedClient, versus: TimedClient | None = None, *, load: ServingLoad = LOAD, admin: bool = False
 ) -> ServeBench:
     """Two servers, or one that is named twice."""
     first = side(target, admin=admin)
     second = first if versus is None else side(versus, admin=admin)
-    arms = {"baseline": Arm(name="target", side=first, load=load), "arm": Arm(name="versus", side=second, load=load)}
+    arms = {
+        "baseline": LoadedServer(name="target", side=first, load=load),
+        "arm": LoadedServer(name="versus", side=second, load=load),
+    }
     return ServeBench(**arms, names=9, shape="llama", device="scripted", is_reuse=False)
 
 
-def one(client: TimedClient, *, load: Load = LOAD) -> ServeBench:
+def one(client: TimedClient, *, load: ServingLoad = LOAD) -> ServeBench:
     """One server, without and with reuse."""
     only = side(client)
     return ServeBench(
-        baseline=Arm(name="fresh", side=only, load=replace(load, kind=FRESH)),
-        arm=Arm(name="reuse", side=only, load=load),
+        baseline=LoadedServer(name="fresh", side=only, load=replace(load, kind=FRESH)),
+        arm=LoadedServer(name="reuse", side=only, load=load),
         names=9,
         shape="llama",
         device="scripted",

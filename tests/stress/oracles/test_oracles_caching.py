@@ -27,7 +27,6 @@ from kvcheck.core.stress.oracles.caching import SOON, CachingOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.workload.events import Aborted, Counted, Finished, Forward
 from kvcheck.core.stress.workload.tier_events import (
-    Asked,
     Chosen,
     Computed,
     Declared,
@@ -35,6 +34,7 @@ from kvcheck.core.stress.workload.tier_events import (
     Modelled,
     Refused,
     Stored,
+    StoreQueried,
     TierChanged,
     Transferred,
 )
@@ -42,7 +42,7 @@ from kvcheck.core.stress.workload.tier_events import (
 STATES = Modelled(page_size=2, window=0, has_state=True)
 WINDOW = Modelled(page_size=2, window=4, has_state=False)
 PAGES = Modelled(page_size=2, window=0, has_state=False)
-FETCHING: Events = (rules(host=9), Stored("full", chain("ab"), True), Asked(7, chain("abc"), True))
+FETCHING: Events = (rules(host=9), Stored("full", chain("ab"), True), StoreQueried(7, chain("abc"), True))
 A_THEN_B = (*computes("a"), *computes("b"))
 
 GOOD: dict[str, Events] = {
@@ -178,7 +178,7 @@ GOOD: dict[str, Events] = {
     "what the store holds is fetched": (
         rules(host=9),
         Stored("full", chain("ab"), True),
-        Asked(7, chain("abc"), True),
+        StoreQueried(7, chain("abc"), True),
         *gains("host", "ab"),
         Transferred("prefetch", 7, 2, True, chain("ab")),
         finds("abc", 2),
@@ -200,32 +200,32 @@ GOOD: dict[str, Events] = {
     "another request fetches it already": (
         rules(host=9),
         Stored("full", chain("ab"), True),
-        Asked(7, chain("abc"), True),
-        Asked(8, chain("abd"), False),
+        StoreQueried(7, chain("abc"), True),
+        StoreQueried(8, chain("abd"), False),
     ),
     "the store has lost it": (
         rules(host=9),
         Stored("full", chain("ab"), True),
         Stored("full", chain("a"), False),
-        Asked(7, chain("abc"), False),
+        StoreQueried(7, chain("abc"), False),
     ),
     "the store lacks its state": (
         STATES,
         rules(host=9),
         Stored("full", chain("ab"), True),
-        Asked(7, chain("abc"), False),
+        StoreQueried(7, chain("abc"), False),
     ),
     "the host lacks the page before it": (
         rules(uses=2, host=9),
         *computes("a"),
         Stored("full", chain("ab"), True),
-        Asked(7, chain("ab"), False),
+        StoreQueried(7, chain("ab"), False),
     ),
     "there is no room for what the store holds": (
         rules(host=1),
         Stored("full", chain("ab"), True),
         Refused("prefetch", 7, "full", chain("ab")),
-        Asked(7, chain("abc"), False),
+        StoreQueried(7, chain("abc"), False),
     ),
     "a prompt starts behind what was found": (
         PAGES,
@@ -307,7 +307,7 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
         (
             rules(host=9),
             *computes("abc"),
-            Asked(8, chain("abcd"), True),
+            StoreQueried(8, chain("abcd"), True),
             TierChanged("host", "full", (b"ad",), (3,), True),
         ),
         "KV703",
@@ -372,13 +372,13 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
             rules(host=2),
             Stored("full", chain("ab"), True),
             Refused("prefetch", 7, "full", chain("ab")),
-            Asked(7, chain("abc"), False),
+            StoreQueried(7, chain("abc"), False),
         ),
         "KV702",
         ("a prefetch of 2 full",),
     ),
     "what the store holds is not fetched": (
-        (rules(host=9), Stored("full", chain("ab"), True), Asked(7, chain("abc"), False)),
+        (rules(host=9), Stored("full", chain("ab"), True), StoreQueried(7, chain("abc"), False)),
         "KV704",
         ("pages 0 to 1 of the prompt of request 7",),
     ),
@@ -388,7 +388,7 @@ BAD: dict[str, tuple[Events, str, tuple[str, ...]]] = {
             *computes("a"),
             *backs_up("a"),
             Stored("full", chain("abc"), True),
-            Asked(7, chain("abcd"), False),
+            StoreQueried(7, chain("abcd"), False),
         ),
         "KV704",
         ("pages 1 to 2",),

@@ -31,7 +31,6 @@ from kvcheck.core.stress.oracles.caching_store import VAIN
 from kvcheck.core.stress.workload.events import Aborted, Completed, Counted, Submitted
 from kvcheck.core.stress.workload.report_events import Reported, Sent
 from kvcheck.core.stress.workload.tier_events import (
-    Asked,
     Damaged,
     Declared,
     Deleted,
@@ -42,6 +41,7 @@ from kvcheck.core.stress.workload.tier_events import (
     RoomWanted,
     Stored,
     StoreKeeps,
+    StoreQueried,
     Transferred,
 )
 
@@ -59,7 +59,7 @@ def looking(*, host: int = 9, uses: int | None = 1) -> Declared:
 PAGES = Modelled(page_size=2, window=0, has_state=False)
 BACKED_UP: Events = (rules(host=9), StoreKeeps(), *computes("a"), *backs_up("a"))
 ENDED = Counted("full", 9, 0, 9)
-VAIN_FETCH: Events = (Asked(7, chain("abc"), True), Transferred("prefetch", 7, 0, True))
+VAIN_FETCH: Events = (StoreQueried(7, chain("abc"), True), Transferred("prefetch", 7, 0, True))
 
 
 def rounds(count: int) -> Events:
@@ -91,7 +91,7 @@ def acknowledged(kind: str, number: int) -> Transferred:
 
 FETCH: Events = (
     looking(),
-    Asked(7, chain("a"), False),
+    StoreQueried(7, chain("a"), False),
     Submitted(1, "get", "s", (), touched("host.full", 1), request=7),
 )
 STATES = Modelled(page_size=2, window=0, has_state=True)
@@ -103,14 +103,14 @@ WITH_STATE: Events = (
     rules(host=9),
     Stored("full", chain("ab"), True),
     Stored("state", (b"ab",), True),
-    Asked(7, chain("abc"), True),
+    StoreQueried(7, chain("abc"), True),
 )
 WITH_WINDOW: Events = (
     WINDOW,
     rules(host=9),
     Stored("full", chain("abc"), True),
     Stored("window", chain("abc")[1:], True),
-    Asked(7, chain("abcd"), True),
+    StoreQueried(7, chain("abcd"), True),
 )
 BEHIND: Events = (
     rules(host=9),
@@ -118,7 +118,7 @@ BEHIND: Events = (
     *backs_up("a"),
     Stored("full", chain("ab"), True),
     Locked("host", b"a", True),
-    Asked(7, chain("abc"), True),
+    StoreQueried(7, chain("abc"), True),
 )
 A_THEN_B = (*computes("a"), *computes("b"))
 
@@ -223,7 +223,7 @@ GOOD: dict[str, Events] = {
     "what is backed up is queued for the store": (*BACKED_UP, PUT, ENDED),
     "what is backed up came from the store": (
         *BACKED_UP[:2],
-        Asked(7, chain("ab"), True),
+        StoreQueried(7, chain("ab"), True),
         *gains("host", "a"),
         Transferred("prefetch", 7, 1, True, chain("a")),
         Transferred("backup", 7, 1, True, chain("a")),
@@ -239,7 +239,7 @@ GOOD: dict[str, Events] = {
     "fetches of which one brought something": (
         rules(host=9),
         *VAIN_FETCH * (VAIN - 1),
-        Asked(7, chain("abc"), True),
+        StoreQueried(7, chain("abc"), True),
         *gains("host", "a"),
         Transferred("prefetch", 7, 1, True, chain("a")),
         *VAIN_FETCH * VAIN,

@@ -14,15 +14,15 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.transfers import ANSWERED_IN, TransfersOracle
 from kvcheck.core.stress.workload.events import Broke, Completed, Event, ProcessActs, Submitted
-from kvcheck.core.stress.workload.report_events import Reported, Sent, Told
+from kvcheck.core.stress.workload.report_events import MessageEmitted, Reported, Sent
 
 SOURCE, RANK = "prefill-0", "decode-0"
 TO, FROM = f"{SOURCE}>{RANK}", f"{RANK}>{SOURCE}"
 
 
-def told(kind: str, *, to: str = SOURCE, by: str = RANK, generation: int = 1, copies: int = 1) -> Told:
+def told(kind: str, *, to: str = SOURCE, by: str = RANK, generation: int = 1, copies: int = 1) -> MessageEmitted:
     """A message about request 7."""
-    return Told(sender=by, peer=to, kind=kind, request=7, generation=generation, copies=copies)
+    return MessageEmitted(sender=by, peer=to, kind=kind, request=7, generation=generation, copies=copies)
 
 
 def seals(row: int = 3) -> tuple[Footprint, ...]:

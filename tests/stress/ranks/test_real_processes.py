@@ -32,7 +32,7 @@ from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.ranks.spec import pair_scenario, work_of
 from kvcheck.core.stress.ranks.supervisor import RankReport, Supervisor
-from kvcheck.core.stress.ranks.verdict import Judgement, judge
+from kvcheck.core.stress.ranks.verdict import RankJudgement, judge
 from kvcheck.core.stress.rows import settings_tried_by
 from kvcheck.core.stress.scenarios.serving import reference_outputs
 from kvcheck.core.stress.workload.handover import bytes_for
@@ -79,13 +79,13 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(
     plan: Plan, extra: Mapping[str, dict[str, object]], *, killed: frozenset[str] = frozenset(), patience_s: int = 20
-) -> tuple[TroubledSupervisor, Judgement]:
+) -> tuple[TroubledSupervisor, RankJudgement]:
     """A run with trouble in it, judged; and nobody left of it."""
     supervisor = TroubledSupervisor(plan, extra=extra, silence_s=60, patience_s=patience_s)
     return supervisor, outcome(supervisor, plan, troubled=killed)
 
 
-def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str]) -> Judgement:
+def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str]) -> RankJudgement:
     """Run it, see that nobody is left, and judge."""
     reports = supervisor.run()
     pids = [supervisor.pid(name) for name in reports]

@@ -30,7 +30,7 @@ from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, Li
 from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.supervisor import RankReport
-from kvcheck.core.stress.ranks.verdict import Judgement
+from kvcheck.core.stress.ranks.verdict import RankJudgement
 from kvcheck.core.stress.workload.events import Allocated, Freed
 
 __all__ = ["importable"]
@@ -71,7 +71,7 @@ def freeze(
     patience_s: int = 20,
     lease_s: float = 20,
     mutant: str = "",
-) -> tuple[Waker, Judgement]:
+) -> tuple[Waker, RankJudgement]:
     """A run in which a rank, with its engine, is frozen at that call; judged."""
     plan = plan_of(transport=transport, ranks=ranks)
     at, number = point

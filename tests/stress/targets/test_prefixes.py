@@ -20,7 +20,7 @@ from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.stress.history import History, OperationEvents
-from kvcheck.core.stress.targets.prefixes import Prefixes
+from kvcheck.core.stress.targets.prefixes import CachedPrefixes
 from kvcheck.core.stress.targets.target import Standing
 from kvcheck.core.stress.workload.events import Event, Happened
 
@@ -48,7 +48,7 @@ class Scene:
             has_state=self.rig.pool.has_state,
         )
         self.rig.cache.connect(self.tier)
-        self.prefixes = Prefixes(self.rig.cache, self.rig.host, self.store, self.told.append)
+        self.prefixes = CachedPrefixes(self.rig.cache, self.rig.host, self.store, self.told.append)
         self.rig.watch.prefixes = self.prefixes
 
     def states(self, subject: str = "prefix") -> Counter[str]:

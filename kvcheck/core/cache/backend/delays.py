@@ -24,7 +24,7 @@ FIRED_MOST = 3
 # every "hicache.load"                  -                  the process waits and nothing else moves
 # all work of lanes "h2d..."            -                  the same
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class DelaySite:
     """Submissions: the nth of one operation, from 1, or all; or all to lanes with such a name prefix, after the
     rank's."""
 
@@ -55,8 +55,8 @@ class Delay:
     """held: submissions before which the lane is held. until: the operation whose end ends the hold; None: a waiting
     process ends it."""
 
-    held: Site
-    until: Site | None = None
+    held: DelaySite
+    until: DelaySite | None = None
 
     def __str__(self) -> str:
         return f"{self.held} until {self.until or 'the process waits'}"

@@ -14,7 +14,7 @@ from typing import Protocol
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, TierIndices
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.pool import KVPool
 
@@ -254,7 +254,7 @@ class Residency:
         self._listener.tier_changed(tier=tier, space=space, chain=value.hashes(node.chain, space), ids=ids, added=added)
 
 
-def _forget(value: Tier, space: str) -> None:
+def _forget(value: TierIndices, space: str) -> None:
     if space == "state":
         value.state = None
     elif space == "full":

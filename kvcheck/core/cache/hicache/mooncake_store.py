@@ -22,7 +22,7 @@ NO_METADATA_SERVER = "P2PHANDSHAKE"
 OK, NOT_FOUND, NO_SPACE = 0, -704, -200
 
 
-class Client(Protocol):
+class StoreClient(Protocol):
     def setup(
         self,
         local_hostname: str,
@@ -76,7 +76,7 @@ class MooncakeStore:
             raise UnknownVerdict(
                 f"store mooncake could not join {master}: setup returned {code}, expected 0; see the master's log"
             )
-        self._client: Client | None = client
+        self._client: StoreClient | None = client
 
     def put(self, key: str, payload: bytes) -> None:
         client = self._open(key)
@@ -120,13 +120,13 @@ class MooncakeStore:
         if client is not None:
             client.close()
 
-    def _open(self, key: str) -> Client:
+    def _open(self, key: str) -> StoreClient:
         check_key(key)
         if self._client is None:
             raise StorageError("store mooncake is closed")
         return self._client
 
-    def _exists(self, client: Client, key: str) -> bool:
+    def _exists(self, client: StoreClient, key: str) -> bool:
         code = client.is_exist(key)
         if code < 0:
             raise StorageError(f"store mooncake got no answer from the master at {self.master}: {code}")
@@ -147,7 +147,7 @@ def _check_master(master: str) -> None:
         ) from error
 
 
-def _new_client() -> Client:
+def _new_client() -> StoreClient:
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
@@ -156,5 +156,5 @@ def _new_client() -> Client:
             "pip install 'mooncake-transfer-engine-non-cuda>=0.3.13.post1'; on Debian also "
             "apt-get install libibverbs1 libnuma1 libcurl4"
         ) from error
-    client: Client = MooncakeDistributedStore()
+    client: StoreClient = MooncakeDistributedStore()
     return client

@@ -72,7 +72,7 @@ class WindowPages:
 # full    ids of the pages                   or None
 # window  ids of the window pages held       or None; sliding-window layers
 # state   the slot at the run's last token   or None; recurrent layers
-class Tier:
+class TierIndices:
     """Index values of one node on one tier; None: not held."""
 
     __slots__ = ("full", "state", "window")
@@ -131,8 +131,8 @@ class Node:
         self.parent = parent
         self.ordinal = ordinal
         self.children: dict[bytes, Node] = {}
-        self.device = Tier()
-        self.host = Tier()
+        self.device = TierIndices()
+        self.host = TierIndices()
         self.locks = 0
         self.host_locks = 0
         self.hits = 0
@@ -147,7 +147,7 @@ class Node:
         """The host holds all pages of the node, and they have arrived."""
         return self.host.is_live and self.backing is None
 
-    def tier(self, name: str) -> Tier:
+    def tier(self, name: str) -> TierIndices:
         return self.device if name == "device" else self.host
 
     def path(self) -> Iterator[Node]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray, first_seen_page
-from kvcheck.core.cache.hicache.node import Node, PageMask, Tier, WindowPages, owned
+from kvcheck.core.cache.hicache.node import Node, PageMask, TierIndices, WindowPages, owned
 from kvcheck.core.cache.hicache.storage import chain_hashes
 
 Tokens = npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownPrefix:
     """The cached part of a prompt."""
 
     node: Node  # the deepest
@@ -107,7 +107,7 @@ class PrefixTree:
             node=nodes[-1] if nodes else self.root, nodes=tuple(nodes), pages=pages, device_pages=min(device, pages)
         )
 
-    def known(self, tokens: Tokens) -> Known:
+    def known(self, tokens: Tokens) -> KnownPrefix:
         """Look up both tiers without counting a use."""
         path: list[Node] = []
         for node in self._walk(self.keys(tokens)):
@@ -119,7 +119,7 @@ class PrefixTree:
             held["full"] += [True] * len(node.keys)
             held["window"] += _window_held(node, False)
             held["state"] += [False] * (len(node.keys) - 1) + [_has_state(node, False)]
-        return Known(
+        return KnownPrefix(
             node=path[-1] if path else self.root,
             pages=len(held["full"]),
             servable=self._servable(path, device_only=False),
@@ -164,7 +164,7 @@ class PrefixTree:
             node.device.state = offer.state
         return Taken(node=node, full=full, window=window, state=state, grown=tuple(grown))
 
-    def insert_host(self, tokens: Tokens, start: int, host: Tier) -> Node | None:
+    def insert_host(self, tokens: Tokens, start: int, host: TierIndices) -> Node | None:
         """Cache pages [start, ...) on the host; None if the path before or after has changed."""
         keys = self.keys(tokens)
         path = self._path_now(keys, start)

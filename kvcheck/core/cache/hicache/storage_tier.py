@@ -23,8 +23,8 @@ from kvcheck.core.cache.backend.backend import Backend, Operation, Signal
 from kvcheck.core.cache.hicache.controller import leading_reached
 from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Tier, WindowPages, make_copy, owned
-from kvcheck.core.cache.hicache.radix_tree import Known, Tokens
+from kvcheck.core.cache.hicache.node import Node, SpaceCopy, TierIndices, WindowPages, make_copy, owned
+from kvcheck.core.cache.hicache.radix_tree import KnownPrefix, Tokens
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
 
 
@@ -207,7 +207,7 @@ class StorageTier:
             self._host.unpack(each.space, each.unit, torch.frombuffer(bytearray(payload), dtype=torch.uint8))
             prefetch.arrived.setdefault(each.space, set()).add(page)
 
-    def _promised(self, chain: Sequence[bytes], known: Known) -> int:
+    def _promised(self, chain: Sequence[bytes], known: KnownPrefix) -> int:
         """Length of the longest prefix that tree and store seem to have, companions included."""
         has = {
             space: known.held[space]
@@ -333,8 +333,8 @@ class StorageTier:
         }
         return complete_prefix(has, policy=self._policy, window_pages=self._windows)
 
-    def _tier(self, prefetch: Prefetch, stop: int) -> Tier:
-        tier = Tier()
+    def _tier(self, prefetch: Prefetch, stop: int) -> TierIndices:
+        tier = TierIndices()
         count = stop - prefetch.start
         tier.full = owned(prefetch.units["full"][0][:count])
         if "window" in prefetch.units:

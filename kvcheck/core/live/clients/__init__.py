@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvcheck.core.base.registry import Registry
-from kvcheck.core.live.clients.client import Client, Engine, Trouble
+from kvcheck.core.live.clients.client import Client, EngineRow, Trouble
 from kvcheck.core.live.http import CallFailed, Http
 
-CLIENTS: Registry[Engine] = Registry(
+CLIENTS: Registry[EngineRow] = Registry(
     "engine",
     {
         "sglang": ("kvcheck.core.live.clients.sglang:SGLANG", "SGLang, by its own /generate."),

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvcheck.core.live.clients.client import Reach, Trouble
-from kvcheck.core.live.clients.reading import Reply, Unreadable, table
-from kvcheck.core.live.counting import counters as sum_counters
-from kvcheck.core.live.counting import parse_samples
-from kvcheck.core.live.exchange import Abort, Answer, Counters, End
+from kvcheck.core.live.clients.reading import PartialAnswer, Unreadable, table
+from kvcheck.core.live.exchange import AbortRequest, Answer, Counters, End
 from kvcheck.core.live.http import CallFailed, Http, error_text, one_line
+from kvcheck.core.live.prometheus import counters as sum_counters
+from kvcheck.core.live.prometheus import parse_samples
 
 GRACE_S = 10.0
 """Tokens that arrive within this time after an abort was acknowledged may have been made before it: vLLM 0.32.0 had
@@ -27,7 +27,7 @@ _HEALTH_S = 30.0  # engines that generate a token for it give up by themselves a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CompletionCall:
     """One engine's call for a completion. streamed: the body for a stream. take: adds an answer or event to the reply;
     raises Unreadable. abort: aborts this request."""
 
@@ -35,14 +35,14 @@ class Call:
     path: str
     body: Mapping[str, object]
     streamed: Mapping[str, object]
-    take: Callable[[Mapping[str, object], Reply], None]
+    take: Callable[[Mapping[str, object], PartialAnswer], None]
     abort: Callable[[], object] | None = None
 
 
 def converse(
-    call: Call,
-    abort: Abort | None,
-    reply: Reply,
+    call: CompletionCall,
+    abort: AbortRequest | None,
+    reply: PartialAnswer,
     *,
     is_timed: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -84,7 +84,7 @@ def converse(
     )
 
 
-def _take(call: Call, value: object, reply: Reply) -> None:
+def _take(call: CompletionCall, value: object, reply: PartialAnswer) -> None:
     event = table(value, "answer")
     if event.get("error") is not None:
         reply.error = call.server.shown(error_text(event))
@@ -92,19 +92,19 @@ def _take(call: Call, value: object, reply: Reply) -> None:
         call.take(event, reply)
 
 
-def _end(reply: Reply) -> tuple[End, str | None]:
+def _end(reply: PartialAnswer) -> tuple[End, str | None]:
     if reply.error is not None:
         return End.REFUSED, reply.error
     return (End.ABORTED, "the engine says that it aborted the request") if reply.is_aborted else (End.DONE, None)
 
 
-def _end_of_stream(reply: Reply) -> tuple[End, str | None]:
+def _end_of_stream(reply: PartialAnswer) -> tuple[End, str | None]:
     if reply.error is None and not reply.is_aborted and reply.finish is None:
         return End.CUT, "the stream ended without a reason for its end"
     return _end(reply)
 
 
-def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, str | None]:
+def _timed(call: CompletionCall, reply: PartialAnswer, clock: Callable[[], float]) -> tuple[End, str | None]:
     """Events that were read together have one time: a proxy may hold a stream back and release it at once."""
     read, now_s = 0, 0.0
     with call.server.stream(call.path, call.streamed) as events:
@@ -117,7 +117,7 @@ def _timed(call: Call, reply: Reply, clock: Callable[[], float]) -> tuple[End, s
     return _end_of_stream(reply)
 
 
-def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str | None]:
+def _aborted_by_closing(call: CompletionCall, after: int, reply: PartialAnswer) -> tuple[End, str | None]:
     """Close the connection after `after` tokens; 0: once the answer has begun."""
     with call.server.stream(call.path, call.streamed) as events:
         if after > 0:
@@ -129,7 +129,7 @@ def _aborted_by_closing(call: Call, after: int, reply: Reply) -> tuple[End, str 
     return End.ABORTED, None
 
 
-def _aborted_by_call(call: Call, after: int, reply: Reply) -> tuple[End, str | None, int | None]:
+def _aborted_by_call(call: CompletionCall, after: int, reply: PartialAnswer) -> tuple[End, str | None, int | None]:
     """Return (end, reason, tokens long after the acknowledgement).
 
     Tokens soon after the acknowledgement may have been made before, so they do not count.

@@ -65,7 +65,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineRow:
     """One engine. is_at: whether it answers at an address; raises CallFailed if nothing does."""
 
     make: Callable[[Reach], Client]

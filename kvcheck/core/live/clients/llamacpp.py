@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcheck.core.live.clients.asking import Call, converse, is_well, read_counters, read_or_none, troubled
-from kvcheck.core.live.clients.client import Engine, Reach, Trouble
+from kvcheck.core.live.clients.asking import CompletionCall, converse, is_well, read_counters, read_or_none, troubled
+from kvcheck.core.live.clients.client import EngineRow, Reach, Trouble
 from kvcheck.core.live.clients.reading import (
-    Reply,
+    PartialAnswer,
     Unreadable,
     count,
     count_or_none,
@@ -72,8 +72,10 @@ class LlamaCppClient:
             "cache_prompt": sending.salt is None,
             "stream": False,
         }
-        call = Call(server=self._server, path="/completion", body=body, streamed={**body, "stream": True}, take=take)
-        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
+        call = CompletionCall(
+            server=self._server, path="/completion", body=body, streamed={**body, "stream": True}, take=take
+        )
+        return converse(call, sending.abort, PartialAnswer(), is_timed=sending.is_timed)
 
     def counters(self) -> Counters | None:
         return read_counters(self.reach)
@@ -99,7 +101,7 @@ class LlamaCppClient:
         return props
 
 
-def take(event: Mapping[str, object], reply: Reply) -> None:
+def take(event: Mapping[str, object], reply: PartialAnswer) -> None:
     """Add an answer of /completion, or an event of its stream with the tokens since the last one. Raises Unreadable."""
     tokens = counts(event.get("tokens"), "tokens")
     written = event.get("completion_probabilities")
@@ -145,4 +147,4 @@ def _is_at(server: Http) -> bool:
     return props is not None and "default_generation_settings" in props
 
 
-LLAMACPP = Engine(LlamaCppClient, _is_at)
+LLAMACPP = EngineRow(LlamaCppClient, _is_at)

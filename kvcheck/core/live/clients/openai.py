@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from kvcheck.core.live.clients.asking import Call, converse, is_well, read_counters, read_or_none
-from kvcheck.core.live.clients.client import Engine, Reach, Trouble
+from kvcheck.core.live.clients.asking import CompletionCall, converse, is_well, read_counters, read_or_none
+from kvcheck.core.live.clients.client import EngineRow, Reach, Trouble
 from kvcheck.core.live.clients.reading import (
-    Reply,
+    PartialAnswer,
     Unreadable,
     count,
     count_or_none,
@@ -33,7 +33,7 @@ _WORD = re.compile(r"<[a-z]+>|[a-z]+[0-9]+")
 _ID = "token_id:"
 
 
-def take_completion(event: Mapping[str, object], reply: Reply, token_of: Callable[[str], int | None]) -> None:
+def take_completion(event: Mapping[str, object], reply: PartialAnswer, token_of: Callable[[str], int | None]) -> None:
     """Add an answer, or an event of a stream, which holds the tokens since the last one. Raises Unreadable."""
     choices = rows(event.get("choices"), "choices")
     if len(choices) > 1:
@@ -165,14 +165,14 @@ class OpenAiClient:
             "temperature": 0.0,
             "logprobs": max(1, sending.top),
         }
-        call = Call(
+        call = CompletionCall(
             server=self._server,
             path=PATH,
             body=body,
             streamed={**body, "stream": True, "stream_options": {"include_usage": True}},
             take=lambda event, reply: take_completion(event, reply, self.reach.token_of),
         )
-        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
+        return converse(call, sending.abort, PartialAnswer(), is_timed=sending.is_timed)
 
     def counters(self) -> Counters | None:
         return read_counters(self.reach)
@@ -202,4 +202,4 @@ def _is_at(server: Http) -> bool:
     return models is not None and isinstance(models.get("data"), list)
 
 
-OPENAI = Engine(OpenAiClient, _is_at)
+OPENAI = EngineRow(OpenAiClient, _is_at)

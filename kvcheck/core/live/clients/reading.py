@@ -100,7 +100,7 @@ def _wrong(name: str, expected: str, value: object) -> Unreadable:
 
 
 @dataclass(slots=True, kw_only=True)
-class Reply:
+class PartialAnswer:
     """The parts of one answer that have arrived; fields as in Answer."""
 
     tokens: list[int] = field(default_factory=list)

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Mapping
 from typing import TypeVar
 
-from kvcheck.core.live.clients.asking import Call, converse, is_well, read_counters, read_or_none, troubled
-from kvcheck.core.live.clients.client import Engine, Reach, Trouble
+from kvcheck.core.live.clients.asking import CompletionCall, converse, is_well, read_counters, read_or_none, troubled
+from kvcheck.core.live.clients.client import EngineRow, Reach, Trouble
 from kvcheck.core.live.clients.reading import (
-    Reply,
+    PartialAnswer,
     Unreadable,
     count,
     count_or_none,
@@ -103,9 +103,9 @@ class SglangClient:
         return _served(self._server, info or {}, model or {}, models or {})
 
     def ask(self, sending: Sending) -> Answer:
-        return converse(self.call_for(sending, {}), sending.abort, Reply(), is_timed=sending.is_timed)
+        return converse(self.call_for(sending, {}), sending.abort, PartialAnswer(), is_timed=sending.is_timed)
 
-    def call_for(self, sending: Sending, more: Mapping[str, object]) -> Call:
+    def call_for(self, sending: Sending, more: Mapping[str, object]) -> CompletionCall:
         """The call of /generate. more: further fields of the request, such as those of a pair (sglang_pair)."""
         question = sending.question
         body: dict[str, object] = {
@@ -121,7 +121,7 @@ class SglangClient:
             body["top_logprobs_num"] = sending.top
         if sending.priority is not None:
             body["priority"] = -sending.priority if self._serves_low_first() else sending.priority
-        return Call(
+        return CompletionCall(
             server=self._server,
             path="/generate",
             body=body,
@@ -172,7 +172,7 @@ class SglangClient:
         return self._low_first
 
 
-def take(event: Mapping[str, object], reply: Reply) -> None:
+def take(event: Mapping[str, object], reply: PartialAnswer) -> None:
     """Add an answer of /generate, or an event of its stream. Raises Unreadable.
 
     Events hold all tokens so far or only new ones; completion_tokens distinguishes the two.
@@ -235,7 +235,7 @@ def _newer(meta: Mapping[str, object], name: str, before: int | None) -> int | N
     return before if value is None else value
 
 
-def _cached_by(details: Mapping[str, object] | None, reply: Reply) -> dict[Tier, int] | None:
+def _cached_by(details: Mapping[str, object] | None, reply: PartialAnswer) -> dict[Tier, int] | None:
     """SGLang omits the table if nothing was cached."""
     if details is not None:
         return {
@@ -246,7 +246,7 @@ def _cached_by(details: Mapping[str, object] | None, reply: Reply) -> dict[Tier,
     return dict.fromkeys((Tier.DEVICE, Tier.HOST), 0) if reply.cached == 0 else reply.cached_by
 
 
-def _finish(reason: Mapping[str, object] | None, reply: Reply) -> None:
+def _finish(reason: Mapping[str, object] | None, reply: PartialAnswer) -> None:
     if reason is None:
         return
     reply.finish = text(reason.get("type"), "finish_reason.type")
@@ -294,4 +294,4 @@ def _is_at(server: Http) -> bool:
     return model is not None and "model_path" in model and "is_generation" in model
 
 
-SGLANG = Engine(SglangClient, _is_at)
+SGLANG = EngineRow(SglangClient, _is_at)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from kvcheck.core.live.clients.asking import Call, converse
+from kvcheck.core.live.clients.asking import CompletionCall, converse
 from kvcheck.core.live.clients.client import Reach, Trouble
-from kvcheck.core.live.clients.reading import Reply
+from kvcheck.core.live.clients.reading import PartialAnswer
 from kvcheck.core.live.clients.sglang import COMPUTED, COUNTED, FLAGS, SAID, SglangClient
 from kvcheck.core.live.exchange import Answer, Counters, End, Sending, Served
 from kvcheck.core.live.http import CallFailed
@@ -77,7 +77,9 @@ class SglangPair:
 
         prefilling: Future[Answer] = Future()
         threading.Thread(target=_prefill, args=(at_prefill, prefilling), daemon=True).start()
-        answer = converse(replace(at_decode, abort=abort_both), sending.abort, Reply(), is_timed=sending.is_timed)
+        answer = converse(
+            replace(at_decode, abort=abort_both), sending.abort, PartialAnswer(), is_timed=sending.is_timed
+        )
         if answer.end is not End.DONE and not prefilling.done() and at_prefill.abort is not None:
             try:
                 at_prefill.abort()  # it may wait for a decode server that has given the request up
@@ -111,9 +113,9 @@ class SglangPair:
             return self._room
 
 
-def _prefill(call: Call, prefilling: Future[Answer]) -> None:
+def _prefill(call: CompletionCall, prefilling: Future[Answer]) -> None:
     try:
-        prefilling.set_result(converse(call, None, Reply()))
+        prefilling.set_result(converse(call, None, PartialAnswer()))
     except OSError as error:
         prefilling.set_exception(error)
 

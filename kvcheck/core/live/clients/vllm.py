@@ -12,19 +12,19 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from kvcheck.core.live.clients.asking import (
-    Call,
+    CompletionCall,
     converse,
     is_well,
     read_counters,
     read_metrics,
     read_or_none,
 )
-from kvcheck.core.live.clients.client import Engine, Reach, Trouble
+from kvcheck.core.live.clients.client import EngineRow, Reach, Trouble
 from kvcheck.core.live.clients.openai import PATH, first_model, take_completion
-from kvcheck.core.live.clients.reading import Reply, Unreadable, count_or_none, facts, text_or_none
-from kvcheck.core.live.counting import Sample, parse_samples
+from kvcheck.core.live.clients.reading import PartialAnswer, Unreadable, count_or_none, facts, text_or_none
 from kvcheck.core.live.exchange import Answer, Counters, Sending, Served
 from kvcheck.core.live.http import CallFailed, Http, one_line, parse_json
+from kvcheck.core.live.prometheus import Sample, parse_samples
 
 _DEV = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details, and without --no-enable-prefix-caching"
@@ -124,7 +124,7 @@ class VllmClient:
             body["cache_salt"] = sending.salt
         if sending.priority is not None:
             body["priority"] = -sending.priority
-        call = Call(
+        call = CompletionCall(
             server=self._server,
             path=PATH,
             body=body,
@@ -132,9 +132,9 @@ class VllmClient:
             take=self._take,
             abort=lambda: self._abort(sending.rid),
         )
-        return converse(call, sending.abort, Reply(), is_timed=sending.is_timed)
+        return converse(call, sending.abort, PartialAnswer(), is_timed=sending.is_timed)
 
-    def _take(self, event: Mapping[str, object], reply: Reply) -> None:
+    def _take(self, event: Mapping[str, object], reply: PartialAnswer) -> None:
         """The answer's id is the request id behind "cmpl-"."""
         take_completion(event, reply, self.reach.token_of)
         reply.rid = text_or_none(event.get("id"), "id")
@@ -251,4 +251,4 @@ def _is_at(server: Http) -> bool:
     return "vllm" in owners and version is not None and "version" in version
 
 
-VLLM = Engine(VllmClient, _is_at)
+VLLM = EngineRow(VllmClient, _is_at)

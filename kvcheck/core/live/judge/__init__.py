@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvcheck.core.live.judge.round import judge_round
-from kvcheck.core.live.judge.steps import Sent, longest_shared, made, packed
-from kvcheck.core.live.judge.verdicts import Judgement, Place, Setting, Unjudged, Wrong, finding
+from kvcheck.core.live.judge.steps import SentPrompts, longest_shared, made, packed
+from kvcheck.core.live.judge.verdicts import Judgement, PagePlace, ServerSetting, Unjudged, Wrong, finding
 
 __all__ = [
     "Judgement",
-    "Place",
-    "Sent",
-    "Setting",
+    "PagePlace",
+    "SentPrompts",
+    "ServerSetting",
     "Unjudged",
     "Wrong",
     "finding",

@@ -13,8 +13,8 @@ from itertools import takewhile
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question
-from kvcheck.core.live.judge.steps import FEW, Sent, Step
-from kvcheck.core.live.judge.verdicts import Setting
+from kvcheck.core.live.judge.steps import FEW, SentPrompts, Step
+from kvcheck.core.live.judge.verdicts import ServerSetting
 from kvcheck.core.model.alphabet import Alphabet
 from kvcheck.core.model.answers import answers
 
@@ -26,7 +26,7 @@ MOST_SHIFT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class WrongKind:
     """The kind of a wrong token. shift: tokens that the answer is ahead. others: requests it belongs to.
 
     is_whole: no page is at fault: all of the answer is theirs, or was read from their context (is_context).
@@ -48,14 +48,14 @@ def first_wrong(exchange: Exchange) -> int | None:
 
 
 def kind_of_wrong(
-    setting: Setting,
+    setting: ServerSetting,
     exchange: Exchange,
     step: int,
     taken: Sequence[Step],
     *,
     of_round: Iterable[Question],
-    sent: Sent,
-) -> Kind:
+    sent: SentPrompts,
+) -> WrongKind:
     """Return the first kind that fits: another request's answer, a shifted one, another request's context or token, or
     a wrong token.
 
@@ -71,27 +71,29 @@ def kind_of_wrong(
         if count >= LEAST_ALIKE and other.expected[:1] == tokens[:1] and other.expected[:count] == tokens[:count]
     ]
     if same:
-        return Kind(code="KV802", others=tuple(same[:FEW]), is_whole=True)
+        return WrongKind(code="KV802", others=tuple(same[:FEW]), is_whole=True)
     shift = _shift(alphabet, question, tokens[:count], step)
     if shift is not None:
-        return Kind(code="KV803", shift=shift)
+        return WrongKind(code="KV803", shift=shift)
     whose = [each.number for each in others.values() if _is_read_from(setting, exchange, each, step, taken)]
     if whose:
-        return Kind(code="KV802", others=tuple(whose[:FEW]), is_whole=True, is_context=True)
+        return WrongKind(code="KV802", others=tuple(whose[:FEW]), is_whole=True, is_context=True)
     node = alphabet.as_node(tokens[step])
     own = {alphabet.as_place(token) for token in question.ids} | {alphabet.as_node(token) for token in question.ids}
     if node is None or node in own:
-        return Kind(code="KV801")
+        return WrongKind(code="KV801")
     place = alphabet.place(node)
     now = [other.number for other in of_round if place in other.ids and other.number != question.number]
     before = [number for number in sent.holders.get(node, ()) if number != question.number]
     for whose in (now, before):
         if 0 < len(whose) <= FEW:
-            return Kind(code="KV802", others=tuple(whose))
-    return Kind(code="KV801")
+            return WrongKind(code="KV802", others=tuple(whose))
+    return WrongKind(code="KV801")
 
 
-def _is_read_from(setting: Setting, exchange: Exchange, other: Question, step: int, taken: Sequence[Step]) -> bool:
+def _is_read_from(
+    setting: ServerSetting, exchange: Exchange, other: Question, step: int, taken: Sequence[Step]
+) -> bool:
     """Whether the answer from `step` on, over more than a page, is right with another request's tokens in the cache."""
     alphabet, question, tokens = setting.alphabet, exchange.sending.question, exchange.answer.tokens
     own, held = (*question.ids, *question.expected[:step]), (*other.ids, *other.expected)
@@ -134,7 +136,7 @@ def _shift(alphabet: Alphabet, question: Question, tokens: Sequence[int], step: 
     return None
 
 
-def unjudged_reason(setting: Setting, exchange: Exchange) -> str | None:
+def unjudged_reason(setting: ServerSetting, exchange: Exchange) -> str | None:
     """Why an answer cannot be judged whole; None also if its end is a finding."""
     question, answer = exchange.sending.question, exchange.answer
     said = f": {answer.reason}" if answer.reason else ""
@@ -163,7 +165,7 @@ def was_aborted(exchange: Exchange) -> bool:
     return abort is not None and len(exchange.answer.tokens) >= abort.after
 
 
-def _short_reason(setting: Setting, question: Question, answer: Answer) -> str | None:
+def _short_reason(setting: ServerSetting, question: Question, answer: Answer) -> str | None:
     count = f"{len(answer.tokens)} of {len(question.expected)} tokens"
     if answer.finish not in (None, "length"):
         return f"the engine ended it after {count} and says {answer.finish!r}"
@@ -198,7 +200,7 @@ def broken_off(exchange: Exchange) -> str | None:
     return None
 
 
-def wrong_length(setting: Setting, exchange: Exchange) -> str | None:
+def wrong_length(setting: ServerSetting, exchange: Exchange) -> str | None:
     """KV808: a wrong length of an answer that is right so far."""
     question, answer = exchange.sending.question, exchange.answer
     asked, came = len(question.expected), len(answer.tokens)

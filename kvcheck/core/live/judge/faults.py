@@ -22,7 +22,7 @@ from math import cos
 from operator import eq
 
 from kvcheck.core.live.judge.steps import Listing, Step
-from kvcheck.core.live.judge.verdicts import Setting
+from kvcheck.core.live.judge.verdicts import ServerSetting
 from kvcheck.core.model import FAMILIES
 from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 from kvcheck.core.model.parameters import Parameters, node_digits, shown_pair
@@ -68,7 +68,7 @@ def agreed(faults: Collection[Where]) -> Named:
 
 
 def explanations(
-    setting: Setting,
+    setting: ServerSetting,
     ids: Sequence[int],
     answered: Sequence[int],
     taken: Sequence[Step],
@@ -130,7 +130,7 @@ def wrong_bits(alphabet: Alphabet, step: Step) -> dict[int, set[int]]:
 
 @dataclass(frozen=True)
 class _Answer:
-    setting: Setting
+    setting: ServerSetting
     ids: Sequence[int]
     answered: Sequence[int]
     taken: Sequence[Step]

@@ -28,7 +28,7 @@ from kvcheck.core.live.judge.faults import (
     wrong_bits,
 )
 from kvcheck.core.live.judge.steps import FEW, Listing, Step
-from kvcheck.core.live.judge.verdicts import Place, Setting
+from kvcheck.core.live.judge.verdicts import PagePlace, ServerSetting
 from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
 
 # Damaged values before a lost layer are less likely than damaged keys; every head would miss them, so with a single
@@ -127,7 +127,7 @@ def lists(alphabet: Alphabet, *, of_round: Sequence[Question], earlier: Sequence
 
 
 def suspects(
-    setting: Setting,
+    setting: ServerSetting,
     question: Question,
     answered: Sequence[int],
     taken: Sequence[Step],
@@ -168,7 +168,7 @@ def suspects(
     return Suspects(question, by_page, faults, read, was_right, has_moved)
 
 
-def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> Named:
+def named(setting: ServerSetting, own: Suspects, round_suspects: Sequence[Suspects]) -> Named:
     """The layer and page common to all faults that explain an answer.
 
     If other wrong requests share a page that all of them read, only faults that explain each of them count.
@@ -188,7 +188,7 @@ def named(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -
     return agreed(own.faults)
 
 
-def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[Place, ...]:
+def ranked(setting: ServerSetting, own: Suspects, round_suspects: Sequence[Suspects]) -> tuple[PagePlace, ...]:
     """The places of one request, with the weights of others in the round that share them."""
     places = []
     pointing: dict[tuple[int, int], int] = {}
@@ -208,7 +208,7 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
         pointing[layer, page] = len(lost_there)
         heads = suspicion.heads or ()
         places.append(
-            Place(
+            PagePlace(
                 layer=layer,
                 head=next(iter(heads)) if len(heads) == 1 else None,
                 page=page,
@@ -223,7 +223,7 @@ def ranked(setting: Setting, own: Suspects, round_suspects: Sequence[Suspects]) 
     return tuple(replace(place, weight=round(place.weight, 6)) for place in ordered[:MOST_PLACES])
 
 
-def _carried_on(place: Place, places: Sequence[Place], pointing: Mapping[tuple[int, int], int]) -> Place:
+def _carried_on(place: PagePlace, places: Sequence[PagePlace], pointing: Mapping[tuple[int, int], int]) -> PagePlace:
     """Raise layer 0 of a page above its later layers if it explains more wrong requests than each of them."""
     later = [other for other in places if other.page == place.page and other.layer]
     if place.layer or not later or pointing[0, place.page] <= max(pointing[each.layer, each.page] for each in later):

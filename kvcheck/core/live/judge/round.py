@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvcheck.core.live.exchange import Exchange
 from kvcheck.core.live.judge.answer import (
-    Kind,
+    WrongKind,
     after_abort,
     broken_off,
     first_wrong,
@@ -18,15 +18,15 @@ from kvcheck.core.live.judge.answer import (
 )
 from kvcheck.core.live.judge.faults import Named
 from kvcheck.core.live.judge.place import lists, named, ranked, suspects
-from kvcheck.core.live.judge.steps import Sent, Step, longest_shared, made, packed, shared, steps
-from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Counts, Judgement, Place, Setting, Unjudged, Wrong
+from kvcheck.core.live.judge.steps import SentPrompts, Step, longest_shared, made, packed, shared, steps
+from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE, Counts, Judgement, PagePlace, ServerSetting, Unjudged, Wrong
 from kvcheck.core.model.alphabet import HEADER
 
 LATEST = 512
 """Requests before a round that are searched for pages an answer may have read; more would only cost time."""
 
 
-def judge_round(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Judgement:
+def judge_round(setting: ServerSetting, exchanges: Sequence[Exchange], sent: SentPrompts) -> Judgement:
     """Judge a round. sent: of the rounds before."""
     judged: list[Exchange] = []
     unjudged: list[Unjudged] = []
@@ -57,7 +57,7 @@ def _compared(exchange: Exchange) -> int:
     return min(len(exchange.answer.tokens), len(exchange.sending.question.expected))
 
 
-def _notes(setting: Setting) -> tuple[str, ...]:
+def _notes(setting: ServerSetting) -> tuple[str, ...]:
     if setting.page is not None:
         return ()
     return (f"the server does not say how many tokens a page has; pages of findings are counted by {ASSUMED_PAGE}",)
@@ -78,7 +78,7 @@ def _wrong(exchange: Exchange, code: str, text: str) -> Wrong:
     return Wrong(code=code, request=request, rid=exchange.sending.rid, message=f"request {request}: {text}")
 
 
-def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
+def _wrong_ends(setting: ServerSetting, exchange: Exchange) -> list[Wrong]:
     is_right = first_wrong(exchange) is None
     texts = {
         "KV804": after_abort(exchange),
@@ -89,7 +89,7 @@ def _wrong_ends(setting: Setting, exchange: Exchange) -> list[Wrong]:
 
 
 def _wrong_tokens(
-    setting: Setting, lost: Sequence[tuple[Exchange, int]], exchanges: Sequence[Exchange], sent: Sent
+    setting: ServerSetting, lost: Sequence[tuple[Exchange, int]], exchanges: Sequence[Exchange], sent: SentPrompts
 ) -> list[Wrong]:
     """Evidence of different answers for a place is combined."""
     if not lost:
@@ -125,12 +125,12 @@ def _wrong_tokens(
 
 
 def _wrong_token(
-    setting: Setting,
+    setting: ServerSetting,
     exchange: Exchange,
     taken: Sequence[Step],
     step: int,
-    kind: Kind,
-    places: tuple[Place, ...],
+    kind: WrongKind,
+    places: tuple[PagePlace, ...],
     place: Named,
 ) -> Wrong:
     question, answer, alphabet = exchange.sending.question, exchange.answer, setting.alphabet
@@ -168,12 +168,12 @@ def _wrong_token(
     )
 
 
-def _is_named(suspect: Place, place: Named) -> bool:
+def _is_named(suspect: PagePlace, place: Named) -> bool:
     is_any = place.layer is not None or place.page is not None
     return is_any and place.layer in (None, suspect.layer) and place.page in (None, suspect.page)
 
 
-def _message(setting: Setting, exchange: Exchange, step: int, kind: Kind, place: Named) -> str:
+def _message(setting: ServerSetting, exchange: Exchange, step: int, kind: WrongKind, place: Named) -> str:
     question, alphabet = exchange.sending.question, setting.alphabet
     said, right = alphabet.word(exchange.answer.tokens[step]), alphabet.word(question.expected[step])
     text = f"request {question.number} answered {said} at step {step} where {right} is right"
@@ -205,7 +205,7 @@ CHANCE_BITS = 40
 """Drawn bits that requests of two runs do not share by chance."""
 
 
-def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Counts:
+def cached_counts(setting: ServerSetting, exchanges: Sequence[Exchange], sent: SentPrompts) -> Counts:
     total = Counts()
     of_round = sorted((packed(made(each)), each.answer.began_s, each.sending.rid) for each in exchanges)
     every = [row[0] for row in of_round]
@@ -233,7 +233,9 @@ def cached_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -
     return total
 
 
-def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sent) -> Iterator[tuple[Exchange, str]]:
+def impossible_counts(
+    setting: ServerSetting, exchanges: Sequence[Exchange], sent: SentPrompts
+) -> Iterator[tuple[Exchange, str]]:
     of_round = sorted(packed(made(exchange)) for exchange in exchanges)
     for exchange in exchanges:
         cached, ids = exchange.answer.cached, exchange.sending.question.ids
@@ -258,7 +260,7 @@ def impossible_counts(setting: Setting, exchanges: Sequence[Exchange], sent: Sen
             )
 
 
-def by_chance(setting: Setting, ids: Sequence[int]) -> int:
+def by_chance(setting: ServerSetting, ids: Sequence[int]) -> int:
     """First tokens of a request that a cache filled by an earlier run, under other names, may hold."""
     parameters = setting.alphabet.parameters
     is_walk = setting.alphabet.as_node(ids[-1]) is not None
@@ -266,7 +268,7 @@ def by_chance(setting: Setting, ids: Sequence[int]) -> int:
     return len(HEADER) + -(-CHANCE_BITS // bits)
 
 
-def _may_hold_more(setting: Setting, exchange: Exchange) -> bool:
+def _may_hold_more(setting: ServerSetting, exchange: Exchange) -> bool:
     """True for own tokens after a retraction, tokens that another server computed, and an earlier run's cache."""
     own_tokens = setting.retracts and exchange.answer.retractions != 0
     return own_tokens or setting.transfers or not setting.began_empty

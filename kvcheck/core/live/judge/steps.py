@@ -21,14 +21,14 @@ _WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentPrompts:
     """Requests sent so far. sequences: sorted. holders: node -> numbers of requests that list it, FEW + 2 at most."""
 
     sequences: tuple[bytes, ...] = ()
     holders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     questions: Mapping[int, Question] = field(default_factory=dict)
 
-    def plus(self, alphabet: Alphabet, exchanges: Iterable[Exchange]) -> Sent:
+    def plus(self, alphabet: Alphabet, exchanges: Iterable[Exchange]) -> SentPrompts:
         held = tuple(exchanges)
         questions = dict(self.questions)
         holders = dict(self.holders)
@@ -41,7 +41,7 @@ class Sent:
                 if node is not None and len(known := holders.get(node, ())) < FEW + 2:
                     holders[node] = (*known, question.number)
         sequences = sorted((*self.sequences, *(packed(made(exchange)) for exchange in held)))
-        return Sent(sequences=tuple(sequences), holders=holders, questions=questions)
+        return SentPrompts(sequences=tuple(sequences), holders=holders, questions=questions)
 
 
 def made(exchange: Exchange) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ ASSUMED_PAGE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ServerSetting:
     """Facts about the server while a round ran.
 
     page: None: ASSUMED_PAGE. retracts: retractions may have happened. began_empty: its cache held none of these prompts
@@ -41,7 +41,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PagePlace:
     """A page of one layer that a wrong answer points to. head: None unless one is meant. first, last: positions.
     weight: only the order counts."""
 
@@ -89,7 +89,7 @@ class Wrong:
     answered_word: str | None = None
     logprob: float | None = None
     reads: tuple[int | None, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[PagePlace, ...] = ()
     layer: int | None = None
     page: int | None = None
     unnamed: str | None = None

@@ -31,9 +31,17 @@ from kvcheck.core.live.doubts import AnswerTotals, CounterCheck, compare
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending
 from kvcheck.core.live.judge.steps import longest_shared, packed
 from kvcheck.core.live.own.prompts import BLOCK, Span
-from kvcheck.core.live.own.statistic import GIVE_UP, MOST_SUSPECTS, REPEATS, Deviation, Repeats, deviation, is_wide
+from kvcheck.core.live.own.statistic import (
+    GIVE_UP,
+    MOST_SUSPECTS,
+    REPEATS,
+    LogprobDeviation,
+    Repeats,
+    deviation,
+    is_wide,
+)
 from kvcheck.core.live.scenarios.scenario import Order, Round, Wave
-from kvcheck.core.live.sending import Asked, new_rid
+from kvcheck.core.live.sending import Recipient, new_rid
 
 TOP = 5
 """Log-probabilities of each step beside the answered token's: as many as every engine gives without a flag."""
@@ -70,7 +78,7 @@ class Tallied:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    client: Asked
+    client: Recipient
 
     def ask(self, sending: Sending) -> Answer:
         return self.client.ask(dataclasses.replace(sending, salt=new_salt(), top=TOP))
@@ -95,7 +103,9 @@ class Matched:
     shapes: one for each sending of a request. references: cold answers.
     """
 
-    def __init__(self, client: Asked, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]) -> None:
+    def __init__(
+        self, client: Recipient, shapes: Mapping[int, Sequence[Shape]], references: Mapping[int, Answer]
+    ) -> None:
         self._client, self._references = client, references
         self._left = {number: deque(each) for number, each in shapes.items()}
 
@@ -140,7 +150,7 @@ class Treated:
 
     def __init__(
         self,
-        client: Asked,
+        client: Recipient,
         references: Mapping[int, Answer],
         noise: Sequence[float],
         *,
@@ -172,7 +182,7 @@ class Treated:
             self.repeats[number] = Repeats((), ())
             return True
 
-    def _again(self, question: Question, found: Deviation) -> Repeats:
+    def _again(self, question: Question, found: LogprobDeviation) -> Repeats:
         """Alternate warm and fresh copies, up to the step with the largest deviation."""
         reference, steps = self._references[question.number], found.step + 1
         short = dataclasses.replace(question, expected=question.expected[:steps])
@@ -194,10 +204,10 @@ class Treated:
 
 
 @dataclass(slots=True, kw_only=True)
-class Arm:
+class ArmResult:
     name: str
     exchanges: list[Exchange] = field(default_factory=list)
-    values: dict[int, Deviation] = field(default_factory=dict)
+    values: dict[int, LogprobDeviation] = field(default_factory=dict)
 
     def add(self, exchanges: Sequence[Exchange], references: Mapping[int, Answer]) -> None:
         """Of several answers to a request, the largest deviation counts."""
@@ -243,7 +253,7 @@ def together(questions: Sequence[Question], *, concurrency: int) -> Round:
     return Round((Wave(orders=orders, concurrency=concurrency),) if orders else ())
 
 
-def ask_fresh(client: Asked, sending: Sending, *, cached: int, turns: Sequence[Span] = ()) -> Answer:
+def ask_fresh(client: Recipient, sending: Sending, *, cached: int, turns: Sequence[Span] = ()) -> Answer:
     """Send a request under a new salt, after its first `cached` tokens were computed under it.
 
     turns: as in Shape: decoded again, so that decode writes their pages. If the server keeps no such pages, or answers
@@ -259,7 +269,7 @@ def ask_fresh(client: Asked, sending: Sending, *, cached: int, turns: Sequence[S
     return client.ask(dataclasses.replace(sending, salt=salt, top=TOP))
 
 
-def _prime(client: Asked, question: Question, salt: str, *, first: int, count: int) -> Answer:
+def _prime(client: Recipient, question: Question, salt: str, *, first: int, count: int) -> Answer:
     before = Question(number=question.number, ids=question.ids[:first], expected=question.expected[:1] * count)
     return client.ask(Sending(question=before, rid=new_rid(), salt=salt))
 

@@ -24,7 +24,7 @@ from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE
 from kvcheck.core.live.own.arms import (
-    Arm,
+    ArmResult,
     Cold,
     Matched,
     Shape,
@@ -37,7 +37,15 @@ from kvcheck.core.live.own.arms import (
 )
 from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import LEAST_LENGTH, Needles, OwnQuestions, ids_of, recites, shortest_run
-from kvcheck.core.live.own.statistic import MORE_CONTROLS, Level, Measured, Told, judge, needs_more, settled
+from kvcheck.core.live.own.statistic import (
+    MORE_CONTROLS,
+    Level,
+    Measured,
+    ReportedDeviation,
+    judge,
+    needs_more,
+    settled,
+)
 from kvcheck.core.live.own.verdict import (
     crosstalk_finding,
     diverged_finding,
@@ -51,7 +59,7 @@ from kvcheck.core.live.own.verdict import (
 from kvcheck.core.live.runner import GAP, SETTLE_S, RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Round, Sizes
-from kvcheck.core.live.sending import Asked, Sender, new_rid, typical_s
+from kvcheck.core.live.sending import Recipient, RequestSender, new_rid, typical_s
 
 COLD_TOKENS = 8
 USUAL_LENGTH = 2048
@@ -73,10 +81,10 @@ class _Round:
     told: Callable[[int], None]
     round: Round = field(default_factory=lambda: Round(()))
     questions: list[Question] = field(default_factory=list)
-    arms: dict[str, Arm] = field(default_factory=lambda: {name: Arm(name=name) for name in _ARMS})
+    arms: dict[str, ArmResult] = field(default_factory=lambda: {name: ArmResult(name=name) for name in _ARMS})
     references: dict[int, Answer] = field(default_factory=dict)
     treated: Treated | None = None
-    sender: Sender | None = None
+    sender: RequestSender | None = None
     sending: str = COLD
     before: Counters | None = None
     after: Counters | None = None
@@ -125,7 +133,7 @@ class OwnRunner:
         self._groups_of: dict[str, dict[int, tuple[list[float], list[float]]]] = {}
         """Scenario -> round -> deviations of groups of treated requests, and of their matched ones."""
         self._unlike: dict[str, str] = {}
-        self._arms: dict[str, dict[str, Arm]] = {}
+        self._arms: dict[str, dict[str, ArmResult]] = {}
         self._recited: dict[str, list[bool]] = {}
         self._sent_more: dict[str, int] = {}
         self._now: _Round | None = None
@@ -208,12 +216,14 @@ class OwnRunner:
         fit = most if now.plan.pool is None else now.plan.pool // (largest + 2 * page)
         return max(1, min(most, fit))
 
-    def _send(self, now: _Round, name: str, round_: Round, asked: Asked | None = None) -> bool:
+    def _send(self, now: _Round, name: str, round_: Round, asked: Recipient | None = None) -> bool:
         if asked is None:
             asked = Cold(self._asked)
         now.sending = name
         gap = typical_s([each.answer for each in now.arms[COLD].exchanges]) * GAP
-        now.sender = Sender(asked, gap_s=gap, may_force=name == TREATED and bool(now.plan.admin), until=now.until)
+        now.sender = RequestSender(
+            asked, gap_s=gap, may_force=name == TREATED and bool(now.plan.admin), until=now.until
+        )
         before = sum(len(arm.exchanges) for arm in now.arms.values())
         sent = now.sender.send(round_, lambda answered: now.told(before + answered))
         now.sender = None
@@ -315,9 +325,9 @@ class OwnRunner:
         source = self._source(secrets.randbelow(1 << 32), now.plan.longest)
         round_ = new_prompts(source, Rng(self._next), now.questions, now.plan.concurrency)
         self._next += len(round_.orders)
-        return Sender(Cold(self._client), gap_s=0.0, may_force=False).send(round_).exchanges
+        return RequestSender(Cold(self._client), gap_s=0.0, may_force=False).send(round_).exchanges
 
-    def _told(self, now: _Round) -> list[Told]:
+    def _told(self, now: _Round) -> list[ReportedDeviation]:
         """Judge the deviations; send more controls if a finding rests on one request."""
         rounds = self._groups_of.setdefault(now.plan.situation, {})
         earlier = [both for number, both in rounds.items() if number != now.plan.round]  # an interrupt judges twice
@@ -354,8 +364,8 @@ class OwnRunner:
         return page_groups(exchanges, hits_of(exchanges, page=page), page=page)
 
     def _more_controls(self, now: _Round) -> bool:
-        more = Arm(name=CONTROL)
-        sender = Sender(Cold(self._asked), gap_s=0.0, may_force=False, until=now.until)
+        more = ArmResult(name=CONTROL)
+        sender = RequestSender(Cold(self._asked), gap_s=0.0, may_force=False, until=now.until)
         sent = sender.send(together(now.questions, concurrency=self._width(now)), now.told)
         more.add(sent.exchanges, now.references)
         self._noise[CONTROL] += more.largest
@@ -364,7 +374,7 @@ class OwnRunner:
     def _remember(self, now: _Round) -> None:
         for name in (AGAIN, CONTROL, MATCHED):
             self._noise[name] += now.arms[name].largest
-        kept = self._arms.setdefault(now.plan.situation, {name: Arm(name=name) for name in _ARMS})
+        kept = self._arms.setdefault(now.plan.situation, {name: ArmResult(name=name) for name in _ARMS})
         for name, arm in now.arms.items():
             kept[name].exchanges += arm.exchanges
             kept[name].values |= arm.values
@@ -384,7 +394,7 @@ class OwnRunner:
                     found[number] = crosstalk_finding(each, run, arm=arm.name, chance=self._needles.chance)
         return [*found.values()]
 
-    def _finding(self, now: _Round, told: Told) -> Finding:
+    def _finding(self, now: _Round, told: ReportedDeviation) -> Finding:
         arm = now.arms[TREATED]
         value = arm.values[told.request]
         exchange = next(each for each in arm.exchanges if each.sending.question.number == told.request)

@@ -31,7 +31,7 @@ _FLOAT32 = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
+class LogprobDeviation:
     """A distance from the reference. largest: nats; 0.0: equal bit for bit. step: of the largest. flip: the first step
     with another token."""
 
@@ -45,7 +45,7 @@ class Deviation:
         return self.largest == 0.0 and self.flip is None
 
 
-def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> Deviation | None:
+def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> LogprobDeviation | None:
     """The largest difference; None without log-probabilities. most: steps to compare."""
     if reference.logprobs is None or answer.logprobs is None:
         return None
@@ -56,30 +56,30 @@ def deviation(reference: Answer, answer: Answer, *, most: int | None = None) -> 
     compared = count if flip is None else flip + 1
     differences = [_difference(_row(reference, step), _row(answer, step)) for step in range(compared)]
     largest = max(differences)
-    return Deviation(largest=largest, step=differences.index(largest), flip=flip, tokens=compared)
+    return LogprobDeviation(largest=largest, step=differences.index(largest), flip=flip, tokens=compared)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _StepRow:
     token: int
     logprob: float
     top: Mapping[int, float]
     is_listed: bool
 
 
-def _row(answer: Answer, step: int) -> _Row:
+def _row(answer: Answer, step: int) -> _StepRow:
     assert answer.logprobs is not None
     token, value = answer.tokens[step], answer.logprobs[step]
     listed = answer.top[step] if answer.top is not None else {}
-    return _Row(token, value, {**listed, token: value}, len(listed) > 1)
+    return _StepRow(token, value, {**listed, token: value}, len(listed) > 1)
 
 
-def _difference(one: _Row, two: _Row) -> float:
+def _difference(one: _StepRow, two: _StepRow) -> float:
     largest = max((abs(one.top[token] - two.top[token]) for token in one.top.keys() & two.top.keys()), default=0.0)
     return max(largest, _lacking(one, two), _lacking(two, one))
 
 
-def _lacking(one: _Row, two: _Row) -> float:
+def _lacking(one: _StepRow, two: _StepRow) -> float:
     """The least difference of the answered token of `one`, if `two` does not list it."""
     if one.token in two.top:
         return 0.0
@@ -180,7 +180,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ReportedDeviation:
     """A reported deviation. p: of its test. is_finding: False: unsteady."""
 
     request: int
@@ -208,19 +208,19 @@ def least_found(treated: int, controls: Sequence[float], *, more: int = MORE_CON
     return max(LEAST_NATS, WIDE * most, distance * max(most, LEAST_NATS / WIDE))
 
 
-def needs_more(told: Sequence[Told], measured: Measured) -> bool:
+def needs_more(told: Sequence[ReportedDeviation], measured: Measured) -> bool:
     accused = [each for each in told if each.is_finding]
     return bool(accused) and all(is_too_near(each, measured) for each in accused)
 
 
-def settled(told: Sequence[Told], measured: Measured) -> list[Told]:
+def settled(told: Sequence[ReportedDeviation], measured: Measured) -> list[ReportedDeviation]:
     """Turn findings that are too near into unsteady ones. A damaged page moves several answers, some of them a little,
     which do not weaken the others."""
     left = [replace(each, is_finding=False) if is_too_near(each, measured) else each for each in told]
     return sorted(left, key=lambda each: not each.is_finding)
 
 
-def is_too_near(told: Told, measured: Measured) -> bool:
+def is_too_near(told: ReportedDeviation, measured: Measured) -> bool:
     """Whether a finding rests on one request, with too few controls for its distance."""
     # Noise with the heavy tail of a Pareto distribution of index 2 puts one of n treated requests r times beyond N
     # controls in about n of N r^2 runs. N r^2 has to be MARGIN n / ALPHA at least, since the largest of several counts.
@@ -230,7 +230,7 @@ def is_too_near(told: Told, measured: Measured) -> bool:
     return is_of_one(told) and told.is_finding and len(controls) * (told.nats / noise) ** 2 < enough
 
 
-def is_of_one(told: Told) -> bool:
+def is_of_one(told: ReportedDeviation) -> bool:
     return told.ground in (Ground.AGAIN, Ground.EXACT)
 
 
@@ -255,7 +255,7 @@ def can_tell_many(groups: int, level: Level) -> bool:
     return paired_p(groups) <= level.many
 
 
-def judge(measured: Measured, level: Level) -> list[Told]:
+def judge(measured: Measured, level: Level) -> list[ReportedDeviation]:
     """Report the deviations of a round beyond the noise, findings first."""
     controls = measured.controls
     # If each control equals the reference bit for bit, only a fault makes an answer wide, so it need not recur.
@@ -265,14 +265,14 @@ def judge(measured: Measured, level: Level) -> list[Told]:
         repeats = measured.repeats.get(request)
         if is_wide(value, controls):
             if repeats is not None and repeats.p <= level.again:
-                told.append(Told(request=request, nats=value, ground=Ground.AGAIN, p=repeats.p))
+                told.append(ReportedDeviation(request=request, nats=value, ground=Ground.AGAIN, p=repeats.p))
             elif is_exact:
-                told.append(Told(request=request, nats=value, ground=Ground.EXACT))
+                told.append(ReportedDeviation(request=request, nats=value, ground=Ground.EXACT))
             else:
                 p = None if repeats is None else repeats.p
-                told.append(Told(request=request, nats=value, ground=None, p=p, is_finding=False))
+                told.append(ReportedDeviation(request=request, nats=value, ground=None, p=p, is_finding=False))
         elif is_exact and value > 0.0:
-            told.append(Told(request=request, nats=value, ground=None, is_finding=False))
+            told.append(ReportedDeviation(request=request, nats=value, ground=None, is_finding=False))
     if not any(each.is_finding for each in told):
         told = [*_many(measured, level), *told]
     return sorted(told, key=lambda each: not each.is_finding)
@@ -288,7 +288,7 @@ def judge(measured: Measured, level: Level) -> list[Told]:
 #
 # If the shapes differ (more treated requests at a time than the pool holds of controls, or unreported hits), other
 # kernels can put many treated requests a little further off: then only wide ones count, and others are unsteady.
-def _many(measured: Measured, level: Level) -> list[Told]:
+def _many(measured: Measured, level: Level) -> list[ReportedDeviation]:
     """The request with the largest deviation, if too many treated ones lie above each matched one."""
     now, now_matched = measured.grouped()
     treated, matched = [*measured.earlier, *now], [*measured.earlier_matched, *now_matched]
@@ -298,4 +298,4 @@ def _many(measured: Measured, level: Level) -> list[Told]:
     wide = paired_p(sum(is_wide(value, measured.controls) for value in treated))
     request, value = max(measured.treated.items(), key=lambda row: (row[1], -row[0]))
     is_finding = measured.is_alike or wide <= level.many
-    return [Told(request=request, nats=value, ground=Ground.MANY, p=p, is_finding=is_finding)]
+    return [ReportedDeviation(request=request, nats=value, ground=Ground.MANY, p=p, is_finding=is_finding)]

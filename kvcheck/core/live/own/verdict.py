@@ -9,16 +9,16 @@ from kvcheck.core.base.nouns import counted, plural
 from kvcheck.core.base.record import Finding
 from kvcheck.core.live.exchange import Answer, End, Exchange
 from kvcheck.core.live.judge.answer import broken_off, was_aborted, wrong_set_up
-from kvcheck.core.live.own.arms import Arm
+from kvcheck.core.live.own.arms import ArmResult
 from kvcheck.core.live.own.prompts import Crosstalk
 from kvcheck.core.live.own.reference import Reference
 from kvcheck.core.live.own.statistic import (
     LEAST_NATS,
     WIDE,
-    Deviation,
     Ground,
     Level,
-    Told,
+    LogprobDeviation,
+    ReportedDeviation,
     can_tell_many,
     is_wide,
     leading,
@@ -58,7 +58,9 @@ def crosstalk_finding(exchange: Exchange, found: Crosstalk, *, arm: str, chance:
     )
 
 
-def diverged_finding(told: Told, value: Deviation, exchange: Exchange, reference: Answer, noise: float) -> Finding:
+def diverged_finding(
+    told: ReportedDeviation, value: LogprobDeviation, exchange: Exchange, reference: Answer, noise: float
+) -> Finding:
     question, step = exchange.sending.question, value.step
     assert told.ground is not None
     p = "" if told.p is None else f" (p = {told.p:.1e})"
@@ -90,14 +92,14 @@ def diverged_finding(told: Told, value: Deviation, exchange: Exchange, reference
     )
 
 
-def _flip_text(value: Deviation, answer: Answer, reference: Answer) -> str:
+def _flip_text(value: LogprobDeviation, answer: Answer, reference: Answer) -> str:
     if value.flip is None:
         return ", with the same tokens"
     said, right = answer.tokens[value.flip], reference.tokens[value.flip]
     return f", and answers token {said} at step {value.flip} where the reference has {right}"
 
 
-def unsteady_reason(told: Told, value: Deviation, unlike: str | None) -> str:
+def unsteady_reason(told: ReportedDeviation, value: LogprobDeviation, unlike: str | None) -> str:
     """Describe a deviation that is no finding. unlike: why controls have other shapes than treated requests."""
     if told.ground is Ground.MANY:
         why = f"so were many others, less than {LEAST_NATS:g} nats or {WIDE:g} times the controls; {unlike}"
@@ -113,7 +115,7 @@ def unsteady_reason(told: Told, value: Deviation, unlike: str | None) -> str:
 
 
 def ends(
-    exchanges: Iterable[Exchange], compared: Mapping[int, Deviation], references: Mapping[int, Answer]
+    exchanges: Iterable[Exchange], compared: Mapping[int, LogprobDeviation], references: Mapping[int, Answer]
 ) -> tuple[list[Finding], list[str]]:
     """Return broken answers (findings), and a reason for each way in which others could not be compared."""
     findings: list[Finding] = []
@@ -153,7 +155,7 @@ def _broken(code: str, each: Exchange, text: str) -> Finding:
     )
 
 
-def warm_references(arms: Iterable[Arm]) -> str | None:
+def warm_references(arms: Iterable[ArmResult]) -> str | None:
     warm = [each for arm in arms for each in arm.exchanges if each.answer.cached]
     if not warm:
         return None
@@ -214,7 +216,7 @@ def recital_note(cell: str, recited: int, asked: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class BuildComparison:
     """A comparison's result. message: of a finding. reason: why there is no verdict. request: the farthest."""
 
     code: str = UNLIKE_REFERENCE
@@ -237,14 +239,18 @@ class Comparison:
         )
 
 
-def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool, rounds: int) -> Comparison:
+def compare_builds(
+    kept: Reference, cold: ArmResult, again: ArmResult, *, is_whole: bool, rounds: int
+) -> BuildComparison:
     """Compare answers of this build with the kept ones. rounds: of the run, this one included."""
     values = {number: value.largest for number, value in cold.values.items()}
     if not is_whole or len(values) < len(kept.kept) or len(again.values) < len(kept.kept):
         lacking = len(kept.kept) - min(len(values), len(again.values))
-        return Comparison(reason=f"{lacking} of {len(kept.kept)} kept requests were not answered twice by this build")
+        return BuildComparison(
+            reason=f"{lacking} of {len(kept.kept)} kept requests were not answered twice by this build"
+        )
     if any(each.answer.cached for arm in (cold, again) for each in arm.exchanges):
-        return Comparison(reason="answers of this build were not cold: it ignores cache_salt or extra_key")
+        return BuildComparison(reason="answers of this build were not cold: it ignores cache_salt or extra_key")
     own = [abs(again.values[number].largest - value) for number, value in values.items()]
     noise = [*kept.again, *kept.control, *own]
     wide = {n: value for n, value in values.items() if is_wide(min(value, again.values[n].largest), noise)}
@@ -255,10 +261,10 @@ def compare_builds(kept: Reference, cold: Arm, again: Arm, *, is_whole: bool, ro
     build = kept.version or "of unknown version"
     if not wide and p > Level(rounds=rounds).many:
         note = f"at most {most:.3g} nats from {kept.engine} {build}, noise of both builds {max(noise):.3g} nats"
-        return Comparison(notes=(note,))
+        return BuildComparison(notes=(note,))
     value = cold.values[request]
     other = sum(each.flip is not None for each in cold.values.values())
-    return Comparison(
+    return BuildComparison(
         message=(
             f"{counted(len(wide), 'request')} of {len(values)} lie far from what {kept.engine} {build} answered, "
             f"{other} with other tokens; the farthest, request {request}, is {most:.3g} nats off at step {value.step}; "

@@ -22,8 +22,8 @@ from kvcheck.core.base.record import BenchRow, Evidence, Finding, ScenarioResult
 from kvcheck.core.base.rounds import LEAST_ROUNDS
 from kvcheck.core.base.server_facts import SERVE_CASES, THROUGHPUT, TOKEN
 from kvcheck.core.live.conclusion import missing
-from kvcheck.core.live.prices.load import Load
-from kvcheck.core.live.prices.rounds import CONTROL, Compared, Rounds, order_of_passes
+from kvcheck.core.live.prices.load import ServingLoad
+from kvcheck.core.live.prices.rounds import CONTROL, Compared, TimedRounds, order_of_passes
 from kvcheck.core.live.prices.side import PassResult, Side
 from kvcheck.core.run.cell import decided
 
@@ -37,10 +37,10 @@ MOST_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class LoadedServer:
     name: str
     side: Side
-    load: Load
+    load: ServingLoad
 
     @property
     def cell(self) -> str:
@@ -48,8 +48,8 @@ class Arm:
 
 
 @dataclass(slots=True)
-class Tally:
-    arm: Arm
+class ArmTally:
+    arm: LoadedServer
     evidence: Evidence = field(default_factory=lambda: Evidence(observed={TOKEN: 0}))
     findings: int = 0
     wrong_tokens: int = 0
@@ -87,10 +87,12 @@ class ServeBench:
     is_reuse: both arms are one server; the arm has to hit the cache, and the baseline must not.
     """
 
-    def __init__(self, *, baseline: Arm, arm: Arm, names: int, shape: str, device: str, is_reuse: bool) -> None:
+    def __init__(
+        self, *, baseline: LoadedServer, arm: LoadedServer, names: int, shape: str, device: str, is_reuse: bool
+    ) -> None:
         self.arms = {baseline.name: baseline, arm.name: arm}
-        self.tallies = {name: Tally(each) for name, each in self.arms.items()}
-        self.rounds = Rounds(
+        self.tallies = {name: ArmTally(each) for name, each in self.arms.items()}
+        self.rounds = TimedRounds(
             Compared(arm=arm.name, baseline=baseline.name, size=arm.load.name, shape=shape, device=device)
         )
         self.notes: list[str] = []

@@ -35,7 +35,7 @@ MOST_FLOOD = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ServingLoad:
     """Sizes of one pass. prompt, answer: tokens of a timed request. pool: tokens that the device tier of the larger
     server holds; `returning` needs it."""
 
@@ -82,7 +82,7 @@ class Load:
             raise UsageError(f"--prompt: expected at most {parameters.nodes + WALK_FRAME}, as this model has nodes")
 
 
-def draw(load: Load, questions: Questions, number: int) -> Round:
+def draw(load: ServingLoad, questions: Questions, number: int) -> Round:
     places = load.prompt - WALK_FRAME
     drawn = _Draws(load.seed, number)
     groups = max(1, load.requests // GROUP)

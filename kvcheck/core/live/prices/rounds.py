@@ -126,7 +126,7 @@ def order_of_passes(arms: Sequence[str], *, seed: int, number: int) -> tuple[str
 
 
 @dataclass(slots=True)
-class Rounds:
+class TimedRounds:
     compared: Compared
     times: list[Mapping[str, Times]] = field(default_factory=list)
 

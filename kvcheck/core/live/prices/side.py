@@ -20,14 +20,14 @@ from kvcheck.core.live.doubts import doubts
 from kvcheck.core.live.exchange import Counters, Exchange, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge import judge_round
-from kvcheck.core.live.judge.steps import Sent
-from kvcheck.core.live.judge.verdicts import Setting, finding
-from kvcheck.core.live.prices.load import Load, draw
+from kvcheck.core.live.judge.steps import SentPrompts
+from kvcheck.core.live.judge.verdicts import ServerSetting, finding
+from kvcheck.core.live.prices.load import ServingLoad, draw
 from kvcheck.core.live.prices.rounds import Times, times_of
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.runner import BROKEN_OFF, SETTLE_S, LiveRunner, unjudged_reasons
 from kvcheck.core.live.scenarios.scenario import Round
-from kvcheck.core.live.sending import Delivery, Sender
+from kvcheck.core.live.sending import Delivery, RequestSender
 from kvcheck.core.model.alphabet import Alphabet
 
 Told = Callable[[int], None]
@@ -54,7 +54,7 @@ class _Pass:
     began_s: float
     began_cpu_s: float
     round: Round | None = None
-    sender: Sender | None = None
+    sender: RequestSender | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -65,7 +65,7 @@ class Side:
         self.client, self.served = client, served
         self._alphabet, self.longest = alphabet, longest
         self._timeout_s, self._admin = timeout_s, admin
-        self._sent = Sent()
+        self._sent = SentPrompts()
         self._next = 0
         self._before: Counters | None = None
         self._now = _Pass(0.0, 0.0)
@@ -74,7 +74,7 @@ class Side:
         LiveRunner(self.client, self._alphabet, timeout_s=self._timeout_s).begin(self.served, names=names)
         self._before = self._counters()
 
-    def send(self, load: Load, number: int, *, names: int, until: float | None, told: Told) -> PassResult:
+    def send(self, load: ServingLoad, number: int, *, names: int, until: float | None, told: Told) -> PassResult:
         """Run one pass of round `number`. After KeyboardInterrupt, `taken` judges the answers so far."""
         self._now = _Pass(time.monotonic(), time.process_time())
         if self._admin:
@@ -83,7 +83,7 @@ class Side:
         round_ = draw(load, questions, number)
         self._next += len(round_.orders)
         self._now.round = round_
-        self._now.sender = Sender(self.client, gap_s=0.0, may_force=False, until=until, is_timed=True)
+        self._now.sender = RequestSender(self.client, gap_s=0.0, may_force=False, until=until, is_timed=True)
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         sent = self._now.sender.send(round_, told)
         busy = (time.process_time() - began_cpu_s) / max(time.monotonic() - began_s, 1e-9)
@@ -106,7 +106,7 @@ class Side:
 
     def _judged(self, sent: Delivery, round_: Round, busy: float) -> PassResult:
         exchanges = [*sent.exchanges]
-        setting = Setting(
+        setting = ServerSetting(
             alphabet=self._alphabet,
             page=self.served.page,
             began_empty=True,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kvcheck.core.base.registry import Registry
 
 if TYPE_CHECKING:
-    from kvcheck.core.live.scenarios.scenario import Scenario
+    from kvcheck.core.live.scenarios.scenario import ServerScenario
 
-LIVE_SCENARIOS: Registry[Scenario] = Registry(
+LIVE_SCENARIOS: Registry[ServerScenario] = Registry(
     "scenario of a running server",
     {
         "prefix-cache": (

@@ -8,10 +8,10 @@ Invariants:
 from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Abort
+from kvcheck.core.live.exchange import AbortRequest
 from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import pressing, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, ServerScenario, Sizes, Wave
 
 LEAST_ANSWER = 96
 """Tokens of an answer with an abort: enough for an engine to be in its middle."""
@@ -25,9 +25,9 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
         mine = lengths.draw(rng)
         question = questions.put(rng, subject(questions, rng, mine.prompt), max(mine.answer, LEAST_ANSWER))
         after = rng.below(max(1, len(question.expected) // 4))
-        abort = Abort(after=after, by_call=number % 4 == 2) if number % 2 == 0 else None
+        abort = AbortRequest(after=after, by_call=number % 4 == 2) if number % 2 == 0 else None
         orders.append(Order(question=question, abort=abort, retries=abort is not None))
     return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency),))
 
 
-ABORTS = Scenario(draw=draw, needs={"abort": 1})
+ABORTS = ServerScenario(draw=draw, needs={"abort": 1})

@@ -10,7 +10,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Question, Served
 from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import USUAL, subject
-from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
+from kvcheck.core.live.scenarios.scenario import Round, ServerScenario, Sizes, wave_of
 
 LONGEST_PROMPT = 600
 FLOOD_PERCENT = 130
@@ -48,4 +48,6 @@ def _unlikely(served: Served) -> str | None:
     return None if served.has_host_tier or served.has_storage else "the server does not say that it has a host tier"
 
 
-HICACHE = Scenario(draw=draw, any_of=("host-hit", "storage-hit", "load-back"), why_not=_why_not, unlikely=_unlikely)
+HICACHE = ServerScenario(
+    draw=draw, any_of=("host-hit", "storage-hit", "load-back"), why_not=_why_not, unlikely=_unlikely
+)

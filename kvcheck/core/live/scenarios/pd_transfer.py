@@ -10,7 +10,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import QuestionSource, Subject
 from kvcheck.core.live.scenarios.pressure import subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, ServerScenario, Sizes, Wave
 
 LONGEST_PROMPT = 600
 EDGE = 16
@@ -40,4 +40,4 @@ def _unlikely(served: Served) -> str | None:
     return None if served.mode == "pair" else "no pair of a prefill and a decode server was named"
 
 
-PD_TRANSFER = Scenario(draw=draw, needs={"transfer": 1}, why_not=_why_not, unlikely=_unlikely)
+PD_TRANSFER = ServerScenario(draw=draw, needs={"transfer": 1}, why_not=_why_not, unlikely=_unlikely)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.questions import QuestionSource, Subject
-from kvcheck.core.live.scenarios.scenario import Round, Scenario, Sizes, wave_of
+from kvcheck.core.live.scenarios.scenario import Round, ServerScenario, Sizes, wave_of
 
 LONGEST_PROMPT = 400
 
@@ -61,4 +61,4 @@ def _shared(questions: QuestionSource, rng: Rng, base: Subject) -> Subject:
     return questions.walk(rng, more, prefix=cut) if base.is_walk else questions.marks(rng, prefix=cut)
 
 
-PREFIX_CACHE = Scenario(draw=draw, needs={"hit": 1})
+PREFIX_CACHE = ServerScenario(draw=draw, needs={"hit": 1})

@@ -10,7 +10,7 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Served
 from kvcheck.core.live.questions import QuestionSource
 from kvcheck.core.live.scenarios.pressure import pressing, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, ServerScenario, Sizes, Wave
 
 
 def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
@@ -34,4 +34,4 @@ def _unlikely(served: Served) -> str | None:
     return None if served.has_priorities else "the server does not say that it takes priorities"
 
 
-PRIORITY = Scenario(draw=draw, needs={"overtake": 1}, why_not=_why_not, unlikely=_unlikely)
+PRIORITY = ServerScenario(draw=draw, needs={"overtake": 1}, why_not=_why_not, unlikely=_unlikely)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.questions import QuestionSource, Subject
 from kvcheck.core.live.scenarios.pressure import pressing, subject
-from kvcheck.core.live.scenarios.scenario import Order, Round, Scenario, Sizes, Wave
+from kvcheck.core.live.scenarios.scenario import Order, Round, ServerScenario, Sizes, Wave
 
 FORCED = 4
 
@@ -26,4 +26,4 @@ def draw(questions: QuestionSource, rng: Rng, sizes: Sizes) -> Round:
     return Round((Wave(orders=tuple(orders), concurrency=sizes.concurrency, retractions=FORCED),))
 
 
-RETRACT_RESUME = Scenario(draw=draw, needs={"retract": 1})
+RETRACT_RESUME = ServerScenario(draw=draw, needs={"retract": 1})

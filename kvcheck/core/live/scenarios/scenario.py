@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
-from kvcheck.core.live.exchange import Abort, Question, Served
+from kvcheck.core.live.exchange import AbortRequest, Question, Served
 from kvcheck.core.live.questions import QuestionSource
 
 
@@ -22,7 +22,7 @@ class Order:
 
     question: Question
     priority: int | None = None
-    abort: Abort | None = None
+    abort: AbortRequest | None = None
     retries: bool = False
 
 
@@ -62,7 +62,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class ServerScenario:
     """One situation.
 
     needs: kind of evidence -> least count of a whole run for a pass. any_of: kinds of which one suffices beside them.

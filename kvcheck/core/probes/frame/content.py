@@ -14,7 +14,7 @@ import torch
 from kvcheck.core.base.content import Site, codes, mask
 from kvcheck.core.base.deviation import Expectation, Owners, classify
 from kvcheck.core.probes.frame.buffer_views import BufferView, Inventory
-from kvcheck.core.probes.frame.tally import Tally
+from kvcheck.core.probes.frame.tally import ProbeTally
 
 REQUESTS = 4096
 """Most owners in a schedule: requests, or prefixes that requests share."""
@@ -33,7 +33,7 @@ def content(site: Site, request: int, positions: Sequence[int], size: int) -> to
 
 
 @dataclass(slots=True)
-class ProbeJudge(Tally):
+class ProbeJudge(ProbeTally):
     def absorb(self, other: ProbeJudge, code: str | None = None, why: str = "") -> None:
         """Add the comparisons and findings of another judge. code, why: new code, and an addition to the message, of
         findings about rows."""

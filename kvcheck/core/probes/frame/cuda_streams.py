@@ -55,7 +55,7 @@ POLLS_MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingHold:
     """A standing hold. stream: the driver's number. goes_last: it is released after all others."""
 
     hold: CudaHold
@@ -75,7 +75,7 @@ class CudaMachine:
         made = attempt(lambda: _made_holds(torch.device("cuda", index)))
         self._why_spin = made.text if isinstance(made, Fault) else made if isinstance(made, str) else None
         self._free: list[CudaHold] = made if isinstance(made, list) else []
-        self._standing: list[Standing] = []  # not let go, in the order in which they will go
+        self._standing: list[StandingHold] = []  # not let go, in the order in which they will go
         self._placed: list[CudaHold] = []  # since the last settlement
         self._kept: list[Callable[[], None]] = []  # queued since then, with the tensors that it uses
         self._report = HoldReport()
@@ -184,7 +184,7 @@ class CudaMachine:
         else:
             hold = self._free.pop()
             hold.stand()
-            self._standing.append(Standing(hold, torch.cuda.current_stream().cuda_stream, goes_last))
+            self._standing.append(StandingHold(hold, torch.cuda.current_stream().cuda_stream, goes_last))
             self._standing.sort(key=lambda each: each.goes_last)
             self._placed.append(hold)
             self._report = self._report.plus(HoldReport(placed=1))
@@ -192,7 +192,7 @@ class CudaMachine:
     def _let_first_go(self) -> None:
         self._let_go(self._standing[0])
 
-    def _let_go(self, standing: Standing) -> None:
+    def _let_go(self, standing: StandingHold) -> None:
         self._standing.remove(standing)
         standing.hold.release()
 

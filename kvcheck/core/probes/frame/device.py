@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kvcheck.core.probes.frame.guard import Refused
+from kvcheck.core.probes.frame.guard import StandInRefusal
 
 DEVICE: Final = "meta"
 HOST: Final = "cpu"
@@ -27,7 +27,7 @@ _COPIES = ("aten::_to_copy", "aten::copy_")
 _INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 
 
-class WrongSide(Refused):
+class WrongSide(StandInRefusal):
     pass
 
 

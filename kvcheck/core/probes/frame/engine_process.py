@@ -16,7 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kvcheck.core.base.child import Build, Streams, check, close_input, has_ended, kill_group, listen, spawn, tail, tell
+from kvcheck.core.base.child import (
+    Build,
+    StandardStreams,
+    check,
+    close_input,
+    has_ended,
+    kill_group,
+    listen,
+    spawn,
+    tail,
+    tell,
+)
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.probes.frame.wire import LONGEST_LINE, Ask, Hello, Message, Refusal, Reply, decode, encode
 
@@ -57,7 +68,7 @@ class EngineProcess:
         self._is_ready = False
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, `close` closes it
         self._lines: queue.Queue[str | None] = queue.Queue()
-        streams = Streams(stdin=subprocess.PIPE, stderr=self._said)
+        streams = StandardStreams(stdin=subprocess.PIPE, stderr=self._said)
         try:
             told = json.dumps(dict(variables or {}))
             self._started = spawn(program.partition(":")[0], entry, device, told, streams=streams, engine_python=python)

@@ -27,7 +27,7 @@ class CannotDrive(Exception):
     """The release cannot be driven this way; the text names the missing part. Neither a finding nor a pass."""
 
 
-class Refused(RuntimeError):
+class StandInRefusal(RuntimeError):
     """A stand-in refuses a call that the real thing would refuse."""
 
 
@@ -55,7 +55,7 @@ def attempt(call: Callable[[], T], package: str = "") -> T | Fault:
     except Exception as error:  # an engine may raise anything
         if trouble := machine_trouble(error):
             raise CannotDrive(trouble) from error
-        is_refused = isinstance(error, Refused)
+        is_refused = isinstance(error, StandInRefusal)
         where = _innermost(error.__traceback__, package, is_ours_too=not is_refused)
         is_engine = bool(package) and where.partition(".")[0] == package and not isinstance(error, _OF_THE_HARNESS)
         return Fault(_first_line(error), where, is_engine, _raised_in(error.__traceback__))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Prefixes:
+class PrefixPages:
     """Pages by the prefix whose last tokens they hold. size: tokens of a page."""
 
     def __init__(self, size: int) -> None:

@@ -11,7 +11,7 @@ from kvcheck.core.base.record import Evidence, Finding
 
 
 @dataclass(slots=True)
-class Tally:
+class ProbeTally:
     """Comparisons and findings of one schedule. counts: fields of Evidence."""
 
     words: dict[str, int] = field(default_factory=dict)

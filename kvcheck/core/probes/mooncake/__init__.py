@@ -25,7 +25,7 @@ MOONCAKE: Final = EngineSpec(
             name="landing",
             scenario="transfer",
             subjects=("sync", "batch", "async", "submit", "frozen"),
-            entry="kvcheck.core.probes.mooncake.landing:Landing",
+            entry="kvcheck.core.probes.mooncake.landing:LandingRound",
             shows="a write that is reported done has landed whole: 4 calls in each of 5 size classes, 64 B to 8 MiB, "
             "in batches of up to 64, to up to 4 peers at once; frozen: to a peer that is stopped and goes on",
             wants=("transfers",),

@@ -18,8 +18,8 @@ from kvcheck.core.base.private_network import enter
 from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
-from kvcheck.core.probes.mooncake.lanes import Lane, LaneRunner
-from kvcheck.core.probes.mooncake.memory import Memory, Plane
+from kvcheck.core.probes.mooncake.lanes import CallLane, LaneRunner
+from kvcheck.core.probes.mooncake.memory import MappedMemory, Plane
 from kvcheck.core.probes.mooncake.words import NAMES
 
 HOST = "127.0.0.1"
@@ -34,7 +34,7 @@ class Agent:
         for name in [name for name in os.environ if name.startswith("MC_")]:
             del os.environ[name]
         os.environ.update(told["variables"])
-        self._memory = Memory(str(told["memory"]))
+        self._memory = MappedMemory(str(told["memory"]))
         self.base = self._memory.base
         self._names = Names(NAMES)
         self._names.require(tuple(told["needs"]))
@@ -51,7 +51,7 @@ class Agent:
             case "unregister":
                 return self._engine.unregister_memory(self._address(told))
             case "run":
-                return self._runner.run([value_from(Lane, lane, "lane") for lane in told["lanes"]])
+                return self._runner.run([value_from(CallLane, lane, "lane") for lane in told["lanes"]])
             case "listen":
                 return self._listen(told["peer"], told["writes"], told["within_s"])
             case "echo":

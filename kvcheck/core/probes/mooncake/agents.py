@@ -11,27 +11,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcheck.core.base.child import Streams, close_input, has_ended, listen, start, tell
+from kvcheck.core.base.child import StandardStreams, close_input, has_ended, listen, start, tell
 from kvcheck.core.base.record import to_plain, value_from
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.mooncake import agent
-from kvcheck.core.probes.mooncake.lanes import Lane, Result
-from kvcheck.core.probes.mooncake.memory import Memory, Plane, offset
+from kvcheck.core.probes.mooncake.lanes import CallLane, Result
+from kvcheck.core.probes.mooncake.memory import MappedMemory, Plane, offset
 
 READY_S = 60.0
 SMALL_S = 20.0
 END_S = 5.0
 
 
-class Lost(Exception):
+class AgentLost(Exception):
     pass
 
 
-class Ended(Lost):
+class Ended(AgentLost):
     pass
 
 
-class Silent(Lost):
+class Silent(AgentLost):
     pass
 
 
@@ -40,7 +40,7 @@ class AgentProcess:
         self.name = name
         self.session, self._base = "", 0
         self._lines: queue.Queue[str | None] = queue.Queue()
-        streams = Streams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        streams = StandardStreams(stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._process = start(agent.__name__, streams=streams, leads_group=False)
         listen(self._process, self._lines.put)
         tell(self._process, json.dumps(told))
@@ -65,7 +65,7 @@ class AgentProcess:
         if code != 0:
             raise CannotDrive(f"{self.name}: unregister_memory returned {code}, expected 0")
 
-    def begin(self, lanes: Sequence[Lane]) -> None:
+    def begin(self, lanes: Sequence[CallLane]) -> None:
         self.tell({"do": "run", "lanes": to_plain([*lanes])})
 
     def results(self, within_s: float) -> list[list[Result]]:
@@ -126,7 +126,7 @@ def start_all(
     names: Sequence[str],
     *,
     network: str | None,
-    memory: Memory,
+    memory: MappedMemory,
     variables: dict[str, str],
     needs: Sequence[str],
 ) -> list[AgentProcess]:
@@ -145,7 +145,7 @@ def start_all(
         for each in made:
             each.get_ready()
         is_ready = True
-    except Lost as why:
+    except AgentLost as why:
         raise CannotDrive(f"{why}: getting ready") from why
     finally:
         if not is_ready:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.mooncake.agents import Ended, Lost, Silent, wait_until
-from kvcheck.core.probes.mooncake.lanes import Lane, Result
+from kvcheck.core.probes.mooncake.agents import AgentLost, Ended, Silent, wait_until
+from kvcheck.core.probes.mooncake.lanes import CallLane, Result
 from kvcheck.core.probes.mooncake.memory import GUARD, REGION, SOON, STATED, Plane, longest_call_s
 from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, Writes, spread
 
@@ -52,18 +52,18 @@ class Death:
             _hit_peer(scene)
 
 
-def _big(scene: Scene) -> Lane:
+def _big(scene: Scene) -> CallLane:
     call = scene.call("batch", VICTIM, spread(scene.rig.mix, BIG))
     return scene.lane(VICTIM, [call] * TIMES)
 
 
-def _small(scene: Scene, peer: int) -> Lane:
+def _small(scene: Scene, peer: int) -> CallLane:
     writes = spread(scene.rig.mix, [SMALL_SIZE] * SMALL_COUNT * SMALL_CALLS)
     groups = [writes[at : at + SMALL_COUNT] for at in range(0, len(writes), SMALL_COUNT)]
     return scene.lane(peer, [scene.call("batch", peer, group) for group in groups])
 
 
-def _has_begun(scene: Scene, lane: Lane) -> bool:
+def _has_begun(scene: Scene, lane: CallLane) -> bool:
     at, _ = lane.calls[0].writes[0]
     return scene.memory.is_equal(Plane.SOURCE, Plane.TARGET, VICTIM, at, 64)
 
@@ -84,7 +84,7 @@ def _hit_peer(scene: Scene) -> None:
     scene.check_quiet((1, 2))
 
 
-def _hit(scene: Scene, lanes: list[Lane]) -> list[list[Result]] | None:
+def _hit(scene: Scene, lanes: list[CallLane]) -> list[list[Result]] | None:
     """Return None, with a finding, if the writer was lost."""
     writer, victim, subject = scene.writers[0], scene.peers[VICTIM], scene.rig.subject
     limit_s = longest_call_s(scene.variables)
@@ -143,7 +143,7 @@ def _kill_writer(scene: Scene) -> None:
     for number, peer in enumerate(scene.peers):
         try:
             peer.ask({"do": "echo"}, longest_call_s(scene.variables))
-        except Lost as why:
+        except AgentLost as why:
             scene.rig.tally.find("KV902", "liveness", f"{why} after its writer was killed", lane="receiver")
             return
         writes = tuple((at, size) for at, size in spread(scene.rig.mix, [SMALL_SIZE] * 30) if GUARD <= at < REGION)

@@ -14,8 +14,8 @@ import time
 from dataclasses import replace
 
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.mooncake.agents import Lost
-from kvcheck.core.probes.mooncake.lanes import Call, Lane
+from kvcheck.core.probes.mooncake.agents import AgentLost
+from kvcheck.core.probes.mooncake.lanes import CallLane, EngineCall
 from kvcheck.core.probes.mooncake.memory import MOST_PEERS, SOON, Plane, longest_call_s
 from kvcheck.core.probes.mooncake.scene import Scene, TransferRig, spread
 
@@ -58,14 +58,14 @@ def _batch(scene: Scene) -> tuple[int, int]:
     return FROZEN if scene.rig.subject == "frozen" else REFUSED
 
 
-def _with_bad_entry(scene: Scene, call: Call) -> Call:
+def _with_bad_entry(scene: Scene, call: EngineCall) -> EngineCall:
     bad = scene.rig.mix.below(len(call.writes))
     addresses = [*call.addresses]
     addresses[bad] = scene.peers[0].address(Plane.REUSED, MOST_PEERS - 1, call.writes[bad][0])
     return replace(call, addresses=tuple(addresses))
 
 
-def _fails(scene: Scene, lane: Lane) -> bool:
+def _fails(scene: Scene, lane: CallLane) -> bool:
     """Return False, with a finding, if the call was reported done although a write was illegal or the peer stopped."""
     writer, peer = scene.writers[0], scene.peers[0]
     is_frozen = scene.rig.subject == "frozen"
@@ -74,7 +74,7 @@ def _fails(scene: Scene, lane: Lane) -> bool:
     try:
         writer.begin([lane])
         ((result,),) = writer.results(longest_call_s(scene.variables))
-    except Lost as why:
+    except AgentLost as why:
         raise CannotDrive(str(why)) from why
     finally:
         peer.thaw()
@@ -93,7 +93,7 @@ def _fails(scene: Scene, lane: Lane) -> bool:
     return True
 
 
-def _watch(scene: Scene, call: Call, generations: tuple[int, int, int]) -> None:
+def _watch(scene: Scene, call: EngineCall, generations: tuple[int, int, int]) -> None:
     """generations: of the failed write, of the source's later content, of the target's."""
     failed, later, reused = generations
     memory, tally = scene.memory, scene.rig.tally

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.mooncake.agents import AgentProcess, Lost, Silent
+from kvcheck.core.probes.mooncake.agents import AgentLost, AgentProcess, Silent
 from kvcheck.core.probes.mooncake.lanes import Result
 from kvcheck.core.probes.mooncake.memory import MOST_PEERS
 from kvcheck.core.probes.mooncake.scene import CALL_S, SIZE_CLASSES, Scene, TransferRig, Writes, spread
@@ -27,7 +27,7 @@ MOST_FROZEN = 64 << 10
 """Bytes of a write that fit the system's buffers, so that it could be reported done while the peer is stopped."""
 
 
-class Landing:
+class LandingRound:
     def needs(self, subject: str) -> tuple[str, ...]:
         return {"async": ("async", "async.status"), "submit": ("submit", "submit.status")}.get(
             subject, ("batch" if subject == "frozen" else subject,)
@@ -89,7 +89,7 @@ def _write_to_frozen(scene: Scene) -> None:
         peer.thaw()
         if results is None:
             results = writer.results(CALL_S)
-    except Lost as why:
+    except AgentLost as why:
         raise CannotDrive(str(why)) from why
     finally:
         peer.thaw()

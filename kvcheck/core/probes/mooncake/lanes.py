@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kvcheck.core.probes.mooncake.memory import Memory, Plane
+from kvcheck.core.probes.mooncake.memory import MappedMemory, Plane
 
 RUNNING = 0
 """Status of a submitted write in progress."""
@@ -23,7 +23,7 @@ END = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class EngineCall:
     """One call of the engine. writes: (offset, bytes) in the peer's region. addresses: of the writes in the peer.
 
     after: if the call fails, its source is overwritten from NEXT and its target from REUSED, at once.
@@ -37,12 +37,12 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class CallLane:
     """Calls to one peer. session: the engine's name of the peer."""
 
     peer: int
     session: str
-    calls: tuple[Call, ...]
+    calls: tuple[EngineCall, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +58,16 @@ class Result:
 class LaneRunner:
     """Makes calls of one engine. notified: text -> (opcode, notification)."""
 
-    def __init__(self, engine: Any, memory: Memory, notified: Callable[[str], tuple[Any, Any]]) -> None:
+    def __init__(self, engine: Any, memory: MappedMemory, notified: Callable[[str], tuple[Any, Any]]) -> None:
         self._engine = engine
         self._memory = memory
         self._notified = notified
 
-    def run(self, lanes: Sequence[Lane]) -> list[list[Result]]:
+    def run(self, lanes: Sequence[CallLane]) -> list[list[Result]]:
         with ThreadPoolExecutor(max_workers=len(lanes)) as threads:
             return list(threads.map(self._follow, lanes))
 
-    def _follow(self, lane: Lane) -> list[Result]:
+    def _follow(self, lane: CallLane) -> list[Result]:
         results: list[Result] = []
         for call in lane.calls:
             results.append(self._call(lane, call))
@@ -75,7 +75,7 @@ class LaneRunner:
                 break  # later calls would show nothing
         return results
 
-    def _call(self, lane: Lane, call: Call) -> Result:
+    def _call(self, lane: CallLane, call: EngineCall) -> Result:
         began = time.monotonic()
         make = {"sync": self._one_by_one, "submit": self._submit}.get(call.name, self._together)
         code, is_done, wrong = make(lane, call)
@@ -86,7 +86,7 @@ class LaneRunner:
                 self._memory.copy(Plane.REUSED, Plane.TARGET, lane.peer, at, size)
         return Result(code=code, is_done=is_done, wrong=tuple(wrong), took_s=time.monotonic() - began)
 
-    def _together(self, lane: Lane, call: Call) -> tuple[int, bool, list[int]]:
+    def _together(self, lane: CallLane, call: EngineCall) -> tuple[int, bool, list[int]]:
         local = [self._memory.address(Plane.SOURCE, lane.peer, at) for at, _ in call.writes]
         sizes = [size for _, size in call.writes]
         remote = list(call.addresses)
@@ -105,7 +105,7 @@ class LaneRunner:
             code = self._engine.batch_transfer_sync_write(lane.session, local, remote, sizes)
         return code, code == 0, self._looks(lane, call, range(len(sizes))) if code == 0 else []
 
-    def _one_by_one(self, lane: Lane, call: Call) -> tuple[int, bool, list[int]]:
+    def _one_by_one(self, lane: CallLane, call: EngineCall) -> tuple[int, bool, list[int]]:
         wrong: list[int] = []
         for number, (at, size) in enumerate(call.writes):
             local = self._memory.address(Plane.SOURCE, lane.peer, at)
@@ -115,7 +115,7 @@ class LaneRunner:
             wrong += self._looks(lane, call, (number,))
         return 0, True, wrong
 
-    def _submit(self, lane: Lane, call: Call) -> tuple[int, bool, list[int]]:
+    def _submit(self, lane: CallLane, call: EngineCall) -> tuple[int, bool, list[int]]:
         running: dict[int, int] = {}
         for number, (at, size) in enumerate(call.writes):
             local = self._memory.address(Plane.SOURCE, lane.peer, at)
@@ -135,7 +135,7 @@ class LaneRunner:
             time.sleep(POLL_S)
         return code, code == 0, wrong
 
-    def _looks(self, lane: Lane, call: Call, numbers: Sequence[int]) -> list[int]:
+    def _looks(self, lane: CallLane, call: EngineCall, numbers: Sequence[int]) -> list[int]:
         """Return the writes whose target differs from the source, and keep it in SEEN."""
         memory, peer = self._memory, lane.peer
         late = set()

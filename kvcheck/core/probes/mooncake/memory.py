@@ -39,7 +39,7 @@ class Plane(IntEnum):
 SIZE = len(Plane) * MOST_PEERS * REGION
 
 
-class Memory:
+class MappedMemory:
     """The shared memory, mapped into this process. file: path of an existing one."""
 
     def __init__(self, file: str | None = None) -> None:

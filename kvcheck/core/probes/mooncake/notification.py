@@ -6,8 +6,8 @@ The receiver itself compares its bytes as soon as it has the notification.
 from __future__ import annotations
 
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.mooncake.agents import Lost
-from kvcheck.core.probes.mooncake.lanes import Call
+from kvcheck.core.probes.mooncake.agents import AgentLost
+from kvcheck.core.probes.mooncake.lanes import EngineCall
 from kvcheck.core.probes.mooncake.scene import CALL_S, Scene, TransferRig, spread
 
 CALLS = 24
@@ -44,7 +44,7 @@ def _write(scene: Scene, count: int, mark: str) -> tuple[list[str], int]:
     mix = scene.rig.mix
     sizes = [64 << mix.below(14) for _ in range(count * (MOST_BATCH if scene.rig.subject == "batch" else 1))]
     places = [*spread(mix, [size + mix.below(size) for size in sizes])]
-    calls: list[Call] = []
+    calls: list[EngineCall] = []
     while places and len(calls) < count:
         take = 1 + mix.below(MOST_BATCH) if scene.rig.subject == "batch" else 1
         writes, places = tuple(places[:take]), places[take:]
@@ -55,7 +55,7 @@ def _write(scene: Scene, count: int, mark: str) -> tuple[list[str], int]:
     scene.run_healthy([scene.lane(0, calls)])
     try:
         heard: dict[str, list[int]] = peer.hear(HEAR_S + CALL_S)
-    except Lost as why:
+    except AgentLost as why:
         raise CannotDrive(str(why)) from why
     if lacking := [name for name in awaited if name not in heard]:
         raise CannotDrive(f"{len(lacking)} of {len(awaited)} notifications did not come within {HEAR_S:g} s")

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.tally import Tally
-from kvcheck.core.probes.mooncake.agents import Lost, start_all, wait_until
-from kvcheck.core.probes.mooncake.lanes import Call, Lane, Result
-from kvcheck.core.probes.mooncake.memory import GUARD, MOST_PEERS, REGION, Memory, Plane
-from kvcheck.core.probes.mooncake.words import WORD, Held, Places, generation_of, held
+from kvcheck.core.probes.frame.tally import ProbeTally
+from kvcheck.core.probes.mooncake.agents import AgentLost, start_all, wait_until
+from kvcheck.core.probes.mooncake.lanes import CallLane, EngineCall, Result
+from kvcheck.core.probes.mooncake.memory import GUARD, MOST_PEERS, REGION, MappedMemory, Plane
+from kvcheck.core.probes.mooncake.words import WORD, HeldWords, WordPlaces, generation_of, held
 
 SETTLE_S = 1.0
 CALL_S = 90.0
@@ -49,11 +49,11 @@ class TransferRig:
     mix: Rng
     variables: dict[str, str]
     network: str | None
-    tally: Tally = field(default_factory=Tally)
+    tally: ProbeTally = field(default_factory=ProbeTally)
 
 
 @dataclass(slots=True)
-class Wrong:
+class WrongWrites:
     """Writes that contradict their status. tries: all writes that were reported done."""
 
     early: list[str] = field(default_factory=list)
@@ -79,10 +79,10 @@ class Scene:
         self, rig: TransferRig, needs: Sequence[str], *, peers: int, writers: int = 1, settings: dict[str, str]
     ) -> None:
         assert 1 <= peers <= MOST_PEERS
-        self.rig, self.memory, self.places = rig, Memory(), Places(REGION)
+        self.rig, self.memory, self.places = rig, MappedMemory(), WordPlaces(REGION)
         self.variables = {**QUIET, **settings, **rig.variables}
         self.generation = 0
-        self.wrong = Wrong()
+        self.wrong = WrongWrites()
         self._tops = [GUARD] * peers
         self._unsettled: set[int] = set()
         names = [f"writer {number}" for number in range(writers)] + [f"peer {number}" for number in range(peers)]
@@ -96,7 +96,7 @@ class Scene:
         self.writers, self.peers = agents[:writers], agents[writers:]
         try:
             self._register()
-        except Lost as why:
+        except AgentLost as why:
             self.close()
             raise CannotDrive(f"{why}: registering memory") from why
 
@@ -125,31 +125,31 @@ class Scene:
             self.memory.write(plane, peer, at, content)
         return self.generation
 
-    def call(self, name: str, peer: int, writes: Writes, *, after: bool = False, note: str = "") -> Call:
+    def call(self, name: str, peer: int, writes: Writes, *, after: bool = False, note: str = "") -> EngineCall:
         """Return a call, with its source filled."""
         self.fill(Plane.SOURCE, peer, writes)
         self._tops[peer] = max([self._tops[peer], *(at + size for at, size in writes)])
         addresses = tuple(self.peers[peer].address(Plane.TARGET, peer, at) for at, _ in writes)
-        return Call(name=name, writes=writes, addresses=addresses, after=after, note=note)
+        return EngineCall(name=name, writes=writes, addresses=addresses, after=after, note=note)
 
-    def lane(self, peer: int, calls: Iterable[Call]) -> Lane:
-        return Lane(peer=peer, session=self.peers[peer].session, calls=tuple(calls))
+    def lane(self, peer: int, calls: Iterable[EngineCall]) -> CallLane:
+        return CallLane(peer=peer, session=self.peers[peer].session, calls=tuple(calls))
 
-    def run(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
+    def run(self, lanes: Sequence[CallLane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
         """Raises CannotDrive if a process is lost."""
         results = self.run_unjudged(lanes, writer, within_s)
         self.judge(lanes, results)
         return results
 
-    def run_unjudged(self, lanes: Sequence[Lane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
+    def run_unjudged(self, lanes: Sequence[CallLane], writer: int = 0, within_s: float = CALL_S) -> list[list[Result]]:
         """Raises CannotDrive if a process is lost."""
         self.writers[writer].begin(lanes)
         try:
             return self.writers[writer].results(within_s)
-        except Lost as why:
+        except AgentLost as why:
             raise CannotDrive(str(why)) from why
 
-    def run_healthy(self, lanes: Sequence[Lane], writer: int = 0) -> None:
+    def run_healthy(self, lanes: Sequence[CallLane], writer: int = 0) -> None:
         """Raises CannotDrive if a call fails."""
         for lane, results in zip(lanes, self.run(lanes, writer), strict=True):
             if failed := [result for result in results if not result.is_done]:
@@ -158,7 +158,7 @@ class Scene:
                     f"a call to the healthy peer {lane.peer} returned {code} after {failed[0].took_s:.1f} s"
                 )
 
-    def judge(self, lanes: Sequence[Lane], results: Sequence[Sequence[Result]]) -> None:
+    def judge(self, lanes: Sequence[CallLane], results: Sequence[Sequence[Result]]) -> None:
         for lane, of_lane in zip(lanes, results, strict=True):
             for call, result in zip(lane.calls, of_lane, strict=False):  # a lane ends at its first failure
                 if result.is_done:
@@ -166,7 +166,7 @@ class Scene:
                 else:
                     self._unsettled.add(lane.peer)
 
-    def _judge_call(self, lane: Lane, call: Call, result: Result) -> None:
+    def _judge_call(self, lane: CallLane, call: EngineCall, result: Result) -> None:
         self.wrong.calls += 1
         self.wrong.tries += len(call.writes)
         self.rig.tally.count("transfers", len(call.writes))
@@ -184,7 +184,7 @@ class Scene:
         words = self.rig.tally.words
         words[class_of(size)] = words.get(class_of(size), 0) + -(-size // WORD)
 
-    def _judge_wrong(self, peer: int, call: Call, at: int, size: int, until: float) -> None:
+    def _judge_wrong(self, peer: int, call: EngineCall, at: int, size: int, until: float) -> None:
         """until: end of the settle time. The clock decides the kind of a finding, not its existence."""
         memory = self.memory
         left_s = max(0.0, until - time.monotonic())
@@ -209,7 +209,9 @@ class Scene:
         else:
             self.wrong.early.append(f"{text}; all of it came later")
 
-    def held(self, seen: bytes, peer: int, at: int, generation: int, before: bytes, after: bytes | None = None) -> Held:
+    def held(
+        self, seen: bytes, peer: int, at: int, generation: int, before: bytes, after: bytes | None = None
+    ) -> HeldWords:
         return held(
             seen,
             owner=peer + 1,
@@ -245,7 +247,7 @@ class Scene:
         the engine."""
         if astray := self.wrong.lost + self.wrong.strange:
             raise CannotDrive(f"the control case failed: {astray[0]}")
-        self.wrong, self.rig.tally = Wrong(), Tally(notes=self.rig.tally.notes)
+        self.wrong, self.rig.tally = WrongWrites(), ProbeTally(notes=self.rig.tally.notes)
 
     def accept(self, peer: int) -> None:
         self.memory.copy(Plane.TARGET, Plane.EXPECTED, peer, 0, REGION)

@@ -31,8 +31,8 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
 from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
 from kvcheck.core.probes.mooncake import MOONCAKE
-from kvcheck.core.probes.mooncake.agents import Lost, start_all
-from kvcheck.core.probes.mooncake.memory import Memory
+from kvcheck.core.probes.mooncake.agents import AgentLost, start_all
+from kvcheck.core.probes.mooncake.memory import MappedMemory
 from kvcheck.core.probes.mooncake.scene import QUIET, Scene, TransferRig
 
 
@@ -76,7 +76,7 @@ class TransferServer:
         )
 
     def _why_not_loaded(self) -> str | None:
-        memory = Memory()
+        memory = MappedMemory()
         try:
             variables = {**QUIET, **self._variables}
             made = start_all(
@@ -122,7 +122,7 @@ def _run(row: ProbeRow, rig: TransferRig) -> str | None:
                 probe.measure(scene)
             finally:
                 scene.report()  # also events before the reason to stop
-    except (CannotDrive, Lost) as why:
+    except (CannotDrive, AgentLost) as why:
         return f"cannot drive: {why}"
     if rig.tally.findings:
         return None

@@ -18,7 +18,7 @@ MOST_WORDS = 1 << 10
 _LOW = 0 if sys.byteorder == "little" else 1
 
 
-class Places:
+class WordPlaces:
     def __init__(self, region_bytes: int) -> None:
         self._places = array("I", range(region_bytes // WORD))
 
@@ -32,7 +32,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldWords:
     """Content of bytes, in words. wanted: of the expected owner and generation. older, newer: of other generations of
     that owner. unwritten: 0. strange: of no write."""
 
@@ -75,7 +75,7 @@ def held(
     latest: int,
     before: bytes,
     after: bytes | None = None,
-) -> Held:
+) -> HeldWords:
     """Classify the whole words of `seen`, which lies at `at`. owners, latest: highest owner and generation of any
     write.
 
@@ -95,7 +95,7 @@ def held(
         if kind not in ("wanted", "unwritten") and after is not None:
             kind = "older" if word == old else "wanted" if _is_cut(word, old, after[start : start + WORD]) else kind
         counts[kind] += 1
-    return Held(sum(counts.values()), **counts)
+    return HeldWords(sum(counts.values()), **counts)
 
 
 def _is_cut(word: bytes, old: bytes, new: bytes) -> bool:

@@ -26,7 +26,15 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, fitted
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.sglang.metadata import make
 from kvcheck.core.probes.sglang.rig.fake_process_group import FakeProcessGroup, is_mismatch
-from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, PDPair, Sent, Target, session
+from kvcheck.core.probes.sglang.rig.pd_pair import (
+    NEEDS,
+    DecodeTarget,
+    PDPair,
+    RegisteredMemory,
+    SentRequest,
+    StandInLink,
+    session,
+)
 from kvcheck.core.probes.sglang.rig.pools import pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.scheduler_loop import REQUEST_NEEDS, make_committed_request
 
@@ -98,10 +106,10 @@ class AgreementScene:
         self._stamps = [writer for _, writer, _ in made]
         self._slots = [slots for _, _, slots in made]
         memories = [
-            Memory(pages=pool.pool.get_contiguous_buf_infos(), metadata=buffers.get_buf_infos())
+            RegisteredMemory(pages=pool.pool.get_contiguous_buf_infos(), metadata=buffers.get_buf_infos())
             for pool, buffers in zip(self._pools, self._buffers, strict=True)
         ]
-        link = Link(late or self._is_metadata)
+        link = StandInLink(late or self._is_metadata)
         self.peers = PDPair(rig, link, memories[0], memories[1:], kinds=(), flat=True)
         self._metadata = [
             range(start, start + size)
@@ -109,7 +117,7 @@ class AgreementScene:
             for start, size in zip(memory.metadata[0], memory.metadata[1], strict=True)
         ]
         self._group = FakeProcessGroup(RANKS)
-        self._sent: list[Sent] = []
+        self._sent: list[SentRequest] = []
         self._requests: list[Any] = []
         self._snapshots: list[dict[int, list[torch.Tensor]]] = [{} for _ in range(RANKS)]
         self._queues = [self._queue(rank) for rank in range(RANKS)]
@@ -127,9 +135,9 @@ class AgreementScene:
             targets = []
             for rank in range(RANKS):
                 there = [page + 3 for page in pages] if rank else pages
-                targets.append(Target(there, self._slot(1 + rank), []))
+                targets.append(DecodeTarget(there, self._slot(1 + rank), []))
                 self._queues[rank].queue.append(self._queued(rank, number, room, targets[-1].slot))
-            sent.append(Sent(room=room, pages=pages, slot=slot, states=[], targets=tuple(targets)))
+            sent.append(SentRequest(room=room, pages=pages, slot=slot, states=[], targets=tuple(targets)))
             self._sent.append(sent[-1])
         died = self.peers.send(sent)
         if died is not None:

@@ -28,7 +28,7 @@ from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, Machine
 from kvcheck.core.probes.sglang.rig.compiled_copies import require_compiled
-from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, HostTier, host_tier_needs, make_host_tier
+from kvcheck.core.probes.sglang.rig.host_tier import BACKUP, LATE, LOAD, RigHostTier, host_tier_needs, make_host_tier
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 from kvcheck.core.probes.sglang.rig.pools import (
     LAYERS,
@@ -151,7 +151,7 @@ class HostCopyScene:
     """A host tier and the requests in it. readers: getters to read with."""
 
     rig: Rig
-    tier: HostTier
+    tier: RigHostTier
     readers: tuple[str, ...]
     cached: dict[int, CachedRequest] = field(default_factory=dict)
     loads: list[tuple[int, list[int]]] = field(default_factory=list)

@@ -21,7 +21,7 @@ import torch
 
 from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.prefixes import Prefixes
+from kvcheck.core.probes.frame.prefixes import PrefixPages
 from kvcheck.core.probes.frame.probe import Rig, Stop
 from kvcheck.core.probes.frame.request_generator import (
     LENGTH,
@@ -104,7 +104,7 @@ class PrefixCacheRun(SchedulerLoop):
         super().__init__(rig, made, tree, arguments)
         self.generator = RequestGenerator(rig, page, self._make_request)
         self.accounts = TreeAccounts(rig, made, tree, rig.names["tree.components"] if tree_name else None)
-        self.prefixes = Prefixes(page)
+        self.prefixes = PrefixPages(page)
         self.must_hit_longest = family == "mha"
 
     def run(self) -> None:

@@ -34,7 +34,7 @@ NEXT = 5
 
 
 @dataclass(slots=True)
-class Sender:
+class ListSender:
     """The engine's sender of a request, reduced to its lists. has_kinds: states are a list for each kind.
 
     pages: of all sends. states: of the last, by kind; None: not sent.
@@ -112,7 +112,7 @@ class _Prefill:
         row = admit(made, request)
         slots = take(made, -(-length // made.page_size))
         hold(made, row, slots[:length])
-        sender = request.disagg_kv_sender = Sender(has_kinds=self.has_kinds)
+        sender = request.disagg_kv_sender = ListSender(has_kinds=self.has_kinds)
         request.start_send_idx, request.disagg_decode_prefix_len = 0, 0
         for end in cuts:
             self._send(request, end, is_last=False)

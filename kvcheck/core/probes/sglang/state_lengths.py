@@ -17,7 +17,14 @@ import torch
 from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.sglang.rig.pd_pair import NEEDS, Link, Memory, PDPair, Sent, Target
+from kvcheck.core.probes.sglang.rig.pd_pair import (
+    NEEDS,
+    DecodeTarget,
+    PDPair,
+    RegisteredMemory,
+    SentRequest,
+    StandInLink,
+)
 from kvcheck.core.probes.sglang.rig.pools import PAGES, SmallPool, pool_names, small_pool
 
 UNIT = {"nsa": "page", "swa": "window"}
@@ -98,9 +105,9 @@ class StateTransfer:
         memories = []
         for made in (self._ours, self._theirs):
             states = made.pool.get_state_buf_infos()
-            memories.append(Memory(pages=made.pool.get_contiguous_buf_infos(), states=states))
+            memories.append(RegisteredMemory(pages=made.pool.get_contiguous_buf_infos(), states=states))
             self.state_places = [range(start, start + size) for start, size, *_ in zip(*states, strict=True)]
-        self.peers = PDPair(rig, Link(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
+        self.peers = PDPair(rig, StandInLink(), memories[0], memories[1:], kinds=KINDS[family], flat=family == "nsa")
         self._lists: dict[int, tuple[list[int], list[int]]] = {}
         self._kept: dict[int, tuple[list[int], list[int]]] = {}
         self._window: dict[int, range] = {}
@@ -120,7 +127,9 @@ class StateTransfer:
             self._lists[request], self._kept[request] = lists, (list(lists[0]), list(lists[1]))
             self._window[request] = right
             page = (request,)
-            sent = Sent(room=request, pages=page, slot=0, states=lists[0], targets=(Target(page, 0, lists[1]),))
+            sent = SentRequest(
+                room=request, pages=page, slot=0, states=lists[0], targets=(DecodeTarget(page, 0, lists[1]),)
+            )
             requests.append(sent)
         died = self.peers.send(requests)
         lost = self.peers.deliver(0)

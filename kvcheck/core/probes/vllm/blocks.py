@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
-from kvcheck.core.probes.frame.prefixes import Prefixes
+from kvcheck.core.probes.frame.prefixes import PrefixPages
 from kvcheck.core.probes.frame.probe import Rig
 from kvcheck.core.probes.frame.request_generator import LENGTH, TrackedRequest, token
 from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, BlockBytes, cache_config, request_generator
@@ -66,7 +66,7 @@ class _ManagerRun:
         self.manager: Any = rig.measured(lambda: fitted(rig.names["manager"], offered), "making the manager")
         self.blocks = BlockBytes(rig, self.manager, blocks)
         self.generator = request_generator(rig)
-        self.prefixes = Prefixes(BLOCK)
+        self.prefixes = PrefixPages(BLOCK)
         self.waiting: deque[TrackedRequest] = deque()
         self.running: list[TrackedRequest] = []
 

@@ -27,7 +27,7 @@ PENDING = 4
 
 
 @dataclass(slots=True)
-class Chunk:
+class OffloadChunk:
     """The chunk of a key. place: chunk id. loads: number of loads that read it."""
 
     place: int
@@ -36,7 +36,7 @@ class Chunk:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class OffloadJob:
     is_load: bool
     keys: list[int]
     context: Any
@@ -76,8 +76,8 @@ class CpuOffload:
 class _Desk:
     rig: Rig
     manager: Any = None
-    chunks: dict[int, Chunk] = field(default_factory=dict)
-    jobs: list[Job] = field(default_factory=list)
+    chunks: dict[int, OffloadChunk] = field(default_factory=dict)
+    jobs: list[OffloadJob] = field(default_factory=list)
     held: BufferView = field(init=False)
     asked: int = 0
 
@@ -134,7 +134,7 @@ class _Desk:
         for key in keys:
             if key in self.chunks:
                 self.chunks[key].loads += 1
-        self.jobs.append(Job(is_load=True, keys=keys, context=context))
+        self.jobs.append(OffloadJob(is_load=True, keys=keys, context=context))
 
     def store(self, keys: list[int], context: Any) -> None:
         names = [self._key(key) for key in keys]
@@ -159,9 +159,9 @@ class _Desk:
             owner = next((other for other, each in self.chunks.items() if each.place == place), None)
             if owner is not None:
                 self._find("KV403", "lifetime", f"chunk {key} was given place {place}, which chunk {owner} has", key)
-            self.chunks[key] = Chunk(place)
+            self.chunks[key] = OffloadChunk(place)
         if new:
-            self.jobs.append(Job(is_load=False, keys=new, context=context))
+            self.jobs.append(OffloadJob(is_load=False, keys=new, context=context))
 
     def complete(self, number: int, fails: bool = False) -> None:
         job = self.jobs.pop(number)

@@ -14,8 +14,8 @@ from kvcheck.core.base.causes import bugs
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Interval, MutantResult, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.ci.trouble import Kind, Trouble, of_bug, title_of
-from kvcheck.core.report.gate.baseline import BaselineResult, Status
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_bug, title_of
+from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus
 from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
@@ -27,8 +27,8 @@ RUN = "run"
 """The case of troubles that belong to no cell."""
 BUDGETS = "budgets"
 """The case of problems of the gate's budgets."""
-FAILS = (Kind.FINDING, Kind.SLOWER)
-LET_PASS = (Status.KNOWN.value, Status.UNDECIDED.value)
+FAILS = (TroubleKind.FINDING, TroubleKind.SLOWER)
+LET_PASS = (EntryStatus.KNOWN.value, EntryStatus.UNDECIDED.value)
 NO_REASON = "no reason was recorded"
 
 
@@ -43,7 +43,7 @@ class Case:
     group: str
     duration_s: float = 0.0
     details: tuple[str, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[CiTrouble, ...] = ()
     let_pass: str | None = None
 
     @property
@@ -52,11 +52,11 @@ class Case:
         kinds = {each.kind for each in self.troubles}
         if kinds & {*FAILS}:
             return Verdict.FAIL
-        return Verdict.UNKNOWN if Kind.GAP in kinds else Verdict.PASS
+        return Verdict.UNKNOWN if TroubleKind.GAP in kinds else Verdict.PASS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CiOutcome:
     """name: the command. facts: values common to all cases."""
 
     name: str
@@ -72,14 +72,14 @@ class Outcome:
     is_complete: bool
 
     @property
-    def troubles(self) -> tuple[Trouble, ...]:
+    def troubles(self) -> tuple[CiTrouble, ...]:
         """All troubles, each once: failures, then gaps, then conditional findings."""
         found = dict.fromkeys(each for case in self.cases for each in case.troubles)
-        order = (*FAILS, Kind.GAP, Kind.CONDITIONAL)
+        order = (*FAILS, TroubleKind.GAP, TroubleKind.CONDITIONAL)
         return tuple(sorted(found, key=lambda each: order.index(each.kind)))
 
 
-def of_record(record: RunRecord) -> Outcome:
+def of_record(record: RunRecord) -> CiOutcome:
     causes = _causes(record)
     cases = [_scenario_case(record, row, _of_cell(causes, row.id)) for row in record.scenarios]
     cases += [_mutant_case(record, row) for row in record.mutants]
@@ -99,7 +99,7 @@ def of_record(record: RunRecord) -> Outcome:
         if (number := sum(case.verdict is verdict for case in cases))
     ]
     judged = evidence_text(record.evidence)
-    return Outcome(
+    return CiOutcome(
         name=name,
         verdict=record.verdict.value.upper(),
         exit_code=record.exit_code,
@@ -114,14 +114,14 @@ def of_record(record: RunRecord) -> Outcome:
     )
 
 
-def of_gate(result: GateResult) -> Outcome:
+def of_gate(result: GateResult) -> CiOutcome:
     """Make a case for each run, gated row and baseline row about these runs, and one for budgets without a row."""
     repro = " ".join(("kvcheck", *result.argv))
     conditional = () if result.fail_on_conditional else result.conditional
     told = [
-        *((each, Kind.FINDING) for each in result.integrity),
-        *((each, Kind.CONDITIONAL) for each in conditional),
-        *((each, Kind.GAP) for each in result.evidence),
+        *((each, TroubleKind.FINDING) for each in result.integrity),
+        *((each, TroubleKind.CONDITIONAL) for each in conditional),
+        *((each, TroubleKind.GAP) for each in result.evidence),
     ]
     cases = [
         Case(
@@ -140,8 +140,10 @@ def of_gate(result: GateResult) -> Outcome:
     cases += [_row_case(row, result, repro) for row in result.rows]
     cases += [] if result.baseline is None else _baseline_cases(result.baseline, repro)
     text = "the gate was interrupted: what it had not judged is unknown"
-    cut = Trouble(kind=Kind.GAP, code=None, title="gate cut short", cells=(), place="", message=text, replay=repro)
-    return Outcome(
+    cut = CiTrouble(
+        kind=TroubleKind.GAP, code=None, title="gate cut short", cells=(), place="", message=text, replay=repro
+    )
+    return CiOutcome(
         name="kvcheck gate",
         verdict=result.verdict,
         exit_code=result.exit_code,
@@ -162,7 +164,7 @@ def of_gate(result: GateResult) -> Outcome:
     )
 
 
-def _causes(record: RunRecord) -> list[Trouble]:
+def _causes(record: RunRecord) -> list[CiTrouble]:
     """Causes of a run. A cell fails by conditional findings alone only under --fail-on-conditional."""
     found = bugs(record.findings)
     proven = {cell for bug in found if bug.cause.condition is None for cell in bug.cells}
@@ -170,11 +172,11 @@ def _causes(record: RunRecord) -> list[Trouble]:
     return [of_bug(record, bug, fails_on_conditional=not failed.isdisjoint(bug.cells)) for bug in found]
 
 
-def _of_cell(causes: Iterable[Trouble], cell: str) -> tuple[Trouble, ...]:
+def _of_cell(causes: Iterable[CiTrouble], cell: str) -> tuple[CiTrouble, ...]:
     return tuple(each for each in causes if cell in each.cells)
 
 
-def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[Trouble, ...]) -> Case:
+def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[CiTrouble, ...]) -> Case:
     details = [text] if (text := conditional_text(row.id, record.findings)) else []
     details.append(f"evidence: {evidence_text(row.evidence) or 'nothing counted'}")
     if row.coverage is not None:
@@ -185,9 +187,9 @@ def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[Trouble,
         return case
     why = row.reason or NO_REASON
     if row.verdict is Verdict.FAIL:
-        more = _own(record, Kind.FINDING, row.code, title_of(row.code, "failed"), row.id, why)
+        more = _own(record, TroubleKind.FINDING, row.code, title_of(row.code, "failed"), row.id, why)
     else:
-        more = _own(record, Kind.GAP, row.code, title_of(row.code, "unknown"), row.id, why)
+        more = _own(record, TroubleKind.GAP, row.code, title_of(row.code, "unknown"), row.id, why)
     return replace(case, troubles=(more, *found))
 
 
@@ -197,7 +199,7 @@ def _mutant_case(record: RunRecord, row: MutantResult) -> Case:
     case = Case(id=name, group="kvcheck.mutant", details=details)
     if row.verdict is Verdict.PASS:
         return case
-    kind = Kind.FINDING if row.verdict is Verdict.FAIL else Kind.GAP
+    kind = TroubleKind.FINDING if row.verdict is Verdict.FAIL else TroubleKind.GAP
     message = f"{row.name}: {row.outcome}; {row.message or f'{row.killer} has to find it'}"
     trouble = _own(record, kind, None, f"mutant {row.outcome}", name, message)
     return replace(case, troubles=(replace(trouble, replay=row.replay or record.repro),))
@@ -211,10 +213,10 @@ def _row_case(row: GatedRow, result: GateResult, repro: str) -> Case:
         return case
     if row.verdict is Overhead.INCONCLUSIVE and result.on_inconclusive != "fail":
         return case
-    kind = Kind.SLOWER if row.verdict is Overhead.SLOWER else Kind.GAP
-    title = "slower than its budget" if kind is Kind.SLOWER else "price not told from noise"
+    kind = TroubleKind.SLOWER if row.verdict is Overhead.SLOWER else TroubleKind.GAP
+    title = "slower than its budget" if kind is TroubleKind.SLOWER else "price not told from noise"
     text = details[0]
-    trouble = Trouble(kind=kind, code=None, title=title, cells=(row.id,), place="", message=text, replay=repro)
+    trouble = CiTrouble(kind=kind, code=None, title=title, cells=(row.id,), place="", message=text, replay=repro)
     return replace(case, troubles=(trouble,))
 
 
@@ -222,14 +224,14 @@ def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
     """Cases of baseline rows about these runs' engines. A row that fails the gate is a failure."""
     cases = []
     for row in found.rows:
-        if row.status == Status.ELSEWHERE.value:
+        if row.status == EntryStatus.ELSEWHERE.value:
             continue
         text = row_text(row)
         case = Case(id=row.what, group="kvcheck.gate.baseline", details=(text,))
         if row in found.failing:
             title = f"{row.status} row of the baseline"
-            trouble = Trouble(
-                kind=Kind.FINDING, code=None, title=title, cells=(), place=row.what, message=text, replay=repro
+            trouble = CiTrouble(
+                kind=TroubleKind.FINDING, code=None, title=title, cells=(), place=row.what, message=text, replay=repro
             )
             case = replace(case, troubles=(trouble,))
         elif row.status in LET_PASS:
@@ -238,37 +240,39 @@ def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
     return cases
 
 
-def _of_problem(problem: Problem, kind: Kind, repro: str) -> Trouble:
+def _of_problem(problem: Problem, kind: TroubleKind, repro: str) -> CiTrouble:
     if problem.trouble is not None:
         return replace(problem.trouble, kind=kind)
-    title = "gap in the evidence" if kind is Kind.GAP else "failed"
-    return Trouble(kind=kind, code=None, title=title, cells=(), place="", message=problem.message, replay=repro)
+    title = "gap in the evidence" if kind is TroubleKind.GAP else "failed"
+    return CiTrouble(kind=kind, code=None, title=title, cells=(), place="", message=problem.message, replay=repro)
 
 
-def _closed(cases: Sequence[Case], missing: Sequence[Trouble], exit_code: int, repro: str) -> tuple[Case, ...]:
+def _closed(cases: Sequence[Case], missing: Sequence[CiTrouble], exit_code: int, repro: str) -> tuple[Case, ...]:
     """Add a case for the run if it did not pass for a reason that no case has."""
     troubles = list(missing)
     verdicts = {case.verdict for case in cases}
     if exit_code == 1 and Verdict.FAIL not in verdicts:
-        troubles.append(_exit_trouble(Kind.FINDING, exit_code, repro))
+        troubles.append(_exit_trouble(TroubleKind.FINDING, exit_code, repro))
     elif exit_code and not troubles and verdicts <= {Verdict.PASS}:
-        troubles.append(_exit_trouble(Kind.GAP, exit_code, repro))
+        troubles.append(_exit_trouble(TroubleKind.GAP, exit_code, repro))
     if not troubles:
         return tuple(cases)
     return (*cases, Case(id=RUN, group="kvcheck", troubles=tuple(troubles)))
 
 
-def _exit_trouble(kind: Kind, exit_code: int, repro: str) -> Trouble:
+def _exit_trouble(kind: TroubleKind, exit_code: int, repro: str) -> CiTrouble:
     text = f"it ended with exit {exit_code}, and no cell says why"
-    return Trouble(kind=kind, code=None, title=f"exit {exit_code}", cells=(), place="", message=text, replay=repro)
+    return CiTrouble(kind=kind, code=None, title=f"exit {exit_code}", cells=(), place="", message=text, replay=repro)
 
 
-def _own(record: RunRecord, kind: Kind, code: str | None, title: str, cell: str, message: str) -> Trouble:
-    return Trouble(kind=kind, code=code, title=title, cells=(cell,), place="", message=message, replay=record.repro)
+def _own(record: RunRecord, kind: TroubleKind, code: str | None, title: str, cell: str, message: str) -> CiTrouble:
+    return CiTrouble(kind=kind, code=code, title=title, cells=(cell,), place="", message=message, replay=record.repro)
 
 
-def _gap(record: RunRecord, title: str, message: str) -> Trouble:
-    return Trouble(kind=Kind.GAP, code=None, title=title, cells=(), place="", message=message, replay=record.repro)
+def _gap(record: RunRecord, title: str, message: str) -> CiTrouble:
+    return CiTrouble(
+        kind=TroubleKind.GAP, code=None, title=title, cells=(), place="", message=message, replay=record.repro
+    )
 
 
 def _group(cell: str) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
-from kvcheck.core.report.ci.trouble import Kind, Trouble, trouble_lines
+from kvcheck.core.report.ci.outcome import Case, CiOutcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, trouble_lines
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import escaped, printable, table_line
 from kvcheck.core.report.wording import MARKS, clip
@@ -35,14 +35,14 @@ def write_gate(result: GateResult, path: Path) -> None:
     write_text(path, _lines(of_gate(result)))
 
 
-def outcome_of(subject: RunRecord | GateResult) -> Outcome:
+def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
     return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
 
 
-def workflow_commands(outcome: Outcome) -> list[str]:
+def workflow_commands(outcome: CiOutcome) -> list[str]:
     """Return the commands, one per line. GitHub reads every printed line that starts with :: as a command."""
-    errors = [each for each in outcome.troubles if each.kind is not Kind.CONDITIONAL]
-    others = [each for each in outcome.troubles if each.kind is Kind.CONDITIONAL]
+    errors = [each for each in outcome.troubles if each.kind is not TroubleKind.CONDITIONAL]
+    others = [each for each in outcome.troubles if each.kind is TroubleKind.CONDITIONAL]
     warnings = [_annotation(each) for each in others]
     warnings += [("kvcheck warning", clip(text, TEXT_CHARS)) for text in outcome.warnings]
     told = f"{outcome.name}: {outcome.verdict}, exit {outcome.exit_code}"
@@ -53,7 +53,7 @@ def workflow_commands(outcome: Outcome) -> list[str]:
     ]
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: CiOutcome) -> str:
     head = [
         f"### {escaped(outcome.name)}: {outcome.verdict}, exit {outcome.exit_code}",
         "",
@@ -79,11 +79,11 @@ def _word(case: Case) -> str:
     return f"{MARKS[case.verdict.value]} {case.verdict.value.upper()}"
 
 
-def _lines(outcome: Outcome) -> str:
+def _lines(outcome: CiOutcome) -> str:
     return "".join(f"{line}\n" for line in workflow_commands(outcome))
 
 
-def _annotation(trouble: Trouble) -> tuple[str, str]:
+def _annotation(trouble: CiTrouble) -> tuple[str, str]:
     lines = [f"{trouble.where}: {trouble.lines[0]}", *trouble.lines[1:]]
     return trouble.head, "\n".join(clip(printable(line), TEXT_CHARS) for line in lines)
 

@@ -12,15 +12,20 @@ import re
 from pathlib import Path
 
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
-from kvcheck.core.report.ci.trouble import Kind
+from kvcheck.core.report.ci.outcome import RUN, CiOutcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import TroubleKind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
 from kvcheck.core.run.store import write_text
 
 FILE = "gl-code-quality-report.json"
-SEVERITY = {Kind.FINDING: "critical", Kind.SLOWER: "major", Kind.GAP: "major", Kind.CONDITIONAL: "minor"}
+SEVERITY = {
+    TroubleKind.FINDING: "critical",
+    TroubleKind.SLOWER: "major",
+    TroubleKind.GAP: "major",
+    TroubleKind.CONDITIONAL: "minor",
+}
 DESCRIPTION_CHARS = 2000
 
 
@@ -32,7 +37,7 @@ def write_gate(result: GateResult, path: Path) -> None:
     write_text(path, render(of_gate(result)))
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: CiOutcome) -> str:
     entries: dict[str, dict[str, object]] = {}
     for trouble in outcome.troubles:
         told = " | ".join((f"{trouble.head}: {trouble.lines[0]}", *trouble.lines[1:]))

@@ -13,8 +13,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report.ci.outcome import Case, Outcome, of_gate, of_record
-from kvcheck.core.report.ci.trouble import Kind, Trouble
+from kvcheck.core.report.ci.outcome import Case, CiOutcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
@@ -34,7 +34,7 @@ def write_gate(result: GateResult, path: Path) -> None:
     write_text(path, render(of_gate(result)))
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: CiOutcome) -> str:
     verdicts = [case.verdict for case in outcome.cases]
     counts = {
         "tests": str(len(verdicts)),
@@ -62,7 +62,7 @@ def render(outcome: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _properties(outcome: Outcome) -> list[tuple[str, str]]:
+def _properties(outcome: CiOutcome) -> list[tuple[str, str]]:
     """Facts of the run and evidence of each case: the schema has properties only for a suite."""
     each = [(f"{case.id}: evidence", "; ".join(case.details)) for case in outcome.cases if case.details]
     return [*outcome.facts.items(), *each]
@@ -70,7 +70,9 @@ def _properties(outcome: Outcome) -> list[tuple[str, str]]:
 
 def _case(case: Case) -> list[str]:
     named = {"name": case.id, "classname": case.group, "time": f"{max(0.0, case.duration_s):.3f}"}
-    fails = {Verdict.FAIL: (Kind.FINDING, Kind.SLOWER), Verdict.UNKNOWN: (Kind.GAP,)}.get(case.verdict, ())
+    fails = {Verdict.FAIL: (TroubleKind.FINDING, TroubleKind.SLOWER), Verdict.UNKNOWN: (TroubleKind.GAP,)}.get(
+        case.verdict, ()
+    )
     first = [each for each in case.troubles if each.kind in fails]
     others = [each for each in case.troubles if each.kind not in fails]
     lines = [f"  <testcase{_attributes(named)}>"]
@@ -91,7 +93,7 @@ def _is_skipped(case: Case) -> bool:
     return case.let_pass is not None and case.verdict is Verdict.PASS
 
 
-def _told(troubles: list[Trouble]) -> str:
+def _told(troubles: list[CiTrouble]) -> str:
     return "\n\n".join("\n".join((f"{each.head}: {each.where}", *each.lines)) for each in troubles)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.ci.outcome import RUN, Outcome, of_gate, of_record
-from kvcheck.core.report.ci.trouble import Kind, Trouble
+from kvcheck.core.report.ci.outcome import RUN, CiOutcome, of_gate, of_record
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import printable
 from kvcheck.core.run.store import write_text
@@ -21,10 +21,10 @@ from kvcheck.core.run.store import write_text
 FILE = "kvcheck.sarif"
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 KINDS = {
-    Kind.FINDING: ("fail", "error"),
-    Kind.SLOWER: ("fail", "error"),
-    Kind.GAP: ("open", "none"),
-    Kind.CONDITIONAL: ("review", "none"),
+    TroubleKind.FINDING: ("fail", "error"),
+    TroubleKind.SLOWER: ("fail", "error"),
+    TroubleKind.GAP: ("open", "none"),
+    TroubleKind.CONDITIONAL: ("review", "none"),
 }
 """(kind, level) of a result: a level other than none belongs to the kind "fail" alone."""
 
@@ -37,11 +37,11 @@ def write_gate(result: GateResult, path: Path) -> None:
     write_text(path, render(of_gate(result)))
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: CiOutcome) -> str:
     troubles = outcome.troubles
     rules = list(dict.fromkeys(map(_rule_id, troubles)))
     titles = {_rule_id(each): each.title for each in troubles}
-    gaps = [each for each in troubles if each.kind is Kind.GAP]
+    gaps = [each for each in troubles if each.kind is TroubleKind.GAP]
     run = {
         "tool": {
             "driver": {
@@ -69,7 +69,7 @@ def render(outcome: Outcome) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=True) + "\n"
 
 
-def _rule_id(trouble: Trouble) -> str:
+def _rule_id(trouble: CiTrouble) -> str:
     return _text(trouble.code or trouble.title.replace(" ", "-"))
 
 
@@ -83,7 +83,7 @@ def _rule(name: str, title: str) -> dict[str, object]:
     return rule
 
 
-def _result(trouble: Trouble, cell: str, rule: int) -> dict[str, object]:
+def _result(trouble: CiTrouble, cell: str, rule: int) -> dict[str, object]:
     kind, level = KINDS[trouble.kind]
     shape = cell.rpartition("/")[2]
     return {

@@ -21,7 +21,7 @@ from kvcheck.core.report.markdown import code_block, code_span, escaped
 from kvcheck.core.report.wording import replay_line, seen_text
 
 
-class Kind(Enum):
+class TroubleKind(Enum):
     FINDING = "finding"
     """It fails the run."""
     SLOWER = "slower"
@@ -33,13 +33,13 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class CiTrouble:
     """One cause. cells: those that show it, the cause's own first; empty for the whole run.
 
     place: the part of its location that is equal in each run. named: the fields of a baseline row for it.
     """
 
-    kind: Kind
+    kind: TroubleKind
     code: str | None
     title: str
     cells: tuple[str, ...]
@@ -52,7 +52,7 @@ class Trouble:
 
     @property
     def head(self) -> str:
-        words = ("conditional" if self.kind is Kind.CONDITIONAL else None, self.code, self.title)
+        words = ("conditional" if self.kind is TroubleKind.CONDITIONAL else None, self.code, self.title)
         return " ".join(word for word in words if word)
 
     @property
@@ -80,11 +80,11 @@ def title_of(code: str | None, otherwise: str) -> str:
     return known.title if known else otherwise
 
 
-def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -> Trouble:
+def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -> CiTrouble:
     cause = bug.cause
     is_conditional = cause.condition is not None and not fails_on_conditional
-    return Trouble(
-        kind=Kind.CONDITIONAL if is_conditional else Kind.FINDING,
+    return CiTrouble(
+        kind=TroubleKind.CONDITIONAL if is_conditional else TroubleKind.FINDING,
         code=cause.code,
         title=title_of(cause.code, "unknown code"),
         cells=tuple(dict.fromkeys((cause.cell, *bug.cells))),
@@ -97,10 +97,10 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
 
 
 MOST_SHOWN = 100
-WORDS = {Kind.GAP: " (unknown: no pass)", Kind.CONDITIONAL: " (changes no verdict)"}
+WORDS = {TroubleKind.GAP: " (unknown: no pass)", TroubleKind.CONDITIONAL: " (changes no verdict)"}
 
 
-def trouble_lines(troubles: Sequence[Trouble], runs: Sequence[str | None] = ()) -> list[str]:
+def trouble_lines(troubles: Sequence[CiTrouble], runs: Sequence[str | None] = ()) -> list[str]:
     """Return a section for each trouble. runs: the run of each, if there are several."""
     lines: list[str] = []
     for number, trouble in enumerate(troubles[:MOST_SHOWN], 1):
@@ -117,7 +117,7 @@ def trouble_lines(troubles: Sequence[Trouble], runs: Sequence[str | None] = ()) 
     return lines
 
 
-def _texts(trouble: Trouble) -> list[str]:
+def _texts(trouble: CiTrouble) -> list[str]:
     texts = [escaped(trouble.message)]
     texts += [f"Only if {escaped(trouble.condition)}."] if trouble.condition else []
     texts += [f"Seen {escaped(trouble.seen)}."] if trouble.seen else []

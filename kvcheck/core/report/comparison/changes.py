@@ -32,7 +32,7 @@ SCHEMA_VERSION = "1"
 NAMED = 6
 
 
-class State(Enum):
+class ChangeState(Enum):
     NEW = "new"
     """A cause that only the later run shows, or a cell that fails in it alone: exit 1."""
     CONDITIONAL = "conditional"
@@ -51,7 +51,7 @@ class State(Enum):
 class Change:
     """One difference. code and place: None for a cell or a price. conditional: it fails nothing."""
 
-    state: State
+    state: ChangeState
     cell: str
     code: str | None = None
     place: str | None = None
@@ -71,10 +71,10 @@ class Changes:
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def of(self, state: State) -> tuple[Change, ...]:
+    def of(self, state: ChangeState) -> tuple[Change, ...]:
         return tuple(row for row in self.rows if row.state is state)
 
-    def grouped(self, state: State) -> tuple[tuple[Change, ...], ...]:
+    def grouped(self, state: ChangeState) -> tuple[tuple[Change, ...], ...]:
         """Group differences by schedule, then by the first one's code and text, numbers ignored."""
         by_schedule: dict[object, list[Change]] = {}
         for at, row in enumerate(self.of(state)):
@@ -87,9 +87,9 @@ class Changes:
     @property
     def exit_code(self) -> int:
         """1 for a new failure, 4 if the runs cannot be compared or the later one judged less, else 0."""
-        if self.of(State.NEW):
+        if self.of(ChangeState.NEW):
             return 1
-        return 4 if self.problems or any(not row.conditional for row in self.of(State.LESS)) else 0
+        return 4 if self.problems or any(not row.conditional for row in self.of(ChangeState.LESS)) else 0
 
     @property
     def verdict(self) -> str:
@@ -97,7 +97,7 @@ class Changes:
 
     @property
     def summary(self) -> str:
-        told = [f"{len(rows)} {state.value}" for state in State if (rows := self.of(state))]
+        told = [f"{len(rows)} {state.value}" for state in ChangeState if (rows := self.of(state))]
         told += [f"not comparable for {counted(len(self.problems), 'reason')}"] if self.problems else []
         return ", ".join(told) or "no difference"
 
@@ -122,7 +122,7 @@ def line_of(rows: Sequence[Change]) -> str:
 
 def _kind(row: Change) -> tuple[str | None, str]:
     """Key of a group. Each price is a group of its own, since it consists of numbers."""
-    return row.code, f"{row.cell} {row.text}" if row.state is State.SLOWER else NUMBERS.sub("#", row.text)
+    return row.code, f"{row.cell} {row.text}" if row.state is ChangeState.SLOWER else NUMBERS.sub("#", row.text)
 
 
 def write_json(changes: Changes, path: Path) -> None:
@@ -137,10 +137,10 @@ def changes(before: RunRecord, after: RunRecord, *, share: float, conditional: b
     if before.run_id == after.run_id:
         raise UsageError(f"run {after.run_id} was given twice; expected an earlier and a later run")
     found = [*_causes(before, after, counts=conditional), *_bare_failures(before, after)]
-    told = {row.cell for row in found if row.state is State.LESS}
+    told = {row.cell for row in found if row.state is ChangeState.LESS}
     found += [row for row in _cells(before, after, share) if row.cell not in told]
     prices, notes = _prices(before, after)
-    order = list(State)
+    order = list(ChangeState)
     return Changes(
         before=before.run_id,
         after=after.run_id,
@@ -175,7 +175,7 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
         text = finding.message.splitlines()[0] if finding.message else ""
         if is_new and (why := _unseen(rows_then.get(finding.cell))):
             text = f"{text} ({why} in {before.run_id})"
-        yield _change(State.NEW if is_new else State.SAME, finding, text, counts=counts)
+        yield _change(ChangeState.NEW if is_new else ChangeState.SAME, finding, text, counts=counts)
     # Causes that the later run does not show: fixed only if the cell passed on enough schedules.
     for cause, finding in then.items():
         if cause in shown_now:
@@ -185,21 +185,21 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
             continue
         if row is not None and row.verdict is Verdict.PASS and has_enough(after, row):
             text = f"gone after {counted(row.schedules, 'schedule')}"
-            yield _change(State.FIXED, finding, text, counts=counts)
+            yield _change(ChangeState.FIXED, finding, text, counts=counts)
         elif row is None or row.verdict is not Verdict.FAIL:
             text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
-            yield _change(State.LESS, finding, text, counts=counts)
+            yield _change(ChangeState.LESS, finding, text, counts=counts)
         else:
             text = "not seen, but the cell fails otherwise, which ends it"
-            yield _change(State.LESS, finding, text, counts=counts)
+            yield _change(ChangeState.LESS, finding, text, counts=counts)
 
 
-def _change(state: State, finding: Finding, text: str, *, counts: bool) -> Change:
+def _change(state: ChangeState, finding: Finding, text: str, *, counts: bool) -> Change:
     is_latent = finding.condition is not None and not counts
-    if state not in (State.NEW, State.SAME):
+    if state not in (ChangeState.NEW, ChangeState.SAME):
         text = f"{place_of(finding)}: {text}"
     return Change(
-        state=State.CONDITIONAL if is_latent and state is State.NEW else state,
+        state=ChangeState.CONDITIONAL if is_latent and state is ChangeState.NEW else state,
         cell=finding.cell,
         code=finding.code,
         place=place_of(finding),
@@ -225,7 +225,7 @@ def _bare_failures(before: RunRecord, after: RunRecord) -> Iterator[Change]:
     with_findings = {each.cell for each in after.findings}
     for name, verdict in _verdicts(after).items():
         if verdict is Verdict.FAIL and name not in with_findings:
-            state = State.SAME if then.get(name) is Verdict.FAIL else State.NEW
+            state = ChangeState.SAME if then.get(name) is Verdict.FAIL else ChangeState.NEW
             yield Change(state=state, cell=name, text="fails, and no finding says why")
 
 
@@ -239,7 +239,7 @@ def _cells(before: RunRecord, after: RunRecord, share: float) -> Iterator[Change
             continue
         if other is None or other.verdict is Verdict.UNKNOWN:
             reason = f": {other.reason}" if other is not None and other.reason else ""
-            yield Change(state=State.LESS, cell=row.id, text=f"judged before, and now {_unseen(other)}{reason}")
+            yield Change(state=ChangeState.LESS, cell=row.id, text=f"judged before, and now {_unseen(other)}{reason}")
         elif row.verdict is other.verdict is Verdict.PASS:
             thin = [
                 f"{now_count:,} {noun} after {then_count:,}"
@@ -247,7 +247,7 @@ def _cells(before: RunRecord, after: RunRecord, share: float) -> Iterator[Change
                 if now_count < share * then_count
             ]
             if thin:
-                yield Change(state=State.LESS, cell=row.id, text=f"passes on {', '.join(thin)}")
+                yield Change(state=ChangeState.LESS, cell=row.id, text=f"passes on {', '.join(thin)}")
 
 
 def _evidence(row: ScenarioResult, other: ScenarioResult) -> Iterator[tuple[str, int, int]]:
@@ -269,7 +269,7 @@ def _prices(before: RunRecord, after: RunRecord) -> tuple[list[Change], list[str
             return [], [f"prices are not compared: their {name} differs"]
     return [
         Change(
-            state=State.SLOWER,
+            state=ChangeState.SLOWER,
             cell=new.id,
             text=f"{new.ratio.est:.3g} times {new.baseline}, after {old.ratio.est:.3g}; kvcheck gate --budget decides",
         )

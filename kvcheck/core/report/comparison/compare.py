@@ -50,7 +50,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ComparisonEntry:
     """One row in one run. verdict None: not run. is_absent: the release has dropped the row.
 
     notes: the run's warnings about this row, such as parts not exercised.
@@ -84,7 +84,7 @@ class Row:
 
     id: str
     shows: str
-    cells: tuple[Entry, ...]
+    cells: tuple[ComparisonEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,26 +241,28 @@ def _results(column: Column) -> dict[str, ScenarioResult]:
     return {name if short.count(name) == 1 else row.id: row for name, row in zip(short, rows, strict=True)}
 
 
-def _cells(column: Column, ids: Iterable[str]) -> list[Entry]:
+def _cells(column: Column, ids: Iterable[str]) -> list[ComparisonEntry]:
     record = column.record
     results, absent = _results(column), absent_of(record)
     found: dict[str, list[Finding]] = {}
     for finding in record.findings:
         found.setdefault(finding.cell, []).append(finding)
     return [
-        Entry(label=column.label, verdict=None, text=absent[name], is_absent=True)
+        ComparisonEntry(label=column.label, verdict=None, text=absent[name], is_absent=True)
         if name in absent and name not in results
         else _cell(column, row := results.get(name), found.get(row.id, []) if row else [])
         for name in ids
     ]
 
 
-def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> Entry:
+def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> ComparisonEntry:
     record = column.record
     if result is None:
-        return Entry(label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro)
+        return ComparisonEntry(
+            label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro
+        )
     findings.sort(key=lambda each: each.condition is not None)
-    return Entry(
+    return ComparisonEntry(
         label=column.label,
         verdict=result.verdict,
         codes=tuple(
@@ -315,7 +317,7 @@ def summary(comparison: Comparison) -> str:
     return "; ".join(texts)
 
 
-def counts(cell: Entry) -> str:
+def counts(cell: ComparisonEntry) -> str:
     if cell.verdict is None:
         return ""
     if cell.observed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.server_facts import TOKEN
-from kvcheck.core.report.comparison.compare import Column, Comparison, Entry, Row
+from kvcheck.core.report.comparison.compare import Column, Comparison, ComparisonEntry, Row
 from kvcheck.core.report.to_csv import csv_text
 from kvcheck.core.run.store import write_text
 
@@ -35,7 +35,7 @@ def _release(column: Column) -> dict[str, object]:
     return {"engine": column.engine, "version": column.version, "run_id": column.run_id}
 
 
-def _cell(row: Row, cell: Entry) -> dict[str, object]:
+def _cell(row: Row, cell: ComparisonEntry) -> dict[str, object]:
     told: dict[str, object] = {"kind": "cell", "cell": row.id, "shows": row.shows or None, "verdict": cell.name}
     if cell.verdict is None:
         return {**told, "text": cell.text, "replay": cell.replay}

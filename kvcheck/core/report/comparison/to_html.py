@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report.comparison.changes import Changes, State, line_of
+from kvcheck.core.report.comparison.changes import Changes, ChangeState, line_of
 from kvcheck.core.report.comparison.compare import (
     SERVERS,
     Column,
     Comparison,
-    Entry,
+    ComparisonEntry,
     Group,
     Trend,
     counts,
@@ -47,7 +47,7 @@ def render(comparison: Comparison) -> str:
         style=Markup(style),
         summary=summary(comparison),
         changes=comparison.changes,
-        states=[] if comparison.changes is None else [_state(comparison.changes, each) for each in State],
+        states=[] if comparison.changes is None else [_state(comparison.changes, each) for each in ChangeState],
         tables=[
             {
                 "engine": table.engine,
@@ -64,7 +64,7 @@ def render(comparison: Comparison) -> str:
     )
 
 
-def _state(found: Changes, state: State) -> dict[str, object]:
+def _state(found: Changes, state: ChangeState) -> dict[str, object]:
     groups = [{"line": line_of(rows), "replay": rows[0].replay} for rows in found.grouped(state)]
     return {"name": state.value, "count": len(found.of(state)), "groups": groups}
 
@@ -108,7 +108,7 @@ def _group(group: Group) -> dict[str, object]:
     }
 
 
-def _cell(cell: Entry) -> dict[str, object]:
+def _cell(cell: ComparisonEntry) -> dict[str, object]:
     return {
         "more": "replay" if cell.verdict is Verdict.PASS and not cell.is_conditional else "why, and replay",
         "notes": [clip(note, MESSAGE_CHARS) for note in cell.notes],

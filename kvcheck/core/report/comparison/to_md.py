@@ -9,8 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison.changes import Changes, State, line_of
-from kvcheck.core.report.comparison.compare import NOT_RUN, Comparison, Entry, Table, Trend, counts, price_text, summary
+from kvcheck.core.report.comparison.changes import Changes, ChangeState, line_of
+from kvcheck.core.report.comparison.compare import (
+    NOT_RUN,
+    Comparison,
+    ComparisonEntry,
+    Table,
+    Trend,
+    counts,
+    price_text,
+    summary,
+)
 from kvcheck.core.report.gate.text import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
 from kvcheck.core.run.store import write_text
@@ -35,10 +44,10 @@ def render(comparison: Comparison) -> str:
 def _changes(found: Changes) -> list[str]:
     lines = [f"### kvcheck compare: {found.verdict}, exit {found.exit_code}", "", escaped(found.summary), ""]
     lines += [f"- **not comparable**: {escaped(text)}" for text in found.problems]
-    for state in State:
+    for state in ChangeState:
         groups = found.grouped(state)
         for rows in groups[:MOST_LINES]:
-            line = f"<br>{escaped(rows[0].replay)}" if rows[0].replay and state is State.NEW else ""
+            line = f"<br>{escaped(rows[0].replay)}" if rows[0].replay and state is ChangeState.NEW else ""
             lines.append(f"- **{state.value}**: {escaped(line_of(rows))}{line}")
         lines += [f"- and {len(groups) - MOST_LINES} more {state.value}"] if len(groups) > MOST_LINES else []
     return [*lines, *(f"- note: {escaped(text)}" for text in found.notes)]
@@ -77,6 +86,6 @@ def _trend(engine: str, found: Trend) -> list[str]:
     return lines
 
 
-def _short(cell: Entry) -> str:
+def _short(cell: ComparisonEntry) -> str:
     name = cell.name if cell.verdict is None else SHOUT[cell.verdict]
     return "; ".join(part for part in (" ".join((name, *cell.codes)), counts(cell)) if part)

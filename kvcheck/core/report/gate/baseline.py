@@ -22,12 +22,12 @@ from kvcheck.core.base.server_facts import engine_and_version, server_of
 from kvcheck.core.report.gate.builds import BUILTIN, absent_of, engine_of, own_target_of
 
 
-class Kind(Enum):
+class BaselineTable(Enum):
     FINDING = "finding"
     UNKNOWN = "unknown"
 
 
-class Status(Enum):
+class EntryStatus(Enum):
     KNOWN = "known"
     """A finding, or an UNKNOWN with its reason, matches the row."""
     GONE = "gone"
@@ -43,14 +43,14 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BaselineEntry:
     """A row of a baseline. number: its index in the file, from 1, over both tables. engine: None means any.
 
     "*" in a pattern (cell, place, reason of an UNKNOWN) matches any text. expires: the last valid day.
     """
 
     number: int
-    kind: Kind
+    kind: BaselineTable
     engine: str | None
     cell: str
     code: str | None = None
@@ -64,7 +64,7 @@ class Entry:
     @property
     def what(self) -> str:
         engine = "" if self.engine is None else f"{self.engine} "
-        about = f"{self.code}, {self.place}" if self.kind is Kind.FINDING else f"UNKNOWN, {self.says}"
+        about = f"{self.code}, {self.place}" if self.kind is BaselineTable.FINDING else f"UNKNOWN, {self.says}"
         return f"{engine}{self.cell}: {about}"
 
     @property
@@ -79,7 +79,7 @@ class Entry:
 
     def covers(self, record: RunRecord, finding: Finding) -> bool:
         return (
-            self.kind is Kind.FINDING
+            self.kind is BaselineTable.FINDING
             and self.code == finding.code
             and self.has_engine(record)
             and self.has_cell(finding.cell)
@@ -88,7 +88,7 @@ class Entry:
 
     def expects(self, record: RunRecord, row: ScenarioResult) -> bool:
         return (
-            self.kind is Kind.UNKNOWN
+            self.kind is BaselineTable.UNKNOWN
             and row.verdict is Verdict.UNKNOWN
             and self.has_engine(record)
             and self.has_cell(row.id)
@@ -97,7 +97,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedEntry:
     """A row with its status. matches: number of findings or UNKNOWNs covered."""
 
     row: int
@@ -117,19 +117,19 @@ class BaselineResult:
 
     file: str
     strict: bool
-    rows: tuple[Judged, ...]
+    rows: tuple[JudgedEntry, ...]
 
     @property
-    def failing(self) -> tuple[Judged, ...]:
-        bad = {Status.UNUSED.value, Status.EXPIRED.value, *([Status.GONE.value] if self.strict else [])}
+    def failing(self) -> tuple[JudgedEntry, ...]:
+        bad = {EntryStatus.UNUSED.value, EntryStatus.EXPIRED.value, *([EntryStatus.GONE.value] if self.strict else [])}
         return tuple(row for row in self.rows if row.status in bad)
 
-    def count(self, status: Status) -> int:
+    def count(self, status: EntryStatus) -> int:
         return sum(row.status == status.value for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPlaces:
     """Findings and UNKNOWNs covered by a baseline: indices of findings by run, cells by run."""
 
     findings: dict[str, frozenset[int]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Known:
         return bool(self.findings.get(record.run_id)) and is_cut(record)
 
 
-NOTHING = Known()
+NOTHING = KnownPlaces()
 """Without a baseline nothing is covered."""
 
 IsEnough = Callable[[RunRecord, ScenarioResult], bool]
@@ -177,10 +177,10 @@ def roots(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
     return [(at, by_id.get(finding.cause or "", finding)) for at, finding in enumerate(findings)]
 
 
-def known_by(entries: Sequence[Entry], records: Sequence[RunRecord], today: datetime.date) -> Known:
+def known_by(entries: Sequence[BaselineEntry], records: Sequence[RunRecord], today: datetime.date) -> KnownPlaces:
     """Return the findings and UNKNOWNs covered by unexpired rows."""
     valid = [entry for entry in entries if entry.expires >= today]
-    return Known(
+    return KnownPlaces(
         findings={
             record.run_id: frozenset(
                 at for at, root in roots(record.findings) if any(entry.covers(record, root) for entry in valid)
@@ -197,14 +197,16 @@ def known_by(entries: Sequence[Entry], records: Sequence[RunRecord], today: date
 
 
 def judge_rows(
-    entries: Sequence[Entry], records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
-) -> tuple[Judged, ...]:
+    entries: Sequence[BaselineEntry], records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
+) -> tuple[JudgedEntry, ...]:
     return tuple(_judged(entry, records, today, is_enough) for entry in entries)
 
 
-def _judged(entry: Entry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough) -> Judged:
+def _judged(
+    entry: BaselineEntry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
+) -> JudgedEntry:
     status, matches, text = _status(entry, records, today, is_enough)
-    return Judged(
+    return JudgedEntry(
         row=entry.number,
         kind=entry.kind.value,
         status=status.value,
@@ -218,36 +220,36 @@ def _judged(entry: Entry, records: Sequence[RunRecord], today: datetime.date, is
 
 
 def _status(
-    entry: Entry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
-) -> tuple[Status, int, str]:
+    entry: BaselineEntry, records: Sequence[RunRecord], today: datetime.date, is_enough: IsEnough
+) -> tuple[EntryStatus, int, str]:
     mine = [record for record in records if entry.has_engine(record)]
     if not mine:
-        return Status.ELSEWHERE, 0, f"none of these runs judged {entry.engine}"
+        return EntryStatus.ELSEWHERE, 0, f"none of these runs judged {entry.engine}"
     # Before any match: an expired row covers nothing.
     if entry.expires < today:
         text = f"expired on {entry.expires.isoformat()}; {entry.owner} has to renew it or remove it"
-        return Status.EXPIRED, 0, text
+        return EntryStatus.EXPIRED, 0, text
     cells = [(record, row) for record in mine for row in record.scenarios if entry.has_cell(row.id)]
     if not cells and any(entry.has_cell(name) for record in mine for name in absent_of(record)):
-        return Status.GONE, 0, "not in this release any more: remove this row"
+        return EntryStatus.GONE, 0, "not in this release any more: remove this row"
     if not cells:
-        return Status.UNUSED, 0, "no run has judged such a cell; correct this row or remove it"
-    if entry.kind is Kind.FINDING:
+        return EntryStatus.UNUSED, 0, "no run has judged such a cell; correct this row or remove it"
+    if entry.kind is BaselineTable.FINDING:
         found = [(record, each) for record in mine for each in record.findings if entry.covers(record, each)]
         if found:
-            return Status.KNOWN, len(found), _thin(entry, cells)
+            return EntryStatus.KNOWN, len(found), _thin(entry, cells)
         if all(row.verdict is Verdict.PASS and is_enough(record, row) for record, row in cells):
-            return Status.GONE, 0, "no such finding any more: remove this row"
-        return Status.UNDECIDED, 0, f"no such finding, but {_why_undecided(cells)}"
+            return EntryStatus.GONE, 0, "no such finding any more: remove this row"
+        return EntryStatus.UNDECIDED, 0, f"no such finding, but {_why_undecided(cells)}"
     expected = sum(entry.expects(record, row) for record, row in cells)
     if expected:
-        return Status.KNOWN, expected, ""
+        return EntryStatus.KNOWN, expected, ""
     if any(row.verdict is Verdict.UNKNOWN for _, row in cells):
-        return Status.UNDECIDED, 0, "the cell is UNKNOWN for another reason"
-    return Status.GONE, 0, "judged now: remove this row"
+        return EntryStatus.UNDECIDED, 0, "the cell is UNKNOWN for another reason"
+    return EntryStatus.GONE, 0, "judged now: remove this row"
 
 
-def _thin(entry: Entry, cells: Sequence[tuple[RunRecord, ScenarioResult]]) -> str:
+def _thin(entry: BaselineEntry, cells: Sequence[tuple[RunRecord, ScenarioResult]]) -> str:
     """A note if a cell ended at the known finding, since it may hide others."""
     cut = [
         f"{row.id} ended after {row.schedules} of {counted(row.coverage.wanted, 'schedule')}"

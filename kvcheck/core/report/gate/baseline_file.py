@@ -39,20 +39,20 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.record import RunRecord, Verdict
 from kvcheck.core.base.registry import did_you_mean, unknown_name
-from kvcheck.core.report.gate.baseline import Entry, Kind, engine_name, roots
+from kvcheck.core.report.gate.baseline import BaselineEntry, BaselineTable, engine_name, roots
 from kvcheck.core.run.store import write_text
 
-ABOUT = {Kind.FINDING: ("cell", "code", "place"), Kind.UNKNOWN: ("cell", "says")}
+ABOUT = {BaselineTable.FINDING: ("cell", "code", "place"), BaselineTable.UNKNOWN: ("cell", "says")}
 WHOSE = ("owner", "reason", "expires")
 HEADER = re.compile(r"^\[\[\s*(finding|unknown)\s*\]\]", re.MULTILINE)
 COMMENTS = re.compile(r"(?:^[ \t]*#[^\n]*\n)+\Z", re.MULTILINE)
 
 
-def read_baseline(path: Path) -> tuple[Entry, ...]:
+def read_baseline(path: Path) -> tuple[BaselineEntry, ...]:
     return parse_baseline(_text_of(path), path)
 
 
-def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
+def parse_baseline(text: str, path: Path) -> tuple[BaselineEntry, ...]:
     """Return the rows of a text. path: for messages. Raises UsageError."""
     try:
         raw = tomllib.loads(text)
@@ -60,14 +60,14 @@ def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
         raise UsageError(
             f"baseline {path}: {why_unread(error)}; expected TOML with [[finding]] and [[unknown]] tables"
         ) from error
-    rows: list[Entry] = []
+    rows: list[BaselineEntry] = []
     for key, tables in raw.items():
-        if key not in [kind.value for kind in Kind]:
+        if key not in [kind.value for kind in BaselineTable]:
             raise UsageError(f"baseline {path}: unknown key {key!r}; known: [[finding]] and [[unknown]] tables")
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise UsageError(f"baseline {path}: {key}: expected tables in double brackets, [[{key}]]")
     numbers = _numbers(text, raw)
-    for kind in Kind:
+    for kind in BaselineTable:
         for at, table in enumerate(raw.get(kind.value, ())):
             number = numbers[kind][at]
             rows.append(_entry(f"baseline {path}, row {number} ({kind.value} {at + 1})", kind, number, table))
@@ -80,7 +80,7 @@ def parse_baseline(text: str, path: Path) -> tuple[Entry, ...]:
     return tuple(rows)
 
 
-def add_rows(path: Path, entries: Sequence[Entry]) -> None:
+def add_rows(path: Path, entries: Sequence[BaselineEntry]) -> None:
     text = _text_of(path) if path.exists() else ""
     before = parse_baseline(text, path)
     gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
@@ -100,7 +100,7 @@ def remove_rows(path: Path, numbers: Collection[int]) -> None:
     _replace(path, "".join(kept), [replace(each, number=at) for at, each in enumerate(left, 1)])
 
 
-def block(entry: Entry) -> str:
+def block(entry: BaselineEntry) -> str:
     pairs = {"engine": entry.engine, **{key: getattr(entry, key) for key in (*ABOUT[entry.kind], *WHOSE)}}
     lines = [f"{key} = {_toml(value)}" for key, value in pairs.items() if value is not None]
     return "\n".join((f"[[{entry.kind.value}]]", *lines)) + "\n"
@@ -108,13 +108,13 @@ def block(entry: Entry) -> str:
 
 def rows_of(
     record: RunRecord, *, owner: str, reason: str, expires: datetime.date, conditional: bool = False
-) -> tuple[Entry, ...]:
+) -> tuple[BaselineEntry, ...]:
     """Make a row for each cause and each UNKNOWN of a run. conditional: include conditional findings."""
     engine = engine_name(record)
     found = [
-        Entry(
+        BaselineEntry(
             number=0,
-            kind=Kind.FINDING,
+            kind=BaselineTable.FINDING,
             engine=engine,
             cell=each.cell,
             code=each.code,
@@ -127,9 +127,9 @@ def rows_of(
         if (each.condition is None or conditional) and each is record.findings[at]
     ]
     found += [
-        Entry(
+        BaselineEntry(
             number=0,
-            kind=Kind.UNKNOWN,
+            kind=BaselineTable.UNKNOWN,
             engine=engine,
             cell=row.id,
             says=_known_by(row.reason),
@@ -159,22 +159,24 @@ def _text_of(path: Path) -> str:
         raise UsageError(f"baseline {path}: not UTF-8 text ({error}); expected a TOML file") from error
 
 
-def _numbers(text: str, raw: Mapping[str, object]) -> dict[Kind, list[int]]:
+def _numbers(text: str, raw: Mapping[str, object]) -> dict[BaselineTable, list[int]]:
     """Row numbers over both tables in file order; by table if headers cannot be located."""
-    found: dict[Kind, list[int]] = {kind: [] for kind in Kind}
+    found: dict[BaselineTable, list[int]] = {kind: [] for kind in BaselineTable}
     for at, match in enumerate(HEADER.finditer(text), 1):
-        found[Kind(match[1])].append(at)
-    sizes = {kind: len(tables) if isinstance(tables := raw.get(kind.value, []), list) else 0 for kind in Kind}
-    if any(len(found[kind]) != sizes[kind] for kind in Kind):  # written in another form, such as one inline array
-        first = sizes[Kind.FINDING]
+        found[BaselineTable(match[1])].append(at)
+    sizes = {kind: len(tables) if isinstance(tables := raw.get(kind.value, []), list) else 0 for kind in BaselineTable}
+    if any(
+        len(found[kind]) != sizes[kind] for kind in BaselineTable
+    ):  # written in another form, such as one inline array
+        first = sizes[BaselineTable.FINDING]
         return {
-            Kind.FINDING: [*range(1, first + 1)],
-            Kind.UNKNOWN: [*range(first + 1, first + sizes[Kind.UNKNOWN] + 1)],
+            BaselineTable.FINDING: [*range(1, first + 1)],
+            BaselineTable.UNKNOWN: [*range(first + 1, first + sizes[BaselineTable.UNKNOWN] + 1)],
         }
     return found
 
 
-def _entry(where: str, kind: Kind, number: int, table: Mapping[str, object]) -> Entry:
+def _entry(where: str, kind: BaselineTable, number: int, table: Mapping[str, object]) -> BaselineEntry:
     known = ("engine", *ABOUT[kind], *WHOSE)
     for key in table:
         if key not in known:
@@ -183,13 +185,13 @@ def _entry(where: str, kind: Kind, number: int, table: Mapping[str, object]) -> 
         if key not in table:
             raise UsageError(f"{where}: the key {key!r} is missing; expected {', '.join(known[1:])}")
     texts = {key: _text(where, key, value) for key, value in table.items() if key != "expires"}
-    if kind is Kind.FINDING and texts["code"] not in CODES:
+    if kind is BaselineTable.FINDING and texts["code"] not in CODES:
         hint = did_you_mean(texts["code"], CODES)
         raise UsageError(f"{where}: code: expected a finding code, got {texts['code']!r}{hint}; see kvcheck list codes")
     expires = table["expires"]
     if isinstance(expires, datetime.datetime) or not isinstance(expires, datetime.date):
         raise UsageError(f"{where}: expires: expected a date such as 2027-03-01, without quotes, got {expires!r}")
-    return Entry(number=number, kind=kind, expires=expires, **{"engine": None, **texts})  # type: ignore[arg-type]
+    return BaselineEntry(number=number, kind=kind, expires=expires, **{"engine": None, **texts})  # type: ignore[arg-type]
 
 
 def _text(where: str, key: str, value: object) -> str:
@@ -209,7 +211,7 @@ def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")  # allowed in JSON, not in TOML
 
 
-def _replace(path: Path, text: str, expected: Sequence[Entry]) -> None:
+def _replace(path: Path, text: str, expected: Sequence[BaselineEntry]) -> None:
     try:
         is_right = list(parse_baseline(text, path)) == list(expected)
     except UsageError as error:

@@ -26,8 +26,8 @@ from kvcheck.core.base.record import (
     to_plain,
 )
 from kvcheck.core.base.server_facts import TOKEN, is_requirement, server_name, server_of
-from kvcheck.core.report.ci.trouble import Trouble, of_bug
-from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, Known
+from kvcheck.core.report.ci.trouble import CiTrouble, of_bug
+from kvcheck.core.report.gate.baseline import NOTHING, BaselineResult, KnownPlaces
 from kvcheck.core.report.gate.budgets import BOUNDS, Budget
 from kvcheck.core.report.gate.builds import build_problems
 from kvcheck.core.report.gate.contradictions import contradictions
@@ -47,11 +47,11 @@ class Problem:
 
     run_id: str | None
     message: str
-    trouble: Trouble | None = None
+    trouble: CiTrouble | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class GateTally:
     """Counts judged. verdicts: without those of measured cases. tokens_judged: of answers of running servers."""
 
     runs: int
@@ -99,7 +99,7 @@ class GateResult:
     tol: float
     fail_over: float
     on_inconclusive: str
-    tally: Tally
+    tally: GateTally
     integrity: tuple[Problem, ...]
     conditional: tuple[Problem, ...]
     evidence: tuple[Problem, ...]
@@ -138,13 +138,13 @@ def write_json(result: GateResult, path: Path) -> None:
 
 
 def integrity_problems(
-    records: Sequence[RunRecord], *, fail_on_conditional: bool = False, known: Known = NOTHING
+    records: Sequence[RunRecord], *, fail_on_conditional: bool = False, known: KnownPlaces = NOTHING
 ) -> tuple[Problem, ...]:
     told = [each for record in records for each in _failures(record, known)]
     return (*told, *(conditional_findings(records, known) if fail_on_conditional else ()))
 
 
-def conditional_findings(records: Sequence[RunRecord], known: Known = NOTHING) -> tuple[Problem, ...]:
+def conditional_findings(records: Sequence[RunRecord], known: KnownPlaces = NOTHING) -> tuple[Problem, ...]:
     """Return findings that hold only under an assumption that the engine does not promise."""
     return tuple(
         _problem(record, bug, known)
@@ -155,7 +155,7 @@ def conditional_findings(records: Sequence[RunRecord], known: Known = NOTHING) -
 
 
 def evidence_problems(
-    records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None, known: Known = NOTHING
+    records: Sequence[RunRecord], *, code: str, min_schedules: int | None = None, known: KnownPlaces = NOTHING
 ) -> tuple[Problem, ...]:
     """Return gaps that prevent a pass even without a failure. code: digest of the kvcheck that runs the gate."""
     builds = (Problem(record.run_id, message) for record, message in build_problems(records, code))
@@ -175,8 +175,8 @@ def summaries(records: Sequence[RunRecord]) -> tuple[RunSummary, ...]:
     return tuple(_summary(record, _cells(record)) for record in records)
 
 
-def tally(records: Sequence[RunRecord]) -> Tally:
-    return Tally(
+def tally(records: Sequence[RunRecord]) -> GateTally:
+    return GateTally(
         runs=len(records),
         verdicts=sum(len(record.mutants) + len(_cells(record)) for record in records),
         words_verified=sum(sum(record.evidence.words_verified.values()) for record in records),
@@ -221,7 +221,7 @@ def gated_rows(
     return tuple(gated), tuple(problems), tuple(warnings)
 
 
-def _failures(record: RunRecord, known: Known) -> list[Problem]:
+def _failures(record: RunRecord, known: KnownPlaces) -> list[Problem]:
     """Uncovered failures, each once: causes, then failed rows without one, then the run's verdict."""
     found = [_problem(record, bug, known) for bug in bugs(known.new(record)) if bug.cause.condition is None]
     told = [f"{row.name}: {row.outcome}" for row in record.mutants if row.verdict is Verdict.FAIL]
@@ -237,7 +237,7 @@ def _failures(record: RunRecord, known: Known) -> list[Problem]:
     return [*found, *(Problem(record.run_id, text) for text in told)]
 
 
-def _problem(record: RunRecord, bug: Bug, known: Known) -> Problem:
+def _problem(record: RunRecord, bug: Bug, known: KnownPlaces) -> Problem:
     cause, trouble = bug.cause, of_bug(record, bug)
     if known is not NOTHING:
         trouble = replace(trouble, named=f"finding {cause.id}, place {trouble.place!r}")
@@ -247,7 +247,7 @@ def _problem(record: RunRecord, bug: Bug, known: Known) -> Problem:
     return Problem(record.run_id, f"{cause.code} {cause.cell}{condition}: {cause.message}{seen}{named}", trouble)
 
 
-def _gaps(record: RunRecord, known: Known) -> list[str]:
+def _gaps(record: RunRecord, known: KnownPlaces) -> list[str]:
     unknown = [row for row in record.scenarios if row.verdict is Verdict.UNKNOWN]
     told = [
         f"{row.id} is unknown: {row.reason or row.code or 'no reason was recorded'}"

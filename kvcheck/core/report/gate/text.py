@@ -14,8 +14,8 @@ from pathlib import Path
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Identity, Interval
-from kvcheck.core.report.ci.trouble import Kind, Trouble, trouble_lines
-from kvcheck.core.report.gate.baseline import BaselineResult, Judged, Status
+from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, trouble_lines
+from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
 from kvcheck.core.report.markdown import escaped, table_line
@@ -86,10 +86,12 @@ def _integrity(result: GateResult) -> str:
 
 def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[str, ...]]:
     """Counts of the rows, and the rows themselves, failing ones first."""
-    counts = [f"{found.count(status)} {status.value}" for status in Status if found.count(status)]
+    counts = [f"{found.count(status)} {status.value}" for status in EntryStatus if found.count(status)]
     failing = found.failing
-    others = [row for row in found.rows if row not in failing and row.status != Status.ELSEWHERE.value]
-    details = [row_text(row) for row in (*failing, *sorted(others, key=lambda row: row.status == Status.KNOWN.value))]
+    others = [row for row in found.rows if row not in failing and row.status != EntryStatus.ELSEWHERE.value]
+    details = [
+        row_text(row) for row in (*failing, *sorted(others, key=lambda row: row.status == EntryStatus.KNOWN.value))
+    ]
     if has_new:
         details.append(f"to accept a new finding: kvcheck baseline accept RUN#N {found.file} --owner WHO ...")
     text = f"{counted(len(found.rows), 'row')} in {found.file}: {', '.join(counts) or 'none'}"
@@ -98,7 +100,7 @@ def _baseline(found: BaselineResult, *, has_new: bool) -> tuple[str, str, tuple[
     return "baseline", text, tuple(details)
 
 
-def row_text(row: Judged) -> str:
+def row_text(row: JudgedEntry) -> str:
     seen = f" {counted(row.matches, 'time')}" if row.matches > 1 else ""
     text = f"; {row.text}" if row.text else ""
     whose = f"{row.owner}, until {row.expires}: {row.reason}"
@@ -179,7 +181,7 @@ def summary_text(result: GateResult) -> str:
         parts.append(f"INCONCLUSIVE let pass by --on-inconclusive {result.on_inconclusive}")
     if not result.complete:
         parts.append("interrupted: partial")
-    known = 0 if result.baseline is None else result.baseline.count(Status.KNOWN)
+    known = 0 if result.baseline is None else result.baseline.count(EntryStatus.KNOWN)
     nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
     return ", ".join(parts) or nothing
 
@@ -208,9 +210,9 @@ def render(result: GateResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _causes(result: GateResult) -> list[tuple[Trouble, str | None]]:
-    parts = [(Kind.FINDING, result.integrity)]
-    parts += [] if result.fail_on_conditional else [(Kind.CONDITIONAL, result.conditional)]
+def _causes(result: GateResult) -> list[tuple[CiTrouble, str | None]]:
+    parts = [(TroubleKind.FINDING, result.integrity)]
+    parts += [] if result.fail_on_conditional else [(TroubleKind.CONDITIONAL, result.conditional)]
     return [
         (replace(each.trouble, kind=kind), each.run_id)
         for kind, part in parts

@@ -14,7 +14,7 @@ from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT, CachingRules
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen
 from kvcheck.core.stress.workload.events import Aborted, Submitted
-from kvcheck.core.stress.workload.tier_events import Asked, Damaged, Deleted, Stored, StoreKeeps, Transferred
+from kvcheck.core.stress.workload.tier_events import Damaged, Deleted, Stored, StoreKeeps, StoreQueried, Transferred
 
 VAIN = 3
 """Most fetches in a row without a page. The builtin cache fetches once. An engine may try again, but has to compute the
@@ -48,7 +48,7 @@ class StoreRules(CachingRules):
 
     def store_handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
-            (Asked, self._asked),
+            (StoreQueried, self._asked),
             (Submitted, self._queued),
             (Stored, self._is_stored),
             (StoreKeeps, self._store_keeps),
@@ -100,7 +100,7 @@ class StoreRules(CachingRules):
         if event.request in self._fetching:
             self._fetching[event.request].is_wanted = False
 
-    def _asked(self, event: Asked) -> None:
+    def _asked(self, event: StoreQueried) -> None:
         if self._declared is None:
             return
         self._cache.learn(event.chain)
@@ -154,7 +154,7 @@ class StoreRules(CachingRules):
                 tier="storage",
             )
 
-    def _judge_repeats(self, event: Asked) -> None:
+    def _judge_repeats(self, event: StoreQueried) -> None:
         if self._vain.get(event.request, 0) == VAIN:
             self._add(
                 "KV706",

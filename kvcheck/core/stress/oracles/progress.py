@@ -25,7 +25,7 @@ LATE = 2
 
 
 @dataclass(slots=True)
-class _End:
+class _ProgressEnd:
     """waiting: in order. coming: admitted, and not joined. running: joined, and not retracted or ended. head: the first
     of `waiting`; late: rounds in which it could have been admitted."""
 
@@ -44,7 +44,7 @@ class ProgressOracle:
     def __init__(self) -> None:
         self.judged = 0
         self.findings: list[Finding] = []
-        self._ends: dict[str, _End] = {}
+        self._ends: dict[str, _ProgressEnd] = {}
         self._sent: dict[int, Sent] = {}
         self._sizes: dict[str, Sized] = {}
         self._used: Counter[tuple[str, str]] = Counter()  # process, space
@@ -67,7 +67,7 @@ class ProgressOracle:
 
     def _sized(self, event: Sized) -> None:
         self._sizes[event.process] = event
-        self._ends.setdefault(_end_of(event.process), _End())
+        self._ends.setdefault(_end_of(event.process), _ProgressEnd())
 
     def _was_sent(self, event: Sent) -> None:
         self._sent[event.request] = event
@@ -109,7 +109,7 @@ class ProgressOracle:
         end.computed.clear()
 
     @staticmethod
-    def _move(end: _End, event: Reported) -> None:
+    def _move(end: _ProgressEnd, event: Reported) -> None:
         rested = set(end.resting)
         for request in event.admitted:
             end.waiting.pop(request, None)
@@ -128,7 +128,7 @@ class ProgressOracle:
             for stage in (end.waiting, end.coming, end.running, end.resting):
                 stage.pop(request, None)
 
-    def _judge_running(self, name: str, end: _End, before: dict[int, None]) -> None:
+    def _judge_running(self, name: str, end: _ProgressEnd, before: dict[int, None]) -> None:
         kept = [request for request in before if request in end.running]
         if not kept or name not in ("", DECODE):
             return
@@ -137,7 +137,7 @@ class ProgressOracle:
             return
         self._add(kept[0], f"{len(kept)} requests run, each finds a free page, and a round computed none of them")
 
-    def _judge_head(self, end: _End, event: Reported) -> None:
+    def _judge_head(self, end: _ProgressEnd, event: Reported) -> None:
         head = next(iter(end.waiting), None)
         if event.admitted or head != end.head:
             end.late = 0
@@ -152,7 +152,7 @@ class ProgressOracle:
             text = f"request {head} waits at the decode end for {LATE} rounds"
             self._add(head, f"{text}, with a row, a slot and all pages of its prompt free; expected it to be admitted")
 
-    def _may_admit(self, end: _End, head: int) -> bool:
+    def _may_admit(self, end: _ProgressEnd, head: int) -> bool:
         sizes = [each for each in self._sizes.values() if _end_of(each.process) == DECODE]
         if any(len(end.coming) >= each.max_prefilling for each in sizes):
             return False

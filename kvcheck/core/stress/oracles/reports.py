@@ -42,7 +42,7 @@ class _Life:
 
 
 @dataclass(slots=True)
-class _End:
+class _ReportedEnd:
     """lives: by request, all readings. processes: its ranks. Other fields: since its last report."""
 
     lives: dict[int, list[_Life]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ReportsOracle:
     def __init__(self) -> None:
         self.judged = 0
         self.findings: list[Finding] = []
-        self._ends: dict[str, _End] = {}
+        self._ends: dict[str, _ReportedEnd] = {}
         self._sent: Counter[int] = Counter()
         self._process = ""
         self._told: Counter[str] = Counter()
@@ -88,10 +88,10 @@ class ReportsOracle:
         """Report attempts without an end, unless an error explains them."""
         if self._broke:
             return
-        for request, lives in self._ends.get(PREFILL, _End()).lives.items():
+        for request, lives in self._ends.get(PREFILL, _ReportedEnd()).lives.items():
             if all(life.stage not in (JOINED, ENDED) or life.sent for life in lives):
                 self._add(request, f"the prefill end never reported request {request} as handed over or failed")
-        for request, lives in self._ends.get(DECODE, _End()).lives.items():
+        for request, lives in self._ends.get(DECODE, _ReportedEnd()).lives.items():
             if all(life.is_aborted and life.stage != ENDED for life in lives):
                 self._add(request, f"request {request} was aborted, and the decode end never reported that it failed")
 
@@ -102,7 +102,7 @@ class ReportsOracle:
         for name, end in self._ends.items():
             self._begin(name, end, event.request)
 
-    def _begin(self, name: str, end: _End, request: int) -> None:
+    def _begin(self, name: str, end: _ReportedEnd, request: int) -> None:
         for life in end.lives.setdefault(request, [_Life()]):
             life.sent += 1
             if life.stage in (UNSENT, ENDED):
@@ -113,9 +113,9 @@ class ReportsOracle:
         life.sent -= 1
         life.stage, life.is_aborted = WAITING, False
 
-    def _end(self, name: str) -> _End:
+    def _end(self, name: str) -> _ReportedEnd:
         if name not in self._ends:
-            end = self._ends[name] = _End()
+            end = self._ends[name] = _ReportedEnd()
             for request, count in self._sent.items():
                 for _ in range(count):
                     self._begin(name, end, request)
@@ -126,7 +126,7 @@ class ReportsOracle:
         if event.process:
             self._end(event.process.rpartition("-")[0]).processes[event.process] = None
 
-    def _acting(self) -> _End:
+    def _acting(self) -> _ReportedEnd:
         return self._end(self._process.rpartition("-")[0])
 
     def _forward(self, event: Forward) -> None:
@@ -179,7 +179,7 @@ class ReportsOracle:
         end.computed.clear()
         end.aborted.clear()
 
-    def _judge_computed(self, name: str, end: _End, request: int, counts: Mapping[str, int]) -> None:
+    def _judge_computed(self, name: str, end: _ReportedEnd, request: int, counts: Mapping[str, int]) -> None:
         stages = [life.stage for life in end.lives.setdefault(request, [_Life()])]
         begun = (ADMITTED, JOINED) if not name else (ADMITTED,) if name == PREFILL else (JOINED,)
         entry = "joined" if name == DECODE else "admitted"
@@ -189,7 +189,7 @@ class ReportsOracle:
         want = "a resume" if stage == RESTING else "an admission" if entry == "admitted" else "that it joined"
         self._add(request, f"{_name(name)}computed request {request}, which is {stage}; expected {want} to be reported")
 
-    def _judge(self, name: str, end: _End, request: int, counts: Counter[str]) -> str | None:
+    def _judge(self, name: str, end: _ReportedEnd, request: int, counts: Counter[str]) -> str | None:
         """Return the fault of a report of a request, or None. Fitting readings are kept; if none fits, the first goes
         on."""
         if request in end.aborted and set(counts) == {"retracted"} and counts["retracted"] == 1:

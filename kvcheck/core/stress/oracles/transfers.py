@@ -23,7 +23,7 @@ from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.workload.events import Broke, Completed, ProcessActs, Submitted
-from kvcheck.core.stress.workload.report_events import Reported, Sent, Told
+from kvcheck.core.stress.workload.report_events import MessageEmitted, Reported, Sent
 
 ANSWERED_IN = 3
 PREFILL, DECODE = "prefill", "decode"
@@ -64,7 +64,7 @@ class TransfersOracle:
         return (
             (ProcessActs, self._process_acts),
             (Sent, self._was_sent),
-            (Told, self._was_told),
+            (MessageEmitted, self._was_told),
             (Submitted, self._submitted),
             (Completed, self._completed),
             (Reported, self._reported),
@@ -89,7 +89,7 @@ class TransfersOracle:
         if event.attempt:
             self._again.add(event.request)
 
-    def _was_told(self, event: Told) -> None:
+    def _was_told(self, event: MessageEmitted) -> None:
         self._told[event.kind, event.sender, event.peer, event.request, event.generation] = None
         self._said.add((event.kind, event.sender, event.peer, event.request))
         self._last = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import IO
 
-from kvcheck.core.base.child import Streams, close_input, has_ended, kill_group, listen, start, tail, tell
+from kvcheck.core.base.child import StandardStreams, close_input, has_ended, kill_group, listen, start, tail, tell
 from kvcheck.core.stress.ranks.spec import RankSpec
 
 TAIL = 600
@@ -43,7 +43,7 @@ class Child:
         self._waiting = threading.Lock()
         with contextlib.ExitStack() as on_failure:
             self._said: IO[str] = on_failure.enter_context(tempfile.TemporaryFile("w+"))
-            self.process = start(program, streams=Streams(stdin=subprocess.PIPE, stderr=self._said))
+            self.process = start(program, streams=StandardStreams(stdin=subprocess.PIPE, stderr=self._said))
             on_failure.pop_all()  # `close` closes it
         tell(self.process, spec.to_json())
         listen(self.process, self._take)

@@ -25,7 +25,7 @@ MOST = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class RankJudgement:
     """expected: bytes for all receivers, computed before the run. verified: bytes that they read."""
 
     findings: tuple[Finding, ...]
@@ -42,7 +42,7 @@ def judge(
     *,
     silence: str = "",
     troubled: Collection[str] = (),
-) -> Judgement:
+) -> RankJudgement:
     """silence: why the supervisor gave up. troubled: ranks that were killed or frozen on purpose."""
     decode = [report for name, report in reports.items() if name.startswith("decode")]
     found = [_finding("KV901", "liveness", silence)] if silence else []
@@ -71,7 +71,7 @@ def judge(
             found += _bytes(report, shape, load, ranks=len(decode))
             expected += sum(_expected(report, shape, load, ranks=len(decode)).values())
             verified += sum(size for request, size in _sealed(report).items() if request in _judged(report))
-    return Judgement(
+    return RankJudgement(
         findings=tuple(found), expected=expected, verified=verified, evidence=_evidence(alive, load, reports)
     )
 

@@ -179,7 +179,7 @@ class PDTransfer:
         )
         engine = target.build(replace(setup, pair=pair))
         aborts = Aborts(row["abort stage"], faults)
-        retries = Retries(faults, aborts, RETRIES[row["retry delay"]], engine=engine, emit=emit)
+        retries = RoomRetries(faults, aborts, RETRIES[row["retry delay"]], engine=engine, emit=emit)
         return serve(
             engine,
             load,
@@ -327,7 +327,7 @@ class Aborts:
         ]
 
 
-class Retries:
+class RoomRetries:
     """Sends failed requests again, once each, in the room they failed in.
 
     delay: 0: at once, while the ends still hold memory of the first attempt; else some rounds later, for odd requests

@@ -45,7 +45,7 @@ from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
 from kvcheck.core.stress.workload.known_model import known_model
 from kvcheck.core.stress.workload.observation import Readers
 from kvcheck.core.stress.workload.report_events import Sent
-from kvcheck.core.stress.workload.room_inspector import RoomInspector
+from kvcheck.core.stress.workload.room_inspector import WordInspector
 from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.stress.workload.traces import scale_trace
 
@@ -339,7 +339,7 @@ def make_setup(
         pair=pair,
         host=host,
         inspector=inspector if host is not None and not knows_answers else None,
-        room_inspector=None if knows_answers else lambda: RoomInspector(made[-1], emit),
+        room_inspector=None if knows_answers else lambda: WordInspector(made[-1], emit),
     )
 
 

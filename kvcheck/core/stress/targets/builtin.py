@@ -10,7 +10,7 @@ from kvcheck.core.cache.scheduler.decoder import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.stress.targets.observe import Observer, PaddingCheck, WatchedOffload, reported, sized
 from kvcheck.core.stress.targets.pair import PairEngine
-from kvcheck.core.stress.targets.prefixes import Neighbours, Prefixes
+from kvcheck.core.stress.targets.prefixes import CachedPrefixes, Neighbours
 from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, SpaceCount, Standing, TargetParts, turn_ids
 from kvcheck.core.stress.workload.events import Happened
 from kvcheck.core.stress.workload.report_events import EvictionsCounted
@@ -53,9 +53,9 @@ class BuiltinEngine:
         self._neighbours: Neighbours | None = None
         self.cache = self._make_cache(parts, setup)
         self._emit = emit
-        self._prefixes: Prefixes | None = None
+        self._prefixes: CachedPrefixes | None = None
         if self.cache is not None and setup.host is not None:
-            self._prefixes = Prefixes(self.cache, self.host, setup.host.store, emit)
+            self._prefixes = CachedPrefixes(self.cache, self.host, setup.host.store, emit)
             self._observer.prefixes = self._prefixes
         self.scheduler = parts.scheduler(
             SchedulerDeps(

@@ -18,7 +18,7 @@ from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.scheduler.request import SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
 from kvcheck.core.cache.transfer.receiver import InboundRoom
-from kvcheck.core.stress.targets.prefixes import Prefixes
+from kvcheck.core.stress.targets.prefixes import CachedPrefixes
 from kvcheck.core.stress.targets.target import TierInspector, digest
 from kvcheck.core.stress.workload.events import (
     Aliased,
@@ -40,7 +40,6 @@ from kvcheck.core.stress.workload.events import (
 )
 from kvcheck.core.stress.workload.report_events import Reported, Sized
 from kvcheck.core.stress.workload.tier_events import (
-    Asked,
     Chosen,
     Computed,
     Evicted,
@@ -51,6 +50,7 @@ from kvcheck.core.stress.workload.tier_events import (
     Refused,
     RoomWanted,
     Stored,
+    StoreQueried,
     TierChanged,
     Transferred,
 )
@@ -64,7 +64,7 @@ class Observer:
         self.metadata: dict[str, MetadataBuffers] = {}
         self.host: HostPool | None = None
         self.inspector: TierInspector | None = None
-        self.prefixes: Prefixes | None = None
+        self.prefixes: CachedPrefixes | None = None
         self._moving: dict[int, bytes] = {}
 
     def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
@@ -91,7 +91,7 @@ class Observer:
             self.prefixes.looked_up(chain, pages)
 
     def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
-        self._emit(Asked(request, chain, is_fetching))
+        self._emit(StoreQueried(request, chain, is_fetching))
 
     def locked(self, *, tier: str, end: bytes, added: bool) -> None:
         self._emit(Locked(tier, end, added))

@@ -31,7 +31,7 @@ from kvcheck.core.stress.targets.rank import (
 )
 from kvcheck.core.stress.targets.target import Setup, SpaceCount, Standing, TargetParts
 from kvcheck.core.stress.workload.events import Decided, Happened, LimitsNamed, Overdue, ProcessActs
-from kvcheck.core.stress.workload.report_events import Told
+from kvcheck.core.stress.workload.report_events import MessageEmitted
 
 PREFILL, DECODE = "prefill", "decode"
 WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))
@@ -209,7 +209,7 @@ class PairEngine:
     def _arrives(self, sender: str, peer: str, message: Message) -> int:
         copies = self._pair.copies(sender, peer, message)
         self._emit(
-            Told(
+            MessageEmitted(
                 sender=sender,
                 peer=peer,
                 kind=type(message).__name__,

@@ -32,7 +32,7 @@ PINNED = {
 """By tier, the states of a prefix that it may not give up."""
 
 
-class Prefixes:
+class CachedPrefixes:
     """The prefixes of one cache, and its objects in a store. store: None if there is none."""
 
     def __init__(self, cache: HiCache, host: HostPool | None, store: PageStore | None, emit: Emit) -> None:

@@ -25,7 +25,7 @@ from kvcheck.core.stress.workload.passes import ragged
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class TouchedUnits:
     """Pages or slots of a space, with their spans and owning requests."""
 
     rows: IndexArray
@@ -38,8 +38,8 @@ class SpaceTouch:
     """Reads and writes of a pass in one space, with the table entries that resolve them."""
 
     space: str
-    read: Units
-    written: Units
+    read: TouchedUnits
+    written: TouchedUnits
     read_tables: tuple[Footprint, ...]
     written_tables: tuple[Footprint, ...]
 
@@ -50,7 +50,7 @@ class SpaceTouch:
         """The operation also reads `written_tables`."""
         return (self._footprint(self.written, buffers, layer),)
 
-    def _footprint(self, units: Units, buffers: Sequence[BufferSpec], layer: int) -> Footprint:
+    def _footprint(self, units: TouchedUnits, buffers: Sequence[BufferSpec], layer: int) -> Footprint:
         names = tuple(buffer.name for buffer in buffers)
         return Footprint(self.space, names, (layer, layer + 1), units.rows, units.spans, units.owners)
 
@@ -64,7 +64,7 @@ def pass_touches(chunks: Sequence[Chunk], pool: KVPool) -> Mapping[str, SpaceTou
 
 def _state(chunks: Sequence[Chunk], pool: KVPool) -> SpaceTouch:
     slots = np.array([chunk.holding.state_slot for chunk in chunks])
-    units = Units(slots, None, np.array([chunk.request_id for chunk in chunks]))
+    units = TouchedUnits(slots, None, np.array([chunk.request_id for chunk in chunks]))
     rows = np.array([chunk.holding.row for chunk in chunks])
     tables = (pool.tables["req_to_state"].footprint(np.zeros_like(rows), rows, rows + 1),)
     return SpaceTouch(space="state", read=units, written=units, read_tables=tables, written_tables=tables)
@@ -82,7 +82,7 @@ def _paged(chunks: Sequence[Chunk], pool: KVPool, space: str) -> SpaceTouch:
 
 def _span(
     chunks: Sequence[Chunk], pool: KVPool, space: str, starts: IndexArray, stops: IndexArray
-) -> tuple[Units, tuple[Footprint, ...]]:
+) -> tuple[TouchedUnits, tuple[Footprint, ...]]:
     """The pages that hold the tokens [starts[i], stops[i]) of each chunk, and the table entries that name those pages.
 
     page     |---------------|---------------|---------------|
@@ -107,7 +107,7 @@ def _span(
     if space == "window":
         full = np.concatenate([chunk.holding.pages[first:last] for chunk, first, last in ranges])
         tables = (*tables, pool.tables["full_to_window"].footprint(np.zeros_like(full), full, full + 1))
-    return Units(units, spans, owners), tables
+    return TouchedUnits(units, spans, owners), tables
 
 
 def row_sites(shape: ModelShape) -> tuple[RowSites, ...]:

@@ -32,7 +32,7 @@ class UnitReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _DifferingRow:
     piece: str
     layer: int
     row: int
@@ -97,14 +97,14 @@ class HostInspector:
 
     def _differing(
         self, spec: SpaceSpec, buffer: BufferSpec, words: torch.Tensor, codes: torch.Tensor
-    ) -> Iterator[_Row]:
+    ) -> Iterator[_DifferingRow]:
         for local, layer in enumerate(spec.layers):
             for name, rows in token_rows(buffer, words[local], self._size):
                 bad = differing(rows, codes, content.mask(Site(spec.name, buffer.name, name, layer), rows.shape[-1]))
                 if bool(bad.any()):
                     first = int(torch.nonzero(bad)[0])
                     seen = tuple(int(word) for word in np.asarray(rows[first])[:64])
-                    yield _Row(
+                    yield _DifferingRow(
                         piece=name,
                         layer=layer,
                         row=first,

@@ -29,11 +29,11 @@ from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_attention import Asking, known_attention
 from kvcheck.core.stress.workload.known_model import DeltaNet, known_model
 from kvcheck.core.stress.workload.observation import INDEX_READERS, Readers
-from kvcheck.core.stress.workload.passes import Places, locs_of_places, piece_of_tokens, places_of
+from kvcheck.core.stress.workload.passes import ChunkPositions, locs_of_places, piece_of_tokens, places_of
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pass:
+class _ForwardPass:
     """x: [T, width] residual of all chunks. turned: [T] positions for the rotary embedding. written: flat entries of
     the request table. index: rows of index pages read in the current layer, by piece. states: by buffer, once the layer
     has read its own."""
@@ -44,7 +44,7 @@ class _Pass:
     turned: torch.Tensor
     counts: list[int]
     written: torch.Tensor
-    read: Mapping[str, Places]
+    read: Mapping[str, ChunkPositions]
     slots: torch.Tensor
     index: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class KnownAnswerDecoder:
         self._columns = pool.tables["req_to_token"].columns
         self._tokens: dict[int, IndexArray] = {}
         self._handed_over: dict[int, Mapping[str, torch.Tensor]] = {}
-        self._pass: _Pass | None = None
+        self._pass: _ForwardPass | None = None
         self._attention = known_attention(self._model, pool.shape, pool.attention)
         self._delta_net = DeltaNet(self._model, pool.shape) if pool.has_state else None
         self._replay_every = (readers or Readers()).replay_every
@@ -157,14 +157,14 @@ class KnownAnswerDecoder:
         position = chunk.stop - 1 - self._distances[chunk.request_id][layer]
         return bool(loaded) and position < loaded.stop * size if space == "state" else position // size in loaded
 
-    def _begun(self, chunks: tuple[Chunk, ...]) -> _Pass:
+    def _begun(self, chunks: tuple[Chunk, ...]) -> _ForwardPass:
         told = self._pool.attention
         written = places_of(chunks, [each.start for each in chunks], [each.stop for each in chunks], self._columns)
         lengths = [told.length(each.start, each.stop) for each in chunks]
         ids = np.concatenate([self._known(each.request_id)[each.start : each.stop] for each in chunks])
         ahead = np.array([told.position(each.holding, each.start) - each.start for each in chunks])
         firsts = {"full": [0] * len(chunks), "window": [told.first_seen(each.start) for each in chunks]}
-        return _Pass(
+        return _ForwardPass(
             chunks=chunks,
             x=self._model.tensors["model.embed_tokens.weight"][torch.from_numpy(ids)],
             positions=torch.from_numpy(written.positions),
@@ -177,7 +177,7 @@ class KnownAnswerDecoder:
 
     # One layer
 
-    def _all_layers(self, now: _Pass, *, is_replayed: bool) -> None:
+    def _all_layers(self, now: _ForwardPass, *, is_replayed: bool) -> None:
         touches = pass_touches(now.chunks, self._pool)
         where = {layer: (spec.name, local) for spec in self._pool.specs for local, layer in enumerate(spec.layers)}
         for layer in sorted(where):
@@ -189,7 +189,7 @@ class KnownAnswerDecoder:
                 self._submit_write(now, touches[space], layer, local)
                 self._submit_read(now, touches[space], layer, local, is_replayed)
 
-    def _submit_write(self, now: _Pass, touch: SpaceTouch, layer: int, local: int) -> None:
+    def _submit_write(self, now: _ForwardPass, touch: SpaceTouch, layer: int, local: int) -> None:
         owner = self._pool.sets[touch.space]
         targets = {buffer.name: owner.write_view(buffer.name)[local] for buffer in owner.spec.buffers}
         work = self._write_states if touch.space == "state" else partial(self._write, touch.space, layer)
@@ -200,7 +200,7 @@ class KnownAnswerDecoder:
             writes=touch.writes(owner.spec.buffers, local),
         )
 
-    def _submit_read(self, now: _Pass, touch: SpaceTouch, layer: int, local: int, is_replayed: bool) -> None:
+    def _submit_read(self, now: _ForwardPass, touch: SpaceTouch, layer: int, local: int, is_replayed: bool) -> None:
         buffers = self._pool.sets[touch.space].spec.buffers
         waits = () if is_replayed else (local,)
         packed = tuple(buffer for buffer in buffers if buffer.pieces)
@@ -236,7 +236,7 @@ class KnownAnswerDecoder:
         size = self._pool.page_size
         return {each.name: piece_of_tokens(words, each, size) for each in buffer.pieces if piece in ("", each.name)}
 
-    def _write(self, space: str, layer: int, now: _Pass, targets: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, space: str, layer: int, now: _ForwardPass, targets: Mapping[str, torch.Tensor]) -> None:
         locs, size = locs_of_places(self._pool, space, now.written), self._pool.page_size
         stored = self._attention.stored(layer, self._model.normed(now.x), now.turned)
         for buffer in self._pool.sets[space].spec.buffers:
@@ -246,10 +246,10 @@ class KnownAnswerDecoder:
                 else:
                     rows.index_copy_(0, locs, stored[name])
 
-    def _read_index(self, now: _Pass, sources: Mapping[str, torch.Tensor]) -> None:
+    def _read_index(self, now: _ForwardPass, sources: Mapping[str, torch.Tensor]) -> None:
         now.index |= self._rows("full", now, sources)
 
-    def _rows(self, space: str, now: _Pass, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _rows(self, space: str, now: _ForwardPass, sources: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The rows read by all chunks, concatenated, [n, W]."""
         size = self._pool.page_size
         locs = locs_of_places(self._pool, space, self._backend.index(now.read[space].entries))
@@ -258,7 +258,7 @@ class KnownAnswerDecoder:
             for name, words in sources.items()
         }
 
-    def _read(self, space: str, layer: int, now: _Pass, sources: Mapping[str, torch.Tensor]) -> None:
+    def _read(self, space: str, layer: int, now: _ForwardPass, sources: Mapping[str, torch.Tensor]) -> None:
         places = now.read[space]
         lengths = np.bincount(places.chunk, minlength=len(now.chunks)).tolist()
         rows = now.index | self._rows(space, now, sources)
@@ -285,7 +285,7 @@ class KnownAnswerDecoder:
             hidden |= seen < firsts[:, None]
         return hidden
 
-    def _read_states(self, layer: int, now: _Pass, sources: Mapping[str, torch.Tensor]) -> None:
+    def _read_states(self, layer: int, now: _ForwardPass, sources: Mapping[str, torch.Tensor]) -> None:
         assert self._delta_net is not None, "a pool with states"
         slots = self._state_slots(now)
         before = {name: words.index_select(0, slots) for name, words in sources.items()}
@@ -300,12 +300,12 @@ class KnownAnswerDecoder:
         now.x = now.x + torch.cat(added)
         now.states = {name: torch.stack([each[name] for each in after]) for name in before}
 
-    def _write_states(self, now: _Pass, targets: Mapping[str, torch.Tensor]) -> None:
+    def _write_states(self, now: _ForwardPass, targets: Mapping[str, torch.Tensor]) -> None:
         slots = self._state_slots(now)
         for name, words in targets.items():
             words.index_copy_(0, slots, now.states[name])
 
-    def _state_slots(self, now: _Pass) -> torch.Tensor:
+    def _state_slots(self, now: _ForwardPass) -> torch.Tensor:
         return self._pool.tables["req_to_state"].read_view().view(-1).index_select(0, now.slots)
 
 

@@ -26,7 +26,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class ChunkPositions:
     """entries: [T] flat places in the request table. chunk: [T] index of the chunk. positions: [T] logical
     positions."""
 
@@ -107,13 +107,13 @@ def plan_pass(
     )
 
 
-def places_of(chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[int], columns: int) -> Places:
+def places_of(chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[int], columns: int) -> ChunkPositions:
     """The positions [starts[i], stops[i]) of each chunk. columns: of the request table."""
     counts = np.array(stops, dtype=np.int64) - np.array(starts, dtype=np.int64)
     which = np.arange(len(chunks)).repeat(counts)
     positions = ragged(np.array(starts, dtype=np.int64), counts)
     table_rows = np.array([chunk.holding.row for chunk in chunks], dtype=np.int64)
-    return Places(entries=table_rows[which] * columns + positions, chunk=which, positions=positions)
+    return ChunkPositions(entries=table_rows[which] * columns + positions, chunk=which, positions=positions)
 
 
 def locs_of_places(pool: KVPool, space: str, entries: torch.Tensor) -> torch.Tensor:

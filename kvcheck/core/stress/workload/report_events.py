@@ -34,7 +34,7 @@ class EvictionsCounted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class MessageEmitted:
     """A rank sends a message about a request. kind: its class. copies: how often it will arrive; 0: it is lost."""
 
     sender: str
@@ -55,4 +55,4 @@ class Sized:
     units: tuple[tuple[str, int], ...]
 
 
-ReportEvent = Sent | Reported | EvictionsCounted | Told | Sized
+ReportEvent = Sent | Reported | EvictionsCounted | MessageEmitted | Sized

@@ -33,7 +33,7 @@ MAX_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _WrittenPart:
     """The words [first, last) of each row, written by one source or by all."""
 
     source: str
@@ -43,7 +43,7 @@ class _Part:
     last: int
 
 
-class RoomInspector:
+class WordInspector:
     def __init__(self, decoder: ContentDecoder, emit: Emit) -> None:
         self._decoder = decoder
         self._emit = emit
@@ -82,13 +82,19 @@ class RoomInspector:
         self._emit(RoomDrained(layout.name, request, words, tuple(rows[:MAX_ROWS])))
 
     def _compared(
-        self, parts: Iterable[_Part], room: InboundRoom, pool: KVPool, layout: EndLayout, *, marks: tuple[int, ...]
+        self,
+        parts: Iterable[_WrittenPart],
+        room: InboundRoom,
+        pool: KVPool,
+        layout: EndLayout,
+        *,
+        marks: tuple[int, ...],
     ) -> tuple[int, list[Mismatch]]:
         compared = [each for part in parts for each in self._compare(part, room, pool, layout, marks)]
         return sum(size for size, _ in compared), [found for _, found in compared if found is not None]
 
     def _compare(
-        self, part: _Part, room: InboundRoom, pool: KVPool, layout: EndLayout, marks: tuple[int, ...]
+        self, part: _WrittenPart, room: InboundRoom, pool: KVPool, layout: EndLayout, marks: tuple[int, ...]
     ) -> Iterator[tuple[int, Mismatch | None]]:
         """Words compared, and the first differing row, by layer and piece. marks: words that count as right."""
         units, size, request = room_units(layout, room.holding, room.tokens), layout.page_size, room.ticket.request
@@ -158,10 +164,10 @@ def _unlike(rows: torch.Tensor, codes: torch.Tensor, masks: torch.Tensor, marks:
     return ((rows != rows_torch(codes, masks, rows.dtype)) & ~torch.isin(rows, known)).any(-1)
 
 
-def _whole(pool: KVPool, layout: EndLayout) -> Iterator[_Part]:
+def _whole(pool: KVPool, layout: EndLayout) -> Iterator[_WrittenPart]:
     for buffer in layout.buffers:
         spec = _spec_of(pool, buffer)
-        yield _Part(source="", buffer=buffer, spec=spec, first=0, last=spec.row_bytes // 8)
+        yield _WrittenPart(source="", buffer=buffer, spec=spec, first=0, last=spec.row_bytes // 8)
 
 
 def _spec_of(pool: KVPool, buffer: BufferLayout) -> BufferSpec:
@@ -171,7 +177,7 @@ def _spec_of(pool: KVPool, buffer: BufferLayout) -> BufferSpec:
 
 def _parts(
     source: str, slices: Mapping[tuple[str, str], tuple[int, int]], pool: KVPool, layout: EndLayout
-) -> Iterator[_Part]:
+) -> Iterator[_WrittenPart]:
     for buffer in layout.buffers:
         if (buffer.space, buffer.name) not in slices:
             continue
@@ -179,4 +185,4 @@ def _parts(
         first, count = (each * buffer.rows.shard_bytes // 8 for each in slices[buffer.space, buffer.name])
         whole = spec.rows is Granularity.PAGE
         last = spec.row_bytes // 8 if whole else first + count
-        yield _Part(source=source, buffer=buffer, spec=spec, first=0 if whole else first, last=last)
+        yield _WrittenPart(source=source, buffer=buffer, spec=spec, first=0 if whole else first, last=last)

@@ -41,7 +41,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StoreQueried:
     """The store was queried for a prompt, before its lookup. is_fetching: a prefetch of its pages was started."""
 
     request: int
@@ -180,7 +180,7 @@ class Evicted:
     during_load: bool
 
 
-UseEvent = Modelled | Declared | Asked | LookedUp | Computed
+UseEvent = Modelled | Declared | StoreQueried | LookedUp | Computed
 TierEvent = (
     Locked
     | TierChanged

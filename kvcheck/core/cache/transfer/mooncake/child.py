@@ -29,7 +29,7 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
     Channel,
     ChannelClosed,
     Frame,
-    Kind,
+    FrameType,
     pack_json,
     unpack_call,
     unpack_json,
@@ -55,11 +55,11 @@ class Library(Protocol):
         """0 if all were written, -1 if not."""
 
 
-class Refused(Exception):
+class EngineRefused(Exception):
     """No engine can be set up. The message is for the user."""
 
 
-class Unusable(Refused):
+class Unusable(EngineRefused):
     """The installed library cannot be used at all."""
 
 
@@ -82,13 +82,13 @@ def run(channel: Channel, link: socket.socket) -> None:
         die_with(link)
         maps = map_regions(channel, asked)
         library, ready = set_up(asked, maps)
-    except Refused as error:
+    except EngineRefused as error:
         channel.send(
-            Kind.REFUSED, request.number, pack_json({"why": str(error), "is_library": isinstance(error, Unusable)})
+            FrameType.REFUSED, request.number, pack_json({"why": str(error), "is_library": isinstance(error, Unusable)})
         )
         channel.receive()  # the worker reads why, and closes
         return
-    channel.send(Kind.READY, request.number, ready)
+    channel.send(FrameType.READY, request.number, ready)
     serve(channel, library)
 
 
@@ -98,7 +98,9 @@ def join(network: object) -> None:
     try:
         enter(str(network))
     except OSError as error:
-        raise Refused(f"the engine's process could not enter the network of its run at {network}: {error}") from error
+        raise EngineRefused(
+            f"the engine's process could not enter the network of its run at {network}: {error}"
+        ) from error
 
 
 def die_with(link: socket.socket) -> None:
@@ -116,14 +118,14 @@ def die_with(link: socket.socket) -> None:
 def map_regions(channel: Channel, asked: dict[str, object]) -> dict[str, mmap.mmap]:
     regions = asked["regions"]
     if not isinstance(regions, dict) or len(regions) != len(channel.descriptors):
-        raise Refused(f"expected a descriptor for each region, got {len(channel.descriptors)} for {regions}")
+        raise EngineRefused(f"expected a descriptor for each region, got {len(channel.descriptors)} for {regions}")
     try:
         return {
             name: mmap.mmap(descriptor, int(size))
             for (name, size), descriptor in zip(regions.items(), channel.descriptors, strict=True)
         }
     except OSError as error:
-        raise Refused(f"a region could not be mapped: {error}") from error
+        raise EngineRefused(f"a region could not be mapped: {error}") from error
 
 
 def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Library, bytes]:
@@ -131,12 +133,14 @@ def set_up(asked: dict[str, object], maps: dict[str, mmap.mmap]) -> tuple[Librar
     set_variables(asked["variables"])
     library = load(str(asked["flag"]))
     if (code := library.initialize(str(asked["host"]), NO_METADATA_SERVER, str(asked["protocol"]), "")) != 0:
-        raise Refused(f"initialize for protocol {asked['protocol']} at {asked['host']} returned {code}, expected 0")
+        raise EngineRefused(
+            f"initialize for protocol {asked['protocol']} at {asked['host']} returned {code}, expected 0"
+        )
     extents = {}
     for name, memory in maps.items():
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if (code := library.register_memory(address, len(memory))) != 0:
-            raise Refused(f"registering region {name} of {len(memory)} bytes returned {code}, expected 0")
+            raise EngineRefused(f"registering region {name} of {len(memory)} bytes returned {code}, expected 0")
         extents[name] = [address, len(memory)]
     return library, pack_json({"port": library.get_rpc_port(), "regions": extents})
 
@@ -167,11 +171,11 @@ def serve(channel: Channel, library: Library) -> None:
         frame = channel.receive()
         code = NOT_TRIED if has_failed else call(library, frame)
         has_failed = has_failed or code != 0
-        channel.send(Kind.DONE, frame.number, CODE.pack(code))
+        channel.send(FrameType.DONE, frame.number, CODE.pack(code))
 
 
 def call(library: Library, frame: Frame) -> int:
-    if frame.kind is not Kind.WRITE:
+    if frame.kind is not FrameType.WRITE:
         raise ChannelClosed(f"unexpected frame {frame.kind.name}")
     return library.batch_transfer_sync_write(*unpack_call(frame.payload))
 

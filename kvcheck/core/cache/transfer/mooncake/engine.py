@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from kvcheck.core.base.child import Streams, start, tail
+from kvcheck.core.base.child import StandardStreams, start, tail
 from kvcheck.core.base.errors import TransferError, UnknownVerdict, UsageError
 from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake import child
@@ -33,7 +33,7 @@ from kvcheck.core.cache.transfer.mooncake.frames import (
     Channel,
     ChannelClosed,
     ChannelTimeout,
-    Kind,
+    FrameType,
     pack_call,
     pack_json,
     unpack_json,
@@ -44,7 +44,7 @@ from kvcheck.core.cache.transfer.mooncake.library import (
     require_library,
     require_protocol,
 )
-from kvcheck.core.cache.transfer.mooncake.plan import Batch, Extent, calls_of, entries_of
+from kvcheck.core.cache.transfer.mooncake.plan import BlockBatch, Extent, calls_of, entries_of
 
 CALLS_AHEAD = 4
 """Most unanswered calls; all of them fit the socket, so sending never blocks."""
@@ -146,7 +146,7 @@ class MooncakeEngine:
         """True once the engine process has ended. The peer's engine may still write here until it is fenced too."""
         return self._process.poll() is not None
 
-    def write(self, peer: PeerInfo, batches: Sequence[Batch]) -> int:
+    def write(self, peer: PeerInfo, batches: Sequence[BlockBatch]) -> int:
         """Copy every block, and wait. Return the bytes that the library reports.
 
         Raise TransferError for blocks outside a region or with shared targets, before anything is sent; and for a
@@ -154,7 +154,7 @@ class MooncakeEngine:
         """
         return self.wait(self.submit(peer, batches))
 
-    def submit(self, peer: PeerInfo, batches: Sequence[Batch]) -> Submission:
+    def submit(self, peer: PeerInfo, batches: Sequence[BlockBatch]) -> Submission:
         """Check and queue a write. Calls run in the order of submission. The source bytes must not change before
         `wait`."""
         with self._lock:
@@ -219,7 +219,7 @@ class MooncakeEngine:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         with theirs:
-            streams = Streams(stdin=theirs.fileno(), stdout=self._log, stderr=self._log)
+            streams = StandardStreams(stdin=theirs.fileno(), stdout=self._log, stderr=self._log)
             process = start(child.__name__, streams=streams, leads_group=False)  # it ends with its worker's group
         return process, Channel(ours)
 
@@ -237,7 +237,7 @@ class MooncakeEngine:
         }
         descriptors = [region.fileno() for region in regions.values()]
         try:
-            self._channel.send(Kind.START, 0, pack_json(asked), deadline=deadline, descriptors=descriptors)
+            self._channel.send(FrameType.START, 0, pack_json(asked), deadline=deadline, descriptors=descriptors)
             reply = self._channel.receive(deadline=deadline)
             answer = unpack_json(reply.payload)
         except ChannelTimeout as error:
@@ -246,9 +246,9 @@ class MooncakeEngine:
             ) from error
         except ChannelClosed as error:
             raise TransferError(f"no engine for protocol {self.protocol}: {self._end()}{self._said()}") from error
-        if reply.kind is Kind.REFUSED and answer.get("is_library"):
+        if reply.kind is FrameType.REFUSED and answer.get("is_library"):
             raise UnknownVerdict(f"transport mooncake, protocol {self.protocol}: {answer.get('why')}")
-        if reply.kind is not Kind.READY:
+        if reply.kind is not FrameType.READY:
             raise TransferError(f"no engine for protocol {self.protocol}: {answer.get('why')}{self._said()}")
         extents = answer["regions"]
         assert isinstance(extents, dict)
@@ -277,14 +277,14 @@ class MooncakeEngine:
             if not self._ahead:
                 self._moved_at = time.monotonic()
             deadline = self._moved_at + self._settings.call_s
-            self._channel.send(Kind.WRITE, submission, pack_call(columns, peer), deadline=deadline)
+            self._channel.send(FrameType.WRITE, submission, pack_call(columns, peer), deadline=deadline)
             self._ahead.append(submission)
             self._waiting.popleft()
 
     def _take(self, *, deadline: float) -> None:
         frame = self._channel.receive(deadline=deadline)
         submission = self._ahead[0]
-        if frame.kind is not Kind.DONE or frame.number != submission:
+        if frame.kind is not FrameType.DONE or frame.number != submission:
             raise self._fail(f"answered {frame.kind.name} {frame.number}, expected the end of write {submission}")
         (code,) = CODE.unpack(frame.payload)
         if code != 0:

@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 16
 # REFUSED  the reason why there is no engine, as JSON
 # WRITE    entries and 64-bit columns [local address | remote address | bytes], then the peer's session in UTF-8
 # DONE     the library's code, 64 bits
-class Kind(IntEnum):
+class FrameType(IntEnum):
     START = 1
     READY = 2
     REFUSED = 3
@@ -37,12 +37,12 @@ class Kind(IntEnum):
     DONE = 5
 
 
-KINDS = {int(kind): kind for kind in Kind}
+KINDS = {int(kind): kind for kind in FrameType}
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    kind: Kind
+    kind: FrameType
     number: int
     payload: bytes
 
@@ -68,7 +68,7 @@ class Channel:
 
     def send(
         self,
-        kind: Kind,
+        kind: FrameType,
         number: int,
         payload: bytes,
         *,

@@ -14,7 +14,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from kvcheck.core.base.child import Streams, end, start
+from kvcheck.core.base.child import StandardStreams, end, start
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import MOONCAKE_BUILDS as BUILDS
 
@@ -116,7 +116,7 @@ def why_unusable() -> str | None:
     """Reason why the library cannot be used on this machine, or None."""
     try:
         require_library()
-        process = start(ENGINE_PROCESS, LOAD_ONLY, streams=Streams(stderr=subprocess.DEVNULL))
+        process = start(ENGINE_PROCESS, LOAD_ONLY, streams=StandardStreams(stderr=subprocess.DEVNULL))
     except UnknownVerdict as error:
         return str(error)
     try:

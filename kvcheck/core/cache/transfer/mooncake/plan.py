@@ -29,7 +29,7 @@ Extent: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BlockBatch:
     """Blocks between two regions: int64 [n, 3]: source offset, target offset, bytes."""
 
     local: str
@@ -44,7 +44,7 @@ class Batch:
             )
 
 
-def entries_of(batches: Sequence[Batch], local: Mapping[str, Extent], remote: Mapping[str, Extent]) -> IndexArray:
+def entries_of(batches: Sequence[BlockBatch], local: Mapping[str, Extent], remote: Mapping[str, Extent]) -> IndexArray:
     """[3, m]: local addresses, remote addresses and bytes, by rising remote address, merged within a batch."""
     parts = [
         _entries_of_batch(batch, _extent(batch.local, local, "here"), _extent(batch.remote, remote, "at the peer"))
@@ -77,7 +77,7 @@ def calls_of(entries: IndexArray) -> Iterator[IndexArray]:
         start = stop
 
 
-def _entries_of_batch(batch: Batch, local: Extent, remote: Extent) -> IndexArray:
+def _entries_of_batch(batch: BlockBatch, local: Extent, remote: Extent) -> IndexArray:
     """Entries of a batch, in few passes, since every write pays for them."""
     columns = batch.blocks.T.copy()  # C order, and never the caller's
     source, target, length = columns
@@ -113,7 +113,7 @@ def _extent(name: str, extents: Mapping[str, Extent], where: str) -> Extent:
     return extents[name]
 
 
-def _misplaced(batch: Batch, local_bytes: int, remote_bytes: int) -> TransferError:
+def _misplaced(batch: BlockBatch, local_bytes: int, remote_bytes: int) -> TransferError:
     """Error for the first block outside its regions. Python integers do not wrap."""
     for at, (source, target, length) in enumerate(batch.blocks.tolist()):
         for where, offset, size in (

@@ -23,7 +23,7 @@ from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
-from kvcheck.core.cache.transfer.mooncake.plan import Batch
+from kvcheck.core.cache.transfer.mooncake.plan import BlockBatch
 from kvcheck.core.cache.transfer.sockets.link import LEASE_S, FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket
@@ -57,7 +57,7 @@ class MooncakeWire(ProcessWire):
                 raise TransferError(f"{self.name} to {peer}: {peer} is gone; {leg} of room {ticket.room} stays here")
             self._writing = peer
         try:
-            engine.write(info, [Batch(each.source, each.target, each.blocks) for each in writes])
+            engine.write(info, [BlockBatch(each.source, each.target, each.blocks) for each in writes])
         except TransferError as error:
             if engine.is_poisoned:
                 self._renew()

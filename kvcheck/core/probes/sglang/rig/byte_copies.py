@@ -25,7 +25,7 @@ Pieces = Sequence[Sequence[ByteCopy]]
 """A copy, in sequential pieces."""
 
 
-class Refused(Exception):
+class CopyRefused(Exception):
     """The compiled copy refuses this call."""
 
 
@@ -40,9 +40,9 @@ def reads_lists_on(backend: str, device: str) -> str | None:
 
 def paired(sources: torch.Tensor, targets: torch.Tensor) -> list[tuple[int, int]]:
     if sources.numel() != targets.numel():
-        raise Refused(f"{sources.numel()} and {targets.numel()} indices")
+        raise CopyRefused(f"{sources.numel()} and {targets.numel()} indices")
     if sources.dtype is not torch.int64 or targets.dtype is not torch.int64:
-        raise Refused(f"indices of {sources.dtype} and {targets.dtype}, expected torch.int64")
+        raise CopyRefused(f"indices of {sources.dtype} and {targets.dtype}, expected torch.int64")
     return list(zip(sources.tolist(), targets.tolist(), strict=True))
 
 

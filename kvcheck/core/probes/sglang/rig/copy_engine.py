@@ -20,7 +20,7 @@ from types import ModuleType
 
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import Machine
-from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, Pieces, Refused
+from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, CopyRefused, Pieces
 from kvcheck.core.probes.sglang.rig.kernels_aot import AOT_KERNELS
 from kvcheck.core.probes.sglang.rig.kernels_jit import JIT_KERNELS
 
@@ -57,7 +57,7 @@ class CopyEngine:
         self.asked[name] = self.asked.get(name, 0) + 1
         try:
             pieces = call(*arguments, **named)
-        except Refused as error:
+        except CopyRefused as error:
             self.complain(f"{name} refuses {error}")
             return
         for moves in pieces:

@@ -64,7 +64,7 @@ class HostBuffer:
 
 
 @dataclass(slots=True, kw_only=True)
-class HostTier:
+class RigHostTier:
     made: SmallPool
     tree: Any
     controller: Any
@@ -134,7 +134,7 @@ def host_tier_needs(family: str) -> tuple[str, ...]:
     return (*pool_names(family), "tree.params", "server.args", "server.publish")
 
 
-def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier:
+def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> RigHostTier:
     """Make a fresh host tier, to be closed. Raises CannotDrive if the release cannot make it."""
     late, backend = backend == LATE, "kernel" if backend == LATE else backend
     real = not isinstance(rig.machine, Machine)
@@ -177,7 +177,7 @@ def make_host_tier(rig: Rig, family: str, backend: str, layout: str) -> HostTier
     found = [each for each in others if SCRATCH not in each[0] and each[2].device.type == HOST]
     for _, _, tensor in found:
         tensor.zero_()  # marks rows that were never written
-    return HostTier(
+    return RigHostTier(
         made=made,
         tree=tree,
         controller=controller,

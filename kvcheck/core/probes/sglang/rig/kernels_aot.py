@@ -14,8 +14,8 @@ import torch
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.sglang.rig.byte_copies import (
     ByteCopy,
+    CopyRefused,
     Pieces,
-    Refused,
     by_head,
     head_first,
     moved,
@@ -95,7 +95,7 @@ def all_layers(
         if source is None:
             continue
         if len(source) != num_layers:
-            raise Refused(f"{len(source)} addresses for {num_layers} layers")
+            raise CopyRefused(f"{len(source)} addresses for {num_layers} layers")
         for layer, start in enumerate(source.tolist()):
             if table is not None:
                 into = rows(int(table[layer]), item_size)
@@ -119,12 +119,12 @@ def direct(
     """Rows that are neighbours on both sides go in one copy."""
     _whole_pages(src_indices, page_size)
     if len(src_layers) != len(dst_layers):
-        raise Refused(f"{len(src_layers)} and {len(dst_layers)} layers")
+        raise CopyRefused(f"{len(src_layers)} and {len(dst_layers)} layers")
     pieces = []
     for source, target in zip(src_layers, dst_layers, strict=True):
         size = _row(target)
         if _row(source) != size:
-            raise Refused(f"rows of {_row(source)} and {size} bytes")
+            raise CopyRefused(f"rows of {_row(source)} and {size} bytes")
         found = runs(paired(src_indices, dst_indices))
         start, end = source.data_ptr(), target.data_ptr()
         pieces.append([ByteCopy(start + one * size, end + other * size, count * size) for one, other, count in found])
@@ -191,12 +191,12 @@ AOT_KERNELS: Final[dict[str, Callable[..., Pieces]]] = {
 
 def _words(item_size: int) -> None:
     if item_size % 8:
-        raise Refused(f"items of {item_size} bytes, which 8 does not divide")
+        raise CopyRefused(f"items of {item_size} bytes, which 8 does not divide")
 
 
 def _whole_pages(indices: torch.Tensor, page_size: int) -> None:
     if indices.numel() % page_size:
-        raise Refused(f"{indices.numel()} indices for pages of {page_size}")
+        raise CopyRefused(f"{indices.numel()} indices for pages of {page_size}")
 
 
 def _first(memory: torch.Tensor | None) -> int:
@@ -214,5 +214,5 @@ def _row(memory: torch.Tensor) -> int:
 
 def _part(memory: torch.Tensor, page: int, layer: int) -> int:
     if not (0 <= page < memory.shape[0] and 0 <= layer < memory.shape[1]):
-        raise Refused(f"layer {layer} of page {page} of {list(memory.shape[:2])}")
+        raise CopyRefused(f"layer {layer} of page {page} of {list(memory.shape[:2])}")
     return memory[page, layer].data_ptr()

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, Pieces, Refused, moved, paired, rows
+from kvcheck.core.probes.sglang.rig.byte_copies import ByteCopy, CopyRefused, Pieces, moved, paired, rows
 
 
 def one_layer(
@@ -89,7 +89,7 @@ def staged(
 ) -> Pieces:
     """Gather pages in the staging memory, then copy them whole. The first index of a page names the page."""
     if src_indices.numel() % page_size:
-        raise Refused(f"{src_indices.numel()} indices for pages of {page_size}")
+        raise CopyRefused(f"{src_indices.numel()} indices for pages of {page_size}")
     first = paired(src_indices, dst_indices)[::page_size]
     done: list[list[ByteCopy]] = []
     for table, between, into in ((k_ptr_src, staging_k, dst_k), (v_ptr_src, staging_v, dst_v), (ptr_src, staging, dst)):
@@ -98,7 +98,7 @@ def staged(
         item = element_size or between[0, 0].numel() * between.element_size()
         token = item * len(table)
         if between.stride(0) * between.element_size() != token or into.stride(0) * into.element_size() != token:
-            raise Refused(f"tokens of {token} bytes over rows of {list(between.shape)} and {list(into.shape)}")
+            raise CopyRefused(f"tokens of {token} bytes over rows of {list(between.shape)} and {list(into.shape)}")
         room = between.shape[0] // page_size
         for begin in range(0, len(first), room):
             chunk = first[begin : begin + room]

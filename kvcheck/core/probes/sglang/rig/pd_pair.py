@@ -32,12 +32,12 @@ NEEDS = ("transfer.manager", "transfer.info", "transfer.chunk", "transfer.peer",
 PREFILL = "prefill"
 
 
-class Drained(BaseException):
+class QueueDrained(BaseException):
     """A queue is empty. Ends the engine's endless loop, whose `except Exception` does not catch it."""
 
 
 @dataclass(slots=True)
-class Link:
+class StandInLink:
     """The transfer engine and the sockets. late: whether a write to this address lands after it was reported done.
 
     fails: whether a copy to this address fails, as over a broken link.
@@ -90,34 +90,34 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class RegisteredMemory:
     """Registered memory of a side: (pointers, lengths, bytes of an item) of pages, metadata and states."""
 
     pages: tuple[list[int], list[int], list[int]]
     metadata: tuple[list[int], list[int], list[int]] = ([], [], [])
     states: tuple[list[int], list[int], list[int]] = ([], [], [])
 
-    def register(self, link: Link, session: str) -> None:
+    def register(self, link: StandInLink, session: str) -> None:
         for pointers, lengths, _ in (self.pages, self.metadata, self.states):
             link.register(session, pointers, lengths)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DecodeTarget:
     pages: Sequence[int]
     slot: int
     states: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentRequest:
     """One request of a transfer, in pages, slots and rows of the prefill side. targets: by rank."""
 
     room: int
     pages: Sequence[int]
     slot: int
     states: list[int]
-    targets: tuple[Target, ...]
+    targets: tuple[DecodeTarget, ...]
 
 
 class PDPair:
@@ -127,7 +127,14 @@ class PDPair:
     """
 
     def __init__(
-        self, rig: Rig, link: Link, prefill: Memory, decodes: Sequence[Memory], *, kinds: tuple[str, ...], flat: bool
+        self,
+        rig: Rig,
+        link: StandInLink,
+        prefill: RegisteredMemory,
+        decodes: Sequence[RegisteredMemory],
+        *,
+        kinds: tuple[str, ...],
+        flat: bool,
     ) -> None:
         self._rig, self.link, self._flat, self._decodes = rig, link, flat, decodes
         self._kind: Any = kinds[0] if kinds else ""
@@ -146,7 +153,7 @@ class PDPair:
         several = self._rig.names.has("transfer.kinds")
         return ([values] if self._kind else []) if several else values
 
-    def send(self, requests: Sequence[Sent]) -> Fault | None:
+    def send(self, requests: Sequence[SentRequest]) -> Fault | None:
         """Return the exception that ended the engine's worker, if any."""
         waiting = deque(self._chunk(request) for request in requests)
         with self._rig.stubs.window() as called:
@@ -172,7 +179,7 @@ class PDPair:
 
     # How a side is made
 
-    def _manager(self, memory: Memory, name: str) -> Any:
+    def _manager(self, memory: RegisteredMemory, name: str) -> Any:
         names, link = self._rig.names, self.link
         memory.register(link, name)
         manager = object.__new__(names["transfer.manager"])
@@ -191,7 +198,7 @@ class PDPair:
             setattr(manager, key, value)
         return manager
 
-    def _arguments(self, memory: Memory) -> SimpleNamespace:
+    def _arguments(self, memory: RegisteredMemory) -> SimpleNamespace:
         several = self._rig.names.has("transfer.kinds")
         kinds = [self._kind] if several and self._kind else []
         pointers, lengths, items = memory.states
@@ -217,7 +224,7 @@ class PDPair:
             gpu_id=0,
         )
 
-    def _chunk(self, request: Sent) -> Any:
+    def _chunk(self, request: SentRequest) -> Any:
         names = self._rig.names
         infos = {}
         for rank, (target, memory) in enumerate(zip(request.targets, self._decodes, strict=True)):
@@ -256,7 +263,7 @@ class PDPair:
         )
         return self.chunks[request.room]
 
-    def _peer(self, name: str, rank: int, memory: Memory) -> dict[str, Any]:
+    def _peer(self, name: str, rank: int, memory: RegisteredMemory) -> dict[str, Any]:
         return {
             "room": "None",
             "endpoint": "127.0.0.1",
@@ -280,7 +287,7 @@ class PDPair:
 
         def receive(*_: object) -> list[bytes]:
             if not inbox or not self._allowed[rank]:
-                raise Drained
+                raise QueueDrained
             self._allowed[rank] -= 1
             return inbox.popleft()
 
@@ -296,7 +303,7 @@ class PDPair:
         def unwrapped() -> None:
             try:
                 loop()
-            except Drained:
+            except QueueDrained:
                 return
             except RuntimeError as error:  # the worker wraps any exception in it
                 raise (error.__cause__ or error.__context__ or error) from None
@@ -324,7 +331,7 @@ class _Queue:
 
     def get(self) -> Any:
         if not self._waiting:
-            raise Drained
+            raise QueueDrained
         return self._waiting.popleft()
 
 

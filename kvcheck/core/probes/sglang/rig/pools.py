@@ -49,7 +49,7 @@ REGISTERED = ("get_contiguous_buf_infos", "get_state_buf_infos")
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedUnits:
     """Units of one kind that a request owns, in order. tail: tokens in the last one, 0 if it is whole."""
 
     unit: str
@@ -85,15 +85,15 @@ class SmallPool:
     page_size: int
     writer: ContentWriter
 
-    def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[Owned]:
+    def owned(self, tokens: torch.Tensor, state: int | None = None) -> Iterator[OwnedUnits]:
         ids, size = tokens.to(torch.int64), self.page_size
-        yield Owned("token", tuple(ids.tolist()))
+        yield OwnedUnits("token", tuple(ids.tolist()))
         pages = (ids[::size] // size).tolist()
-        yield Owned("page", tuple(pages), len(ids) % size)
+        yield OwnedUnits("page", tuple(pages), len(ids) % size)
         if self.family == "swa":
-            yield Owned("window", tuple(self.pool.full_to_swa_index_mapping[ids].tolist()))
+            yield OwnedUnits("window", tuple(self.pool.full_to_swa_index_mapping[ids].tolist()))
         if state is not None:
-            yield Owned("state", (state,))
+            yield OwnedUnits("state", (state,))
 
     def write(self, request: int, tokens: torch.Tensor, state: int | None = None) -> None:
         for owned in self.owned(tokens, state):

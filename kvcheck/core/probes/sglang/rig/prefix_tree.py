@@ -68,7 +68,7 @@ NEEDS = ("tree.params", "tree.key", "tree.insert", "tree.match", "tree.evict", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedIndices:
     """A list of a tree's node. tokens: of the node."""
 
     kind: str
@@ -137,7 +137,7 @@ class Tree:
     def settle(self) -> None:
         self.rig.measured(self.cache.check_hicache_events, f"{self.name}: check_hicache_events")
 
-    def lists(self) -> Iterator[Listed]:
+    def lists(self) -> Iterator[ListedIndices]:
         """A compiled core shows no nodes: of it, the device lists of each known prefix."""
         core, names = getattr(self.cache, "tree_core", self.cache), self.rig.names
         if names.has("tree.compiled-core") and isinstance(core, names["tree.compiled-core"]):
@@ -149,10 +149,10 @@ class Tree:
             tokens = tuple(int(token) for token in node.key)
             for kind, tier, value in self._of(node):
                 if value is not None:
-                    yield Listed(kind=kind, tier=tier, value=value, tokens=tokens)
+                    yield ListedIndices(kind=kind, tier=tier, value=value, tokens=tokens)
             waiting += node.children.values()
 
-    def _by_prefix(self, core: Any) -> Iterator[Listed]:
+    def _by_prefix(self, core: Any) -> Iterator[ListedIndices]:
         for tokens in self.known:
             found = self._match(tokens)
             last = found.last_device_node
@@ -162,11 +162,11 @@ class Tree:
                 slots, length = found.device_indices, len(found.device_indices)
             there = tokens[:length]
             if there:
-                yield Listed(kind=PAGES, tier="device", value=slots, tokens=there)
+                yield ListedIndices(kind=PAGES, tier="device", value=slots, tokens=there)
                 part = self.rig.names["tree.components"].MAMBA
                 state = core.get_component_device_value(last, part) if self.states is not None else None
                 if state is not None:
-                    yield Listed(kind=STATE, tier="device", value=state, tokens=there)
+                    yield ListedIndices(kind=STATE, tier="device", value=state, tokens=there)
 
     def _match(self, tokens: Sequence[int]) -> Any:
         params = fitted(self.rig.names["tree.match"], {"key": self._key(tokens)})

@@ -20,7 +20,7 @@ from kvcheck.core.probes.sglang.rig.pools import SmallPool
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class AccountedNode:
     """A node of the tree. tokens: its slots. has_window: it holds their window slots too. state: its state slots."""
 
     length: int
@@ -36,7 +36,7 @@ class Node:
 class View:
     """Contents of a tree. nodes: None if its nodes cannot be read. free_*: without a lock."""
 
-    nodes: tuple[Node, ...] | None
+    nodes: tuple[AccountedNode, ...] | None
     tokens: tuple[int, ...]
     free_tokens: frozenset[int]
     windows: tuple[int, ...]
@@ -85,7 +85,7 @@ def _view_of_compiled(core: Any, kinds: Any) -> View:
     )
 
 
-def _nodes(root: Any, kinds: Any) -> Iterator[Node]:
+def _nodes(root: Any, kinds: Any) -> Iterator[AccountedNode]:
     stack = list(root.children.values())
     while stack:
         node = stack.pop()
@@ -93,8 +93,8 @@ def _nodes(root: Any, kinds: Any) -> Iterator[Node]:
         yield _node(node) if kinds is None else _node_of_components(node, kinds)
 
 
-def _node(node: Any) -> Node:
-    return Node(
+def _node(node: Any) -> AccountedNode:
+    return AccountedNode(
         length=len(node.key),
         tokens=_ids(node.value),
         locks=int(getattr(node, "full_lock_ref", getattr(node, "lock_ref", 0))),
@@ -105,9 +105,9 @@ def _node(node: Any) -> Node:
     )
 
 
-def _node_of_components(node: Any, kinds: Any) -> Node:
+def _node_of_components(node: Any, kinds: Any) -> AccountedNode:
     full, window, state = (node.component_data[kind] for kind in (kinds.FULL, kinds.SWA, kinds.MAMBA))
-    return Node(
+    return AccountedNode(
         length=len(node.key),
         tokens=_ids(full.value),
         locks=int(full.lock_ref),
