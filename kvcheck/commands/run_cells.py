@@ -268,22 +268,11 @@ def _resume(session: Session, out: Path) -> None:
     Nothing where such runs are about something else or contradict themselves: then all cells start anew.
     """
     is_refused = False
-    for run_id in reversed(RunStore(out).run_ids()):
-        if run_id == session.run_id:
-            continue
-        try:
-            record = read_record(out / run_id / RUN_FILE)
-        except UsageError as error:
-            text = f"--resume skips a run: {error}"
-            session.warnings.append(text)
-            warn(text)
-            continue
+    for record in earlier_runs(session, out):
         if record.complete or record.plan != session.plan:
             continue
-        if other := _not_gone_on_with(record, session):
-            text = f"--resume skips run {record.run_id}, which {other}"
-            session.warnings.append(text)
-            warn(text)
+        if other := not_gone_on_with(record, session):
+            note(session, f"--resume skips run {record.run_id}, which {other}")
             is_refused = True
             continue
         session.keep(record.findings)
@@ -304,7 +293,24 @@ def _resume(session: Session, out: Path) -> None:
     raise UsageError(f"--resume: no interrupted run with this plan and seed under {out}; name the seed with --seed")
 
 
-def _not_gone_on_with(record: RunRecord, session: Session) -> str | None:
+def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:
+    """Records of the other runs in a folder, newest first, but for those that cannot be read."""
+    for run_id in reversed(RunStore(out).run_ids()):
+        if run_id == session.run_id:
+            continue
+        try:
+            yield read_record(out / run_id / RUN_FILE)
+        except UsageError as error:
+            note(session, f"--resume skips a run: {error}")
+
+
+def note(session: Session, text: str) -> None:
+    """Warn now, and in the record."""
+    session.warnings.append(text)
+    warn(text)
+
+
+def not_gone_on_with(record: RunRecord, session: Session) -> str | None:
     """Why the session cannot continue an interrupted run of its plan, or None."""
     if wrong := contradictions(record):
         return f"contradicts itself: {'; '.join(wrong)}"

@@ -22,20 +22,16 @@ from typing import TYPE_CHECKING
 from kvcheck.commands import worker
 from kvcheck.commands.options import identity
 from kvcheck.commands.probes import plan_facts
-from kvcheck.commands.run_cells import CellRun
+from kvcheck.commands.run_cells import CellRun, earlier_runs, not_gone_on_with, note
 from kvcheck.commands.smaller import look_for_smaller
 from kvcheck.commands.stories import tell_stories
 from kvcheck.commands.targets import unfound_mutant
-from kvcheck.commands.terminal import Terminal, cell_lines, complain, warn
+from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import read_record
 from kvcheck.core.base.seeds import parse_seeds, parse_shard
-from kvcheck.core.report.gate.builds import changes
-from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import RUN_FILE, RunStore
 
 if TYPE_CHECKING:
     from kvcheck.core.stress.seeds.batches import SeedsPlan
@@ -156,23 +152,22 @@ class _SeedsRun:
         from kvcheck.core.stress.seeds.tally import Tally
 
         session = self.session
-        for run_id in reversed(RunStore(out).run_ids()):
+        for record in earlier_runs(session, out):
+            if record.plan | {LIMIT: None} != session.plan | {LIMIT: None}:
+                continue
             try:
-                record = read_record(out / run_id / RUN_FILE)
-                if record.plan | {LIMIT: None} != session.plan | {LIMIT: None}:
-                    continue
-                if wrong := contradictions(record) or changes(record.identity, session.identity):
-                    raise UsageError(f"run {run_id} contradicts itself, or is of another build: {'; '.join(wrong)}")
-                found, is_torn = read_ledger(out / run_id / self._ledger.name, self._plan)
+                if other := not_gone_on_with(record, session):
+                    raise UsageError(f"run {record.run_id} {other}")
+                found, is_torn = read_ledger(out / record.run_id / self._ledger.name, self._plan)
             except UsageError as error:
-                self._note(f"--resume skips a run: {error}")
+                note(session, f"--resume skips a run: {error}")
                 continue
             if is_torn:
-                self._note(f"run {run_id}: the last line of its batches was cut off; that batch runs again")
+                note(session, f"run {record.run_id}: the last line of its batches was cut off; that batch runs again")
             kept = [each for each in found if each.reason is None]
             append(self._ledger, kept)
             self._tally, self._done = Tally(self._plan, kept), frozenset(each.line for each in kept)
-            session.say(f"resuming {run_id}: {counted(len(kept), 'batch')} done")
+            session.say(f"resuming {record.run_id}: {counted(len(kept), 'batch')} done")
             return
         session.withdraw()
         raise UsageError(f"--resume: no run with this plan under {out}; leave --resume out to begin one")
@@ -245,7 +240,3 @@ class _SeedsRun:
         session.results = [*tally.rows(missing=missing)]
         session.facts[FACTS] = {"ended": tally.batches, "cpu_s": round(tally.cpu_s, 1)}
         session.save(complete=False)
-
-    def _note(self, text: str) -> None:
-        self.session.warnings.append(text)
-        warn(text)

@@ -75,13 +75,6 @@ def test_the_tensor_form_mixes_as_the_integer_form_does(values: list[int]) -> No
     assert mixed.tolist() == [as_signed(mix64_int(value)) for value in values]
 
 
-@pytest.mark.parametrize(("unsigned", "signed"), [(0, 0), ((1 << 63) - 1, (1 << 63) - 1), (1 << 63, -(1 << 63))])
-def test_signed_values_keep_their_bits(unsigned: int, signed: int) -> None:
-    assert as_signed(unsigned) == signed
-    assert as_signed(0xA5A5A5A5A5A5A5A5) == content.POISON_WORD
-    assert torch.tensor([content.POISON_WORD]).view(torch.uint8).tolist() == [0xA5] * 8
-
-
 @given(TAGS, st.integers(0, WORDS - 1), st.integers(0, 100))
 def test_a_word_decodes_to_its_tag_at_its_own_place(tag: Tag, index: int, layer: int) -> None:
     site = replace(SITE, layer=layer)

@@ -12,8 +12,7 @@ from fakes.engine import environment
 
 import kvcheck
 from kvcheck.commands.main import run
-from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.identity import code_digest, commit_of, file_digest, folder_digest, short
+from kvcheck.core.base.identity import code_digest, commit_of, file_digest, folder_digest
 
 PACKAGE = Path(kvcheck.__file__).parent
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -55,16 +54,6 @@ def test_a_copy_of_the_package_has_the_same_digest_and_an_edited_one_another(tmp
 @pytest.mark.parametrize("files", [{"a": "1", "b": "2"}, {"a": "12"}, {"b": "12"}, {"a__b": "12"}, {}])
 def test_names_and_contents_cannot_be_taken_for_each_other(files: dict[str, str], tmp_path: Path) -> None:
     assert folder_digest(written(tmp_path / "x", a="1", b="")) != folder_digest(written(tmp_path / "y", **files))
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected a file"):
-        file_digest(tmp_path / "nothing")
-
-
-def test_short_cuts_digests_and_nothing_else() -> None:
-    assert short(f"sglang 0.5.9, commit {'ab' * 20}, {'0f' * 32}") == "sglang 0.5.9, commit abababababab, 0f0f0f0f0f0f"
-    assert (short(None), short("deadbeef")) == ("n/a", "deadbeef")
 
 
 @pytest.mark.processes

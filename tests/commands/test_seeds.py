@@ -133,7 +133,7 @@ def test_another_plan_or_another_build_is_not_gone_on_with(tmp_path: Path, capsy
     other = dataclasses.replace(record, identity=dataclasses.replace(record.identity, code="0" * 64))
     path.write_text(other.to_json())
     assert run([*words, "--seeds", "1-1", "--resume"]) == 2
-    assert "is of another build: kvcheck's code was" in capsys.readouterr().err
+    assert "is about something else: kvcheck's code was" in capsys.readouterr().err
 
 
 @pytest.mark.schedules

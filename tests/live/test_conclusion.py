@@ -71,6 +71,13 @@ def test_rounds_that_are_missing_are_no_pass() -> None:
     assert each.is_done and each.result().verdict is Verdict.PASS, "a counter that moved in one round is no doubt"
 
 
+def test_most_requests_name_the_place() -> None:
+    assert common_place([finding(1), finding(2), finding(3, layer=0)]) == (1, 2, 2)
+    assert common_place([finding(1), finding(1), finding(3, layer=0)]) is None
+    assert common_place([finding(1), finding(2, layer=None), finding(3, layer=None)]) == (1, 2, 3)
+    assert common_place([finding(1, page=None)]) is common_place([]) is None
+
+
 def test_a_scenario_with_several_kinds_of_evidence_needs_one_of_them() -> None:
     each = progress(scenario="hicache")
     each.add(result({"token": 9, "host-hit": 0, "load-back": 4}))
@@ -78,16 +85,6 @@ def test_a_scenario_with_several_kinds_of_evidence_needs_one_of_them() -> None:
     each = progress(scenario="hicache")
     each.add(result({"token": 9, "host-hit": 0}))
     assert each.result().verdict is Verdict.UNKNOWN
-
-
-def test_most_requests_name_the_place() -> None:
-    assert common_place([finding(1), finding(2), finding(3, layer=0)]) == (1, 2, 2)
-    assert common_place([finding(1), finding(1), finding(3, layer=0)]) is None
-    assert common_place([finding(1, layer=None)]) == (None, 2, 1)
-    assert common_place([finding(1), finding(2, layer=None), finding(3, layer=None)]) == (1, 2, 3)
-    assert common_place([finding(1), finding(2, layer=0), finding(3, layer=None)]) is None
-    assert common_place([finding(1, page=None)]) is None
-    assert common_place([]) is None
 
 
 def begun(answer: object) -> LiveRunner:
@@ -161,17 +158,3 @@ def test_a_round_that_time_cut_short_is_told_and_no_reason_against_a_pass() -> N
 def test_a_round_of_which_nothing_was_sent_is_no_pass() -> None:
     done = begun(lambda sending: right(sending, cached=16)).run(PLAN, until=0.0)
     assert "no request of a round was sent" in done.reasons[0]
-
-
-def test_rounds_of_one_run_number_their_requests_on() -> None:
-    numbers: list[int] = []
-
-    def answer(sending: Sending) -> None:
-        numbers.append(sending.question.number)
-
-    runner = begun(answer)
-    runner.run(PLAN)
-    first = set(numbers)
-    numbers.clear()
-    runner.run(PLAN)
-    assert not first & set(numbers)

@@ -34,6 +34,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"kv_heads": 2, "group": 1, "layers": 40},
     {"head_dim": 128, "layers": 3},
     {"layers": 8, "kv_heads": 2},
+    {"layers": 3, "kv_heads": 24, "group": 1, "head_dim": 128, "length": 64, "nodes": 64, "digits": 24, "base": 2}
+    | {"distance": 20},  # as long as a request may be, in a head that digits fill: constants must not turn into digits
     V3 | {"kv_heads": 1},
     V3 | {"kv_heads": 16, "digits": 16, "base": 2, "layers": 3},
     V3 | {"kv_heads": 8, "digits": 8, "layers": 6},

@@ -92,16 +92,8 @@ def test_a_timed_request_asks_for_no_log_probabilities_where_tokens_come_as_ids(
     }
     sent: dict[str, str] = {}
     for engine in ENGINES:
-        models = {"data": [{"id": "m"}]}
-        answers = stream(event[engine])
-        with RawServer(
-            paths={
-                "/v1/models": whole(models),
-                "/generate": answers,
-                "/v1/completions": answers,
-                "/completion": answers,
-            }
-        ) as server:
+        paths = dict.fromkeys(("/generate", "/v1/completions", "/completion"), stream(event[engine]))
+        with RawServer(paths={"/v1/models": whole({"data": [{"id": "m"}]}), **paths}) as server:
             assert timed(server.url, engine).tokens == (5,)
             sent[engine] = server.asked[-1][1]
     assert all('"stream": true' in body for body in sent.values())

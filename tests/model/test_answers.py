@@ -46,14 +46,6 @@ def test_a_mark_answers_with_the_value_so_far_back_and_the_next_phase() -> None:
     assert reads(ALPHABET, request, 2)[1].positions == (len(HEADER) + 3,) * MODEL.layers
 
 
-def test_what_was_answered_is_read_again_by_later_marks() -> None:
-    request = marks(MODEL, count=MODEL.distance + 1)
-    said = answers(ALPHABET, request, 2 * MODEL.distance)
-    later = reads(ALPHABET, request, 2 * MODEL.distance)[-1].positions[0]
-    assert later >= len(request)
-    assert ALPHABET.as_mark(said[-1])[1] == ALPHABET.as_mark((*request, *said)[later])[1]  # type: ignore[index]
-
-
 def test_layers_with_a_window_are_read_by_marks_alone_at_its_first_position() -> None:
     model = small(family="gpt-oss")
     alphabet = Alphabet(model)
@@ -77,13 +69,6 @@ def test_a_mark_has_each_bit_from_where_its_layer_reads() -> None:
     assert phase == len(values) % model.phases
     # Eight bits are two layers of four heads: the first one reads 23 back, the second one 31.
     assert value == values[-1 - 23] & 0x0F | values[-1 - 31] & 0xF0
-
-
-def test_a_second_turn_asks_for_its_own_walk_and_for_the_first() -> None:
-    first = walk_prompt(ALPHABET, [1, 2, 3, 4, 5], 0)
-    turn = (*first, *answers(ALPHABET, first, 4), *(ALPHABET.place(node) for node in (10, 11, 12, 13, 14, 10)))
-    assert answers(ALPHABET, (*turn, ALPHABET.node(11)), 1) == (ALPHABET.node(14),)
-    assert answers(ALPHABET, (*turn, ALPHABET.node(2)), 1) == (ALPHABET.node(5),)
 
 
 def test_two_nodes_differ_in_two_digits_and_each_digit_takes_every_value() -> None:

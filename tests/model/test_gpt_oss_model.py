@@ -24,16 +24,6 @@ LAYERS = range(PARAMETERS.layers)
 WINDOWED, FULL = (0, 2), (1, 3)
 
 
-def test_a_prompt_that_is_read_in_pieces_has_the_same_answer() -> None:
-    """A piece begins with keys of the cache, of which a windowed layer reads the last ones alone."""
-    model = forward(PARAMETERS, torch.bfloat16)
-    for request in questions(PARAMETERS):
-        cache = Cache()
-        for start in range(0, len(request), 11):
-            logits = model.step(request[start : start + 11], cache)
-        assert first_wrong(model, cache, logits, answers(ALPHABET, request, COUNT)) is None
-
-
 @pytest.mark.parametrize(("in_fp8", "least"), [(False, 11), (True, 8)], ids=["bf16", "queries and keys in fp8"])
 def test_a_sink_stands_between_the_key_that_is_asked_for_and_all_others(in_fp8: bool, least: float) -> None:
     """In nats, over all keys of a long request at once, as if a window were as long as that."""

@@ -56,15 +56,6 @@ def test_a_scale_that_is_lost_on_one_side_is_found(what: str, layer: int, by: fl
     assert any(found)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_constants_of_a_query_do_not_turn(dtype: torch.dtype) -> None:
-    """A walk as long as a request may be, in a head that digits fill: constants must not turn into digits."""
-    parameters = small(
-        layers=3, kv_heads=24, group=1, head_dim=128, length=64, nodes=64, digits=24, base=2, distance=20
-    )
-    assert least_margin(parameters, forward(parameters, dtype), walk(parameters, count=47), 13) > LEAST_MARGIN
-
-
 @pytest.mark.parametrize(
     ("rounded", "queries_too", "least"),
     [(None, False, 13), (as_fp8, False, 9.5), (as_fp8, True, 6.5)],

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from kvcheck.core.live.model.alphabet import Alphabet
+from kvcheck.core.live.model.answers import answers
 from rigs.known_answers import (
     DAMAGE,
     LEAST_MARGIN,
@@ -20,11 +22,7 @@ from rigs.known_answers import (
     walk,
 )
 from rigs.llama_forward import Cache, LlamaForward
-from rigs.qwen3_next_forward import Qwen3NextForward, in_chunks, one_by_one
-
-from kvcheck.core.model.alphabet import Alphabet
-from kvcheck.core.model.answers import answers
-from kvcheck.core.model.delta_net import KEY_DIM, block, key_heads
+from rigs.qwen3_next_forward import Qwen3NextForward
 
 FAMILY = {"family": "qwen3-next"}
 ATTENTION = 3
@@ -61,24 +59,6 @@ def test_a_prompt_in_parts_gives_the_same_answers(model: LlamaForward, question:
     model.step(request[:cut], cache)
     logits = model.step([*request[cut:], *expected[:9]], cache)
     assert first_wrong(model, cache, logits, expected[9:]) is None
-
-
-def test_chunks_and_the_recurrence_are_the_same() -> None:
-    generator = torch.Generator().manual_seed(1)
-    q, k = (torch.nn.functional.normalize(torch.randn(150, 2, 16, generator=generator), dim=-1) for _ in range(2))
-    v, decay, beta = torch.randn(150, 2, 8, generator=generator), -torch.rand(150, 2), torch.rand(150, 2)
-    state = torch.randn(2, 16, 8, generator=generator)
-    for one, two in zip(one_by_one(q, k, v, decay, beta, state), in_chunks(q, k, v, decay, beta, state), strict=True):
-        assert torch.allclose(one, two, atol=1e-4)
-
-
-def test_each_node_has_a_dimension_of_one_head_of_its_own() -> None:
-    for changes in ({}, {"nodes": 4096, "digits": 7}, {"nodes": 127, "kv_heads": 1}):
-        parameters = small(**FAMILY, **changes)
-        blocks = [block(parameters, head) for head in range(key_heads(parameters))]
-        assert [node for nodes in blocks for node in nodes] == list(range(parameters.nodes))
-        assert all(len(nodes) < KEY_DIM for nodes in blocks) and not blocks[-1]
-        assert len(blocks) % parameters.kv_heads == 0
 
 
 class Asked:

@@ -187,13 +187,10 @@ def test_load_moves_one_layer_of_these_rows_and_no_other(layout: str, way: str) 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"src_indices": torch.tensor([1, 2])}, "refuses 2 and 8 indices"),
-        ({"src_indices": torch.tensor(HOST_IDS, dtype=torch.int32)}, "refuses indices of torch.int32"),
-        ({"item_size": 12}, "refuses items of 12 bytes"),
-        (
-            {"dst_indices": torch.tensor([*DEVICE_IDS[:-1], 1 << 20])},
-            "writes 16 bytes outside the memory of both tiers",
-        ),
+        ({"src_indices": torch.tensor([1, 2])}, "2 and 8 indices"),
+        ({"src_indices": torch.tensor(HOST_IDS, dtype=torch.int32)}, "torch.int32"),
+        ({"item_size": 12}, "items of 12 bytes"),
+        ({"dst_indices": torch.tensor([*DEVICE_IDS[:-1], 1 << 20])}, "writes 16 bytes outside"),
         ({"src_indices": torch.tensor([*HOST_IDS[:-1], -(1 << 20)])}, "reads 16 bytes outside"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvcheck.core.report.store import RunStore
 from report.test_gate_result import gate
 from rigs.gate import bench_row, bench_run, of_this_build
 from rigs.literal_record import CODE, FINDINGS, LINES, MUTANTS, PASSED, UNJUDGED
@@ -18,8 +19,6 @@ from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Ve
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.gate.to_md import render as markdown
-from kvcheck.core.run.store import RunStore
-from kvcheck.core.stress.targets.mutants import mutant
 
 (CELL,) = PASSED.scenarios
 KILLED = replace(
@@ -186,16 +185,6 @@ def test_a_run_of_a_mutant_that_shows_nothing_is_no_pass_of_the_gate(
     capsys.readouterr()
     assert run(["gate", str(folder)]) == 4
     assert "it judged the mutant offload-skips-index-buffer" in capsys.readouterr().out
-
-
-def test_a_selftest_whose_time_is_up_names_the_oracle_of_the_card(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["selftest", "resume-refeeds-token", "--max-time", "0.001", "--seed", "1", "--format", "json"]
-    assert run([*command, "--out", str(tmp_path)]) == 4
-    (row,) = json.loads(capsys.readouterr().out)["mutants"]
-    assert (row["outcome"], row["verdict"]) == ("not-begun", "unknown")
-    assert row["killer"] == mutant("resume-refeeds-token").killed_by
 
 
 def test_a_symptom_of_a_finding_that_is_no_cause_is_a_contradiction() -> None:

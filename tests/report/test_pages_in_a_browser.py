@@ -96,10 +96,6 @@ def test_no_table_is_cut_off_at_1280_pixels(opened: Opened, name: str) -> None:
         assert opened.seen[name, 1280, scheme]["cut"] == []
 
 
-def test_the_mutants_are_read_on_a_narrow_screen(opened: Opened) -> None:
-    assert "mutants" not in opened.seen["selftest", 390, "light"]["cut"]
-
-
 @pytest.mark.parametrize(("name", "verdict"), OPENED.items())
 def test_the_banner_is_the_first_thing_to_be_seen(opened: Opened, name: str, verdict: str) -> None:
     for (page, width, _), seen in opened.seen.items():
@@ -107,11 +103,6 @@ def test_the_banner_is_the_first_thing_to_be_seen(opened: Opened, name: str, ver
             top, bottom, across = seen["banner"]
             assert 0 <= top < 40 and top < bottom < 700 and across > 0.85 * width
             assert verdict in seen["verdict"]
-
-
-def test_the_matrix_of_28_cells_fits_on_one_screen(opened: Opened) -> None:
-    seen = opened.seen["pass", 1280, "light"]
-    assert seen["banner"][1] < seen["matrix_bottom"] < 600
 
 
 def test_the_copy_button_copies_the_line_beside_it(opened: Opened) -> None:

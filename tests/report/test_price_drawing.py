@@ -12,8 +12,7 @@ from rigs.literal_record import MARKUP, PASSED
 
 from kvcheck.core.base.record import BenchRow, Interval
 from kvcheck.core.report.charts import cost_svg
-from kvcheck.core.report.price_drawing import SHARES, axis_svg, dot_svg, ratio_axis
-from kvcheck.core.report.price_section import price_section
+from kvcheck.core.report.price_drawing import dot_svg, ratio_axis
 from kvcheck.core.report.to_html import render
 
 ROW = BenchRow(
@@ -54,21 +53,6 @@ def test_a_dot_stands_between_the_ends_of_its_interval_and_the_floor_round_one()
     assert parsed(drawing)[0].text == "2 (1.9 to 2.1); noise floor 0.03"
 
 
-def test_places_keep_the_order_of_ratios_and_equal_ones_have_one_place() -> None:
-    axis = ratio_axis([ROW.ratio, Interval(0.05, 0.04, 80.0)])
-    places = [axis.x(value) for value in (0.04, 0.2, 1.0, 1.0, 5.0, 80.0)]
-    assert places == sorted(places) and len(set(places)) == 5
-    assert axis.x(5.0) - axis.x(1.0) == pytest.approx(axis.x(1.0) - axis.x(0.2), abs=0.2)
-    assert [each.text for each in parsed(axis_svg(axis, ""))][1:] == ["0.1", "1", "10"]
-
-
-@pytest.mark.parametrize(("value", "is_right"), [(150.0, True), (-90.0, False)])
-def test_what_lies_beyond_the_axis_is_an_arrow_at_its_edge(value: float, is_right: bool) -> None:
-    drawing = dot_svg(SHARES, Interval(value), 1.0, " %")
-    assert 'class="dot"' not in drawing and 'class="beyond"' in drawing and 'class="interval"' not in drawing
-    assert (f"M{SHARES.width}" in drawing) == is_right
-
-
 def test_the_largest_ratios_that_an_axis_holds_are_bounded() -> None:
     axis = ratio_axis([Interval(1e-300, 1e-308, math.inf), Interval(1e300)])
     assert (axis.low, axis.high) == (1e-3, 1e3)
@@ -89,25 +73,6 @@ def test_a_line_for_each_arm_and_baseline_over_two_sizes() -> None:
     assert {"1 KiB", "1 MiB", "100 µs", "1 ms"} <= set(names)
 
 
-@pytest.mark.parametrize("size_bytes", [None, 4096, 0])
-def test_a_line_goes_by_size_in_whatever_order_sizes_were_measured(size_bytes: int | None) -> None:
-    sizes = [("9 pages", 9), ("256 pages", 256), ("64 pages", 64)]
-    rows = [
-        replace(ROW, size=size, bytes=pages * 4096 if size_bytes == 0 else size_bytes, us=Interval(float(pages)))
-        for size, pages in sizes
-    ]
-    drawing = cost_svg(rows)
-    assert [name for name in names_of(drawing) if "pages" in name] == ["9 pages", "64 pages", "256 pages"]
-    paths = [each.get("d", "") for each in parsed(drawing).iter() if "stroke-width: 1.3" in each.get("style", "")]
-    lines = [path for path in paths if path.count("L") == 2]
-    assert len(lines) == 2
-    for path in lines:
-        places = [float(x) for x in re.findall(r"[ML] ([-\d.]+) ", path)]
-        assert len(places) == 3 and places == sorted(places)
-        if size_bytes != 0:
-            assert places[1] - places[0] == pytest.approx(places[2] - places[1])
-
-
 @pytest.mark.parametrize("least", [0.0, 5e-324, 1e-300])
 def test_times_that_no_clock_gives_still_make_a_drawing(least: float) -> None:
     tiny = Interval(least, 0.0, least)
@@ -123,21 +88,3 @@ def test_names_of_the_record_stay_text() -> None:
     text = render(replace(PASSED, bench=tuple(rows)))
     assert MARKUP not in text and "\x1b" not in text and "&lt;script&gt;" in text
     parsed(cost_svg(rows))
-
-
-def test_shares_are_drawn_only_where_a_step_was_measured() -> None:
-    with_step, without = price_section([ROW, STEP]), price_section([ROW])
-    assert with_step is not None and with_step["shares"] and without is not None and not without["shares"]
-    page = render(replace(PASSED, bench=(ROW,)))
-    assert "of a step" not in page and render(replace(PASSED, bench=(ROW, STEP))).count("of a step") > 1
-    assert price_section([]) is None
-
-
-def test_each_row_of_a_table_has_its_columns() -> None:
-    for bench in ((ROW, LARGER), (ROW, LARGER, STEP)):
-        for table in re.findall(
-            r'<table class="stack prices">.*?</table>', render(replace(PASSED, bench=bench)), re.DOTALL
-        ):
-            heads = table.split("</thead>")[0].count("<th") - 1  # <thead itself
-            assert {row.count("<td") for row in table.split("<tr>")[2:]} == {heads}
-            assert set(re.findall(r'colspan="(\d+)"', table)) == {str(heads)}

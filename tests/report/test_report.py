@@ -212,12 +212,6 @@ def test_symptoms_are_counted_and_folded_into_their_cause() -> None:
     assert "token 3 differs" in folded and "KV601" in folded
 
 
-def test_map_cells_carry_a_letter_a_count_and_a_title() -> None:
-    text = render(FAILED)
-    assert 'title="layer 3, page 18: KV102 x1, KV104 x1">F<sub>2</sub>' in text
-    assert 'title="layer any, page 17: KV201 x1">O<' in text
-
-
 def test_what_does_not_apply_is_not_zero() -> None:
     text = render(UNJUDGED)
     assert "<tr><th>seed</th><td>n/a</td></tr>" in text

@@ -14,7 +14,7 @@ from rigs.live_record import HIERARCHY, LIVE, LIVE_PASSED
 from rigs.schemas import check_fits
 
 from kvcheck.commands.terminal import verdict_lines
-from kvcheck.core.base.record import Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
+from kvcheck.core.base.record import Evidence, Identity, RunRecord, Verdict, to_plain
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_csv import render as compared_csv
 from kvcheck.core.report.comparison.to_html import render as compared_page
@@ -60,12 +60,6 @@ def test_page_begins_with_what_never_happened() -> None:
     assert "--enable-priority-scheduling" in rows and 'id="never"' not in render(LIVE_PASSED)
 
 
-def test_requirement_of_a_kind_that_the_server_does_not_say_is_not_zero() -> None:
-    row = ScenarioResult(id="require/transfer", shape="transfer", verdict=Verdict.UNKNOWN, reason="no counter")
-    rows = table(render(replace(LIVE, scenarios=(row,), plan={"require": {"transfer": 5}})), "never")
-    assert "--require transfer=5" in rows and "n/a: the server does not say" in rows
-
-
 def test_table_has_a_column_a_kind_and_says_what_nobody_counts() -> None:
     rows = table(render(LIVE), "scenarios")
     heads = re.findall(r'<th class="n">([^<]+)', rows)
@@ -76,12 +70,6 @@ def test_table_has_a_column_a_kind_and_says_what_nobody_counts() -> None:
     }
     assert cells["prefix-cache"] == ["3 of 3", "120", "7,440", "96", "18,432", "4,096", "0", "20.5 s"]
     assert cells["hicache"] == ["1 of 3", "40", "640", "8", "n/a", "512", "n/a", "9.0 s"]
-
-
-def test_facts_of_a_server_are_escaped_and_shown_once() -> None:
-    page = render(LIVE)
-    assert "<script>alert" not in page and "&lt;script&gt;" in table(page, "server")
-    assert "hit was read from" in table(page, "server") and "127.0.0.1" not in table(page, "environment")
 
 
 @pytest.mark.parametrize("facts", [{}, {"evidence": 5}, {"evidence": {"hit": None}}, {"engine": ["x"], "version": 5}])
@@ -163,6 +151,7 @@ def test_engine_and_version_of_a_server_stay_text() -> None:
     comparison = compare([hostile])
     for text in (compared_page(comparison), compared_md(comparison), render(hostile)):
         assert "<script>alert" not in text and "\x1b" not in text
+    assert "<script>alert" not in render(LIVE) and "&lt;script&gt;" in table(render(LIVE), "server")
     assert "\n# big" not in compared_md(comparison)
 
 

@@ -10,7 +10,7 @@ from rigs.literal_record import PASSED
 from rigs.live_record import LIVE
 
 from kvcheck.commands.terminal import left_out_lines
-from kvcheck.core.base.record import Coverage, Evidence, Finding, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import Coverage, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.situations import situations_of
 from kvcheck.core.report.situation_matrix import matrix_lines, matrix_section, scenarios_of
 from kvcheck.core.report.to_csv import tables
@@ -23,14 +23,6 @@ def record_of(scenario: str, counts: dict[str, int]) -> RunRecord:
     evidence = Evidence(schedules=3, situations=counts)
     row = ScenarioResult(id=f"{scenario}/tiny", shape="tiny", verdict=Verdict.PASS, schedules=3, evidence=evidence)
     return replace(PASSED, scenarios=(row,), evidence=evidence)
-
-
-def test_a_run_with_findings_shows_them_first() -> None:
-    record = replace(
-        record_of("retract-resume", COUNTS), findings=(Finding(code="KV102", oracle="content", message=""),)
-    )
-    assert [line for line in matrix_lines(record) if line] == [matrix_lines(record)[0]]
-    assert "3 of " in matrix_lines(record)[0] and "page" in matrix_lines(record)[0]
 
 
 def test_the_text_has_each_state_once_and_says_what_never_happened() -> None:

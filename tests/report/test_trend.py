@@ -46,10 +46,6 @@ def test_runs_stand_in_the_order_of_their_time_and_gaps_are_no_pass() -> None:
     assert price.ratios == (Interval(2.0, 1.9, 2.1), None, Interval(2.5, 2.4, 2.6))
 
 
-def test_two_runs_have_no_trend() -> None:
-    assert trend_of([FIRST, SECOND]) is None and "over time" not in page(compare([FIRST, SECOND]))
-
-
 def test_the_page_and_the_text_have_the_trend() -> None:
     found = compare([THIRD, FIRST, SECOND])
     text = page(found)

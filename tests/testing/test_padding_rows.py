@@ -8,16 +8,17 @@ import pytest
 import torch
 from rigs.own_pools import SEEDS, SLOTS, Paged, found, judged
 
-WHOLE = 8
+WHOLE, LAST = 8, SLOTS - 1
+IDS = {"ids": [3, 9, 27], "into": [40, 8, 51]}
+NAN = float("nan")
 
 
 class Padded:
     """Writes batches that are filled up to eight rows, at slot `pad`, with `value`."""
 
-    pad, value, dtype, width = 0, float("nan"), torch.float16, 4
-
-    def __init__(self) -> None:
-        self.rows = [torch.zeros(SLOTS, self.width, dtype=self.dtype) for _ in range(2)]
+    def __init__(self, *, pad: int = 0, value: float = NAN, dtype: torch.dtype = torch.float16, width: int = 4) -> None:
+        self.pad, self.value = pad, value
+        self.rows = [torch.zeros(SLOTS, width, dtype=dtype) for _ in range(2)]
 
     def at(self, ids: Any) -> Any:
         return torch.cat((ids, ids.new_full((-len(ids) % WHOLE,), self.pad)))
@@ -40,61 +41,37 @@ class Masked(Padded):
         each[at[at != self.pad]] = rows[at != self.pad]
 
 
-class LastSlot(Padded):
-    pad = SLOTS - 1
-
-
-class LastSlotMasked(Masked):
-    pad = SLOTS - 1
-
-
-class MinusOne(Padded):
-    """Row -1 is the last one, which is somebody's."""
-
-    pad = -1
-
-
-class Zeros(Padded):
-    """Legal: finite rows, whatever they are."""
-
-    value = 0
-
-
-class Integers(Padded):
-    value, dtype = 7, torch.int32
-
-
-@pytest.mark.parametrize("kind", [Padded, Zeros, Integers], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("options", [{}, {"value": 0}, {"value": 7, "dtype": torch.int32}])  # finite rows are legal
 @pytest.mark.parametrize("seed", SEEDS)
-def test_padding_that_load_writes_is_named(kind: type[Padded], seed: int) -> None:
-    (told,) = judged(kind(), seed=seed).not_tried
+def test_padding_that_load_writes_is_named(options: dict[str, Any], seed: int) -> None:
+    (told,) = judged(Padded(**options), seed=seed).not_tried
     assert told.startswith("rows[0], rows[1]: token 0 is padding, and load changed it")
-    assert ("NaN" in told) == (kind is Padded) and "padding=()" in told
+    assert ("NaN" in told) == (not options) and "padding=()" in told
 
 
-@pytest.mark.parametrize(("kind", "padding"), [(Masked, (0,)), (LastSlotMasked, (SLOTS - 1,)), (LastSlotMasked, (-1,))])
-def test_padding_that_is_left_alone_is_not_named(kind: type[Padded], padding: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("pad", "padding"), [(0, (0,)), (LAST, (LAST,)), (LAST, (-1,))])
+def test_padding_that_is_left_alone_is_not_named(pad: int, padding: tuple[int, ...]) -> None:
     for seed in SEEDS:
-        assert judged(kind(), padding=padding, seed=seed).not_tried == ()
+        assert judged(Masked(pad=pad), padding=padding, seed=seed).not_tried == ()
 
 
 def test_the_advice_that_is_printed_finds_it() -> None:
-    options = {"padding": (), "ids": (3, 9, 27), "into": (40, 8, 51)}
-    assert {each.code for each in found(Padded(), **options).findings} == {"KV403"}
-    assert judged(Masked(), **options).not_tried == ()
+    assert {each.code for each in found(Padded(), padding=(), **IDS).findings} == {"KV403"}
+    assert judged(Masked(), padding=(), **IDS).not_tried == ()
+    assert "padding=(-1,)" not in str(found(Padded(), padding=(), **IDS))
+    assert "padding=(-1,)" in str(found(Padded(pad=LAST), **IDS)), "the option that reserves the last slot"
 
 
-@pytest.mark.parametrize("padding", [(SLOTS - 1,), (-1,), (0, SLOTS - 1)])
-def test_the_last_slot_may_be_padding(padding: tuple[int, ...]) -> None:
-    for kind in (LastSlot, MinusOne):
-        (told,) = judged(kind(), padding=padding).not_tried
-        assert f"token {SLOTS - 1} is padding" in told
+@pytest.mark.parametrize("padding", [(LAST,), (-1,), (0, LAST)])
+@pytest.mark.parametrize("pad", [LAST, -1])
+def test_the_last_slot_may_be_padding(pad: int, padding: tuple[int, ...]) -> None:
+    (told,) = judged(Padded(pad=pad), padding=padding).not_tried
+    assert f"token {LAST} is padding" in told
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_last_row_is_somebodys_where_nobody_says_otherwise(seed: int) -> None:
-    ids = {"ids": [3, 9, 27], "into": [40, 8, 51]}
-    assert {each.row for each in found(MinusOne(), seed=seed, **ids).findings} == {SLOTS - 1}
+    assert {each.row for each in found(Padded(pad=-1), seed=seed, **IDS).findings} == {LAST}
 
 
 class ReadsPadding(Padded):
@@ -105,10 +82,6 @@ class ReadsPadding(Padded):
 
     def load(self, copy: Any, ids: Any) -> None:
         super().load([rows[: len(ids)] for rows in copy], ids)
-
-
-class ReadsZeros(ReadsPadding):
-    value = 0
 
 
 class WritesBack(ReadsPadding):
@@ -124,13 +97,14 @@ def test_nan_in_padding_that_save_reads_is_found_and_finite_rows_are_not(seed: i
     error = found(ReadsPadding(), seed=seed)
     assert {(each.code, each.buffer, each.row) for each in error.findings} == {("KV403", "rows", 0)}
     assert judged(WritesBack(), seed=seed).not_tried == ()
-    assert len(judged(ReadsZeros(), seed=seed).not_tried) == 1
+    assert len(judged(ReadsPadding(value=0), seed=seed).not_tried) == 1
 
 
 class Bytes(ReadsPadding):
     """Rows of a narrow floating type, whose NaN is a byte."""
 
-    dtype, width = torch.float8_e4m3fn, 8
+    def __init__(self, value: float = NAN) -> None:
+        super().__init__(value=value, dtype=torch.float8_e4m3fn, width=8)
 
     def save(self, ids: Any) -> Any:
         return [each.view(torch.uint8)[self.at(ids)] for each in self.rows]
@@ -141,20 +115,12 @@ class Bytes(ReadsPadding):
             each.view(torch.uint8)[self.at(ids)] = rows
 
 
-class ZeroBytes(Bytes):
-    value = 0
-
-
-class Complex(ReadsPadding):
-    dtype = torch.complex64
-
-
 def test_rows_of_any_floating_type_are_looked_at() -> None:
-    for kind in (Bytes, Complex):
-        error = found(kind())
+    for pool in (Bytes(), ReadsPadding(dtype=torch.complex64)):
+        error = found(pool)
         assert {each.code for each in error.findings} == {"KV403"} and "not judged" not in str(error)
         assert error.judged.not_tried == ()
-    assert len(judged(ZeroBytes()).not_tried) == 1
+    assert len(judged(Bytes(value=0)).not_tried) == 1
 
 
 class AnotherSlot(ReadsPadding):
@@ -182,17 +148,10 @@ class OneByte(Padded):
 
 def test_nan_in_a_row_that_save_does_not_read_is_named_alone() -> None:
     for seed in SEEDS:
-        (told,) = judged(AnotherSlot(), padding=(0, SLOTS - 1), seed=seed).not_tried
-        assert f"token {SLOTS - 1} is padding" in told and "NaN" in told
+        (told,) = judged(AnotherSlot(), padding=(0, LAST), seed=seed).not_tried
+        assert f"token {LAST} is padding" in told and "NaN" in told
         (told,) = judged(OneByte(), seed=seed).not_tried
         assert told.startswith("rows[0]: token 0 is padding") and "NaN" in told
-
-
-def test_a_write_to_the_last_slot_names_the_option_that_reserves_it() -> None:
-    ids = {"ids": [3, 9, 27], "into": [40, 8, 51]}
-    assert "padding=(-1,)" in str(found(LastSlot(), **ids))
-    assert judged(LastSlot(), padding=(-1,)).reads
-    assert "padding=(-1,)" not in str(found(Padded(), padding=(), **ids))
 
 
 class SaveWrites(Padded):

@@ -229,30 +229,6 @@ def test_window_pages_leave_the_map_before_their_full_pages_are_anybody_elses() 
     assert order.index("full") > order.index("window")
 
 
-@pytest.mark.parametrize("name", ["llama-3-tiny", "gpt-oss-tiny", "qwen3-next-tiny"])
-def test_every_id_is_given_back_once_by_the_tier_that_holds_it(name: str) -> None:
-    rig = rig_of(name)
-    for text in ("ab", "abcd", "ax"):
-        cached(rig, text, backed=text != "ax")
-    spaces = [label for each in rig.pool.sets for label in (each, f"host.{each}")]
-    before = {label: freed(rig, label) for label in spaces}
-    held = {
-        label: sorted(
-            each
-            for node in rig.tree.nodes()
-            for each in (node.host if label.startswith("host.") else node.device).ids(label.removeprefix("host."))
-        )
-        for label in spaces
-    }
-    rig.residency.demote(rig.node("abcd"))
-    for node in [*rig.tree.root.children.values()]:
-        rig.residency.drop(node)
-    assert texts(rig) == []
-    assert {label: sorted(freed(rig, label)[len(before[label]) :]) for label in spaces} == held
-    for allocators in (rig.pool.allocators, rig.host.allocators):
-        assert all(each.live == 0 for each in allocators.values())
-
-
 def test_host_eviction_stops_when_enough_is_free_and_takes_whole_nodes() -> None:
     rig = rig_of()
     for text in ("ab", "cd", "ef"):
@@ -285,17 +261,3 @@ def test_a_listener_is_told_of_every_node_that_lost_something_and_whether_a_load
         Evicted("device", "full", False),
     ]
     assert (rig.residency.device_evictions, rig.residency.host_evictions) == (2, 2)
-
-
-def test_what_a_tier_is_told_to_gain_is_what_it_is_told_to_lose() -> None:
-    rig = rig_of("gpt-oss-tiny")
-    node = cached(rig, "abc", backed=True)
-    for tier in ("device", "host"):
-        rig.residency.gained(node, tier, ("full", "window", "state"))
-    rig.residency.demote(node)
-    rig.residency.drop(node)
-    told = [event for event in rig.history.events if isinstance(event, TierChanged)]
-    gained = {(e.tier, e.space): (e.chain, e.ids) for e in told if e.added}
-    lost = {(e.tier, e.space): (e.chain, e.ids) for e in told if not e.added}
-    assert gained == lost
-    assert set(gained) == {(tier, space) for tier in ("device", "host") for space in ("full", "window")}

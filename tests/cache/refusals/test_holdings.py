@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +20,10 @@ from kvcheck.core.base.errors import (
 )
 from kvcheck.core.cache.backend.backend import POISON_BYTE
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
+from kvcheck.core.stress.strategies import LazyStrategy
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 
 Call = Callable[[Scene], object]
@@ -179,17 +180,9 @@ def test_all_tokens_that_the_pages_hold_are_saved_and_come_back(scene: Scene) ->
 # In flight
 
 
-class NothingUnasked:
-    """Completes nothing before the host waits for it."""
-
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The first, where there is no way round it."""
-        return None if may_pause else 0
-
-
 def pending(name: str = "llama-3-tiny") -> tuple[SimulatedBackend, KVPool, Offload, Holding]:
     """A pool whose copies wait until they are waited for, and a holding of two pages."""
-    backend = SimulatedBackend(NothingUnasked())
+    backend = SimulatedBackend(LazyStrategy())
     window = PAGES if shape(name).window_layers else 0
     sizes = PoolSizes(pages=PAGES, requests=3, max_tokens=4 * shape(name).page_size, window_pages=window)
     pool = KVPool(shape(name), sizes, backend=backend)

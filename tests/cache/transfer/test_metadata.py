@@ -11,8 +11,9 @@ import torch
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LengthMismatch
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
+from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, metadata_fields
+from kvcheck.core.stress.strategies import LazyStrategy
 
 # (name, width, dtype, offset) for a hidden size of 16
 FIELDS = [
@@ -29,14 +30,6 @@ FIELDS = [
 ]
 NAMES = [row[0] for row in FIELDS]
 HIDDEN_SIZES = [1, 16, 17, 600]  # an odd one leaves a gap in the row; a large one needs several pieces of wire
-
-
-class LastFirst:
-    """Runs the last of what may run, so that lanes and parts go backwards; never pauses."""
-
-    def choose(self, enabled: Sequence[Choice], *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The last."""
-        return None if may_pause else len(enabled) - 1
 
 
 def buffers_of(
@@ -107,7 +100,7 @@ def test_a_row_that_was_read_is_the_callers_own() -> None:
 
 
 def test_a_caller_may_change_what_it_passed_once_it_has_been_set() -> None:
-    backend = SimulatedBackend(LastFirst())
+    backend = SimulatedBackend(LazyStrategy())
     buffers = buffers_of(backend, leased=1)
     values = values_for(1, buffers.fields)
     backend.wait(buffers.set(0, 1, values))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,18 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rigs.live_processes import is_alive, poll, shared_files
 
 from kvcheck.core.base.errors import TransferError, UnknownVerdict
-from kvcheck.core.cache.backend.shared_memory import RegionHandle, SharedRegion
+from kvcheck.core.cache.backend.shared_memory import SharedRegion
 from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine, PeerInfo
 from kvcheck.core.cache.transfer.mooncake.library import EngineSettings
 from kvcheck.core.cache.transfer.mooncake.plan import Batch
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.processes]
 
-PROJECT = Path(__file__).parents[3]
 KV_BYTES, STATE_BYTES = 8 << 20, 1 << 20
+LARGE = 64 << 20
 UNTOUCHED = 0xA5
 QUICK = EngineSettings(transfer_s=5)
 PATIENT = EngineSettings(transfer_s=5, progress_s=60, status_s=60)  # a call ends long before its connections do
@@ -125,6 +121,11 @@ def test_bytes_arrive_between_two_engines(make: Callable[..., Side], seed: int) 
             assert source.engine.write(target.engine.info, batches) == check_arrived(source, target, batches)
 
 
+def whole(size: int = 64) -> list[Batch]:
+    """The first bytes of "kv", to the same place."""
+    return [Batch("kv", "kv", np.array([[0, 0, size]], dtype=np.int64))]
+
+
 def test_many_small_entries_do_not_wedge_the_peer(make: Callable[..., Side]) -> None:
     """5,000 entries that nothing can merge: in one call of the library they would fail, and again wedge the peer."""
     prefill, decode = make(), make()
@@ -139,12 +140,12 @@ def test_many_small_entries_do_not_wedge_the_peer(make: Callable[..., Side]) -> 
 def test_out_of_range_is_refused_before_the_engine(make: Callable[..., Side]) -> None:
     prefill, decode = make(), make()
     decode.fill(UNTOUCHED)
-    inside = Batch("kv", "kv", np.array([[0, 0, 4096]], dtype=np.int64))
+    inside = whole(4096)
     outside = Batch("kv", "state", np.array([[0, STATE_BYTES - 4095, 4096]], dtype=np.int64))
     with pytest.raises(TransferError, match="not inside remote region state"):
-        prefill.engine.write(decode.engine.info, [inside, outside])
+        prefill.engine.write(decode.engine.info, [*inside, outside])
     check_arrived(prefill, decode, [])
-    assert prefill.engine.write(decode.engine.info, [inside]) == check_arrived(prefill, decode, [inside])
+    assert prefill.engine.write(decode.engine.info, inside) == check_arrived(prefill, decode, inside)
 
 
 def test_a_wrong_address_fails_the_write_and_no_process(make: Callable[..., Side]) -> None:
@@ -153,13 +154,12 @@ def test_a_wrong_address_fails_the_write_and_no_process(make: Callable[..., Side
     decode.fill(UNTOUCHED)
     real = decode.engine.info
     wrong = PeerInfo(real.session, {"kv": (real.regions["kv"][0] + KV_BYTES, 4096)})
-    batch = Batch("kv", "kv", np.array([[0, 0, 64]], dtype=np.int64))
     with pytest.raises(TransferError, match="returned -1"):
-        prefill.engine.write(wrong, [batch])
+        prefill.engine.write(wrong, whole())
     check_arrived(prefill, decode, [])
     assert not decode.engine.is_fenced
     prefill.engine.fence()
-    assert prefill.start().write(real, [batch]) == check_arrived(prefill, decode, [batch])
+    assert prefill.start().write(real, whole()) == check_arrived(prefill, decode, whole())
 
 
 def test_a_closed_port_is_told(make: Callable[..., Side]) -> None:
@@ -168,9 +168,8 @@ def test_a_closed_port_is_told(make: Callable[..., Side]) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     start = time.monotonic()
-    peer = PeerInfo(f"127.0.0.1:{port}", {"kv": (1 << 40, KV_BYTES)})
     with pytest.raises(TransferError, match=r"returned -1, expected 0, in write 1"):
-        prefill.engine.write(peer, [Batch("kv", "kv", np.array([[0, 0, 64]], dtype=np.int64))])
+        prefill.engine.write(PeerInfo(f"127.0.0.1:{port}", {"kv": (1 << 40, KV_BYTES)}), whole())
     assert time.monotonic() - start < BOUND_S and prefill.engine.is_poisoned
 
 
@@ -183,27 +182,31 @@ def test_a_peer_that_says_nothing_is_given_up(make: Callable[..., Side]) -> None
         start = time.monotonic()
         peer = PeerInfo(f"127.0.0.1:{server.getsockname()[1]}", {"kv": (1 << 40, KV_BYTES)})
         with pytest.raises(TransferError, match="gave no answer within"):
-            engine.write(peer, [Batch("kv", "kv", np.array([[0, 0, 64]], dtype=np.int64))])
+            engine.write(peer, whole())
         assert 2.0 <= time.monotonic() - start < BOUND_S
         assert engine.is_poisoned and not engine.is_fenced
 
 
-def frozen_write(prefill: Side, decode: Side, size: int) -> Callable[[], int]:
+def frozen_write(prefill: Side, decode: Side) -> Callable[[], int]:
     """A write that is in flight while the peer's engine process stands still; the result waits for it."""
-    batch = Batch("kv", "kv", np.array([[0, 0, size]], dtype=np.int64))
-    warm = Batch("kv", "kv", np.array([[0, 0, 64]], dtype=np.int64))
-    prefill.engine.write(decode.engine.info, [warm])
+    prefill.engine.write(decode.engine.info, whole())
     os.kill(decode.engine.pid, signal.SIGSTOP)
-    submission = prefill.engine.submit(decode.engine.info, [batch])
+    submission = prefill.engine.submit(decode.engine.info, whole(LARGE))
     assert not prefill.engine.is_done(submission)
     return lambda: prefill.engine.wait(submission)
 
 
+def check_goes_on(prefill: Side, decode: Side) -> None:
+    """Engines that are started again over the same memory."""
+    decode.fill(UNTOUCHED)
+    prefill.fill(torch.Generator().manual_seed(2))
+    moved = prefill.start().write(decode.start().info, whole(LARGE))
+    assert moved == check_arrived(prefill, decode, whole(LARGE))
+
+
 def test_a_peer_killed_in_the_middle(make: Callable[..., Side]) -> None:
-    size = 64 << 20
-    prefill, decode = make(kv_bytes=size), make(kv_bytes=size)
-    prefill.fill(torch.Generator().manual_seed(1))
-    wait = frozen_write(prefill, decode, size)
+    prefill, decode = make(kv_bytes=LARGE), make(kv_bytes=LARGE)
+    wait = frozen_write(prefill, decode)
     decode.engine.fence()
     start = time.monotonic()
     with pytest.raises(TransferError, match=r"returned -1.*stay in use"):
@@ -211,15 +214,12 @@ def test_a_peer_killed_in_the_middle(make: Callable[..., Side]) -> None:
     assert time.monotonic() - start < BOUND_S
     assert prefill.engine.is_poisoned and not prefill.engine.is_fenced
     prefill.engine.fence()
-    decode.fill(UNTOUCHED)
-    batch = Batch("kv", "kv", np.array([[0, 0, size]], dtype=np.int64))
-    assert prefill.start().write(decode.start().info, [batch]) == check_arrived(prefill, decode, [batch])
+    check_goes_on(prefill, decode)
 
 
 def test_an_engine_killed_in_the_middle(make: Callable[..., Side]) -> None:
-    size = 64 << 20
-    prefill, decode = make(kv_bytes=size), make(kv_bytes=size)
-    wait = frozen_write(prefill, decode, size)
+    prefill, decode = make(kv_bytes=LARGE), make(kv_bytes=LARGE)
+    wait = frozen_write(prefill, decode)
     os.kill(prefill.engine.pid, signal.SIGKILL)
     with pytest.raises(TransferError, match="ended by signal SIGKILL"):
         wait()
@@ -227,21 +227,17 @@ def test_an_engine_killed_in_the_middle(make: Callable[..., Side]) -> None:
     prefill.engine.fence()
     os.kill(decode.engine.pid, signal.SIGCONT)
     decode.engine.fence()  # what was on its way may still land before this
-    decode.fill(UNTOUCHED)
-    prefill.fill(torch.Generator().manual_seed(2))
-    batch = Batch("kv", "kv", np.array([[0, 0, size]], dtype=np.int64))
-    assert prefill.start().write(decode.start().info, [batch]) == check_arrived(prefill, decode, [batch])
+    check_goes_on(prefill, decode)
 
 
 def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> None:
     """The library fails the call to a frozen peer and goes on reading the source: until its process is gone."""
-    size = 64 << 20
-    prefill, decode = make(kv_bytes=size), make(kv_bytes=size)
+    prefill, decode = make(kv_bytes=LARGE), make(kv_bytes=LARGE)
     prefill.engine.fence()
     prefill.start(PATIENT)
     prefill.fill(1)
     decode.fill(UNTOUCHED)
-    wait = frozen_write(prefill, decode, size)
+    wait = frozen_write(prefill, decode)
     with pytest.raises(TransferError, match="returned -1"):
         wait()
     prefill.engine.fence()
@@ -250,43 +246,9 @@ def test_after_the_fence_no_later_byte_arrives(make: Callable[..., Side]) -> Non
     view = decode.regions["kv"].bytes_view()
     end = time.monotonic() + LANDING_S
     while time.monotonic() < end:
-        later = int(view.eq(2).sum())
-        assert later == 0
+        assert int(view.eq(2).sum()) == 0
     landed = int(view.eq(1).sum())
     assert landed > 64  # what was on its way when the process ended does land: the peer's memory needs its own fence
-
-
-def test_memory_is_not_left_behind(tmp_path: Path) -> None:
-    """A worker killed with its engine running: another process that mapped the region keeps it, no name remains."""
-    script = (
-        "import dataclasses, json, time\n"
-        "from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine\n"
-        "from kvcheck.core.cache.backend.shared_memory import SharedRegion\n"
-        "region = SharedRegion('kv', 1 << 20)\n"
-        "engine = MooncakeEngine.start({'kv': region})\n"
-        "told = engine.pid, engine.session, engine.regions(), dataclasses.asdict(region.handle)\n"
-        "print(json.dumps(told), flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as worker:
-        assert worker.stdout is not None
-        pid, session, regions, handle = json.loads(worker.stdout.readline())
-        peer = PeerInfo(session, {name: (at, size) for name, (at, size) in regions.items()})
-        with SharedRegion.attach(RegionHandle(**handle)) as theirs, SharedRegion("kv", 1 << 20) as mine:
-            mine.bytes_view().fill_(7)
-            batch = Batch("kv", "kv", np.array([[0, 64, 4096]], dtype=np.int64))
-            with MooncakeEngine.start({"kv": mine}, settings=QUICK) as engine:
-                engine.write(peer, [batch])
-                assert theirs.bytes_view()[64 : 64 + 4096].eq(7).all() and int(theirs.bytes_view().sum()) == 7 * 4096
-                memory = shared_files(worker.pid) | shared_files(pid)
-                os.kill(worker.pid, signal.SIGKILL)
-                worker.wait(BOUND_S)
-                assert poll(lambda: not is_alive(pid))
-                with pytest.raises(TransferError, match="returned -1"):
-                    engine.write(peer, [batch])
-    assert any("kvcheck-kv" in name for name in memory)
-    assert not [name for name in memory if os.path.exists(name)]
 
 
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="has an RDMA device, so the protocol is there")

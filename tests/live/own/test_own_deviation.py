@@ -13,7 +13,6 @@ from kvcheck.core.live.exchange import Answer, End, Question
 from kvcheck.core.live.own.deviation import Deviation, deviation
 from kvcheck.core.live.own.needles import Needles, recites, shortest_run
 from kvcheck.core.live.own.prompts import BLOCK, CODE, FILLING, FRAME, OwnQuestions, ids_of
-from kvcheck.core.live.questions import Subject
 
 
 def answer(tokens: tuple[int, ...], logprobs: tuple[float, ...], *top: Mapping[int, float]) -> Answer:
@@ -76,16 +75,6 @@ def test_a_prompt_asks_for_a_code_of_its_own() -> None:
     ]
     at = next(at for at in range(len(question.ids)) if question.ids[at : at + CODE] == code)
     assert question.ids[at - FRAME : at] == question.ids[-FRAME:]
-
-
-def test_a_prefix_is_continued_as_its_blocks_go_on() -> None:
-    here = source()
-    whole = here.walk(Rng(2), 100)
-    cut = Subject(whole.values[:41])
-    longer = here.walk(Rng(9), 90, prefix=cut)
-    assert longer.values[:41] == cut.values and longer.values[41:] != whole.values[41:90]
-    openers = [longer.values[at] for at in range(48 + FILLING, 90, BLOCK)]
-    assert openers == [whole.values[FILLING]] * 3, "the opener of each block"
 
 
 def test_prompts_that_share_nothing_share_no_page_of_one_token() -> None:

@@ -9,7 +9,6 @@ import pytest
 from rigs.live_client import ALPHABET, PARAMETERS
 from rigs.timed_client import TimedClient
 
-from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import FIRST_TOKEN, NEXT_TOKEN, SERVE_CASES, THROUGHPUT
 from kvcheck.core.live import health
@@ -196,14 +195,6 @@ def test_only_with_leave_the_cache_is_emptied() -> None:
     assert closed.notes[0] == "the prefix cache was not emptied before a pass: POST /flush: 404"
 
 
-def test_counters_of_a_server_are_its_arms_alone_and_of_one_server_both() -> None:
-    apart = ran(two(TimedClient(), TimedClient()), 2)
-    assert all(tally.evidence.observed["evict"] > 0 for tally in apart.tallies.values())
-    both = ran(two(TimedClient()), 2)
-    assert not any("evict" in tally.evidence.observed for tally in both.tallies.values())
-    assert "of target and versus together: evict" in both.notes[0]
-
-
 def test_a_round_that_the_time_cut_is_left_out() -> None:
     bench = two(TimedClient())
     bench.begin()
@@ -227,9 +218,3 @@ def test_an_interrupt_keeps_the_rounds_and_judges_the_rest() -> None:
     after = bench.tallies["target"].evidence.requests + bench.tallies["versus"].evidence.requests
     assert len(bench.rounds.times) == 2 and after == before + 3
     assert bench.why_no_measurement() is None
-
-
-def test_a_server_of_another_model_is_refused() -> None:
-    client = TimedClient(changed=lambda sending, answer: replace(answer, tokens=(1,) * len(answer.tokens)))
-    with pytest.raises(UsageError, match="does not serve this model"):
-        two(client).begin()

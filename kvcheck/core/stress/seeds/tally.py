@@ -51,7 +51,7 @@ class Tally:
         self._cells = {cell.cell: _CellTally(cell, len(plan.seeds) * plan.batches_of(cell)) for cell in plan.cells}
         self._at = {name: at for at, name in enumerate(self._cells)}
         self._failing: dict[Place, BatchResult] = {}
-        self.batches = self.traces = self.schedules = 0
+        self.batches = 0
         self.cpu_s = 0.0
         self.notes: set[str] = set()
         for each in found:
@@ -60,10 +60,10 @@ class Tally:
     @property
     def work(self) -> str:
         """How much has been done, in words."""
-        return (
-            f"{counted(self.traces, 'distinct trace')}, {counted(self.schedules, 'schedule')}, "
-            f"{self.batches:,} of {counted(self.wanted, 'batch')}"
-        )
+        schedules = sum(cell.evidence.schedules for cell in self._cells.values())
+        traces = sum(cell.evidence.traces or 0 for cell in self._cells.values())
+        of_batches = f"{self.batches:,} of {counted(self.wanted, 'batch')}"
+        return f"{counted(traces, 'distinct trace')}, {counted(schedules, 'schedule')}, {of_batches}"
 
     @property
     def wanted(self) -> int:
@@ -75,8 +75,6 @@ class Tally:
         plan = result.plan
         cell, place = self._cells[plan.cell], (plan.seed, plan.schedule, self._at[plan.cell])
         self.batches += 1
-        self.traces += result.evidence.traces or 0
-        self.schedules += result.evidence.schedules
         self.cpu_s += result.cpu_s
         if result.note is not None and len(self.notes) < MOST_NOTES:
             self.notes.add(result.note)
