@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from rigs.pair import PATIENCE, Rig
+from rigs.pair import PATIENCE, Rig, Room
 
 from kvcheck.core.base.errors import ForeignAccess
 from kvcheck.core.cache.backend.backend import Operation
@@ -28,6 +30,16 @@ def inbox(rig: Rig, *messages: Message, sender: str = "prefill-0") -> None:
 
 def sent_to(rig: Rig) -> list[Message]:
     return [message for _, message, _ in rig.prefill.wire.inbox]
+
+
+def lazy(**given: Any) -> tuple[Rig, Room]:
+    """A rig whose operations run when somebody waits, and whose want has come."""
+    rig = Rig(backend=SimulatedBackend(LazyStrategy()), **given)
+    got = rig.expect(ROOM, 9)
+    while rig.sender._wants._rooms == {}:
+        rig.poll()
+        rig.backend.idle()
+    return rig, got
 
 
 @pytest.mark.parametrize("name", TINY_SHAPES)
@@ -103,11 +115,7 @@ def test_a_window_that_begins_too_late_at_the_source_fails_with_both_lengths() -
 @pytest.mark.parametrize("over_messages", [False, True])
 def test_success_never_comes_before_the_bytes(legs: dict[str, str], over_messages: bool) -> None:
     assert set(legs.values()) <= set(PATHS)
-    rig = Rig(backend=SimulatedBackend(LazyStrategy()), paths=legs, aux_over_messages=over_messages)
-    got = rig.expect(ROOM, 9)
-    while rig.sender._wants._rooms == {}:
-        rig.poll()
-        rig.backend.idle()
+    rig, got = lazy(paths=legs, aux_over_messages=over_messages)
     sent = rig.prefill_room(ROOM, 9)
     looks = 0
     while rig.rooms[ROOM].status == TRANSFERRING:
@@ -315,11 +323,7 @@ def test_a_failed_room_keeps_its_slot_until_nobody_may_write_it() -> None:
 
 
 def test_drained_is_said_behind_everything_that_was_written() -> None:
-    rig = Rig(backend=SimulatedBackend(LazyStrategy()), paths=dict.fromkeys(LEGS, "async"))
-    rig.expect(ROOM, 9)
-    while rig.sender._wants._rooms == {}:
-        rig.poll()
-        rig.backend.idle()
+    rig, _ = lazy(paths=dict.fromkeys(LEGS, "async"))
     rig.prefill_room(ROOM, 9)
     landings = [signal for signals in rig.decode.wire.landing.values() for signal in signals]
     assert len(landings) == 3 and not any(rig.backend.query(each) for each in landings)
