@@ -120,21 +120,6 @@ def test_on_an_asynchronous_path_a_status_comes_before_its_bytes() -> None:
         assert poll(lambda: target.bytes == FULL)
 
 
-def test_legs_pass_one_another_on_asynchronous_paths_alone() -> None:
-    with two_ends() as (source, target):
-        source.wire.late_s = lambda leg, ticket: LATE_S if leg == "kv" else 0.0
-        source.wire.paths = dict.fromkeys(("kv", "aux"), "async")
-        write(source, "kv", (0, 0, 32))
-        write(source, "aux", (32, 32, 32))
-        assert poll(lambda: target.bytes[32:] == FULL[32:]) and target.bytes[16:32] == NONE[16:32]
-        assert poll(lambda: target.bytes == FULL)
-        target.memory.fill_(0)
-        source.wire.paths = {}
-        write(source, "kv", (0, 0, 32))
-        write(source, "aux", (32, 32, 32))
-        assert poll(lambda: target.bytes[32:] == FULL[32:]) and target.bytes == FULL
-
-
 def test_a_flush_is_behind_every_lane_and_messages_stay_in_order() -> None:
     with two_ends() as (source, target):
         source.wire.paths, source.wire.late_s = {"kv": "async"}, lambda leg, ticket: LATE_S
