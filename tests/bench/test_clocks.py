@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rigs.cut_rounds import QuickClock, cut_rounds, point
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import Verdict, read_record
-from kvcheck.core.bench import clock
 from kvcheck.core.bench import run as running
 from kvcheck.core.bench.arms import Arm, Point
-from kvcheck.core.bench.clock import LIBRARY, CudaClock, nothing, sm_clock_mhz
+from kvcheck.core.bench.clock import LIBRARY, nothing, sm_clock_mhz
 from kvcheck.core.bench.measure import Samples
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.bench.plan import BenchPlan
@@ -60,24 +57,6 @@ def test_a_rate_that_nobody_tells_is_unknown_with_the_reason(failing: str) -> No
 
     told = sm_clock_mhz("1-2", opened)
     assert isinstance(told, str) and told.startswith(f"UNKNOWN: {failing} ") and "next: nvidia-smi" in told
-
-
-def test_a_device_works_before_its_rate_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-
-    def rate(uuid: str) -> int:
-        done.append(f"rate of {uuid}")
-        return 1980
-
-    monkeypatch.setattr(clock, "SPIN_S", 0.02)
-    monkeypatch.setattr(clock, "SPIN_CALLS", 2)
-    monkeypatch.setattr(torch, "ones", lambda shape, device: torch.zeros(1))
-    monkeypatch.setattr(torch, "mm", lambda left, right: done.append("product"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("join"))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
-    monkeypatch.setattr(clock, "sm_clock_mhz", rate)
-    assert CudaClock(torch.device("cuda", 0)).spin() == {"sm_clock_mhz": 1980}
-    assert done[:2] == ["product", "join"] and done[-4:] == ["product", "product", "rate of 1-2", "join"]
 
 
 class SpinningClock(QuickClock):

@@ -13,12 +13,13 @@ from kvcheck.kernels.content import as_signed, as_unsigned, differing_torch, mix
 from kvcheck.kernels.content_rows import differing
 
 FORMS = [
-    pytest.param((1 << 40, False), id="torch"),
-    pytest.param((1000, False), id="blocks"),
-    pytest.param((300, False), id="blocks of a row"),
-    pytest.param((1000, True), id="numba", marks=[needs_numba, pytest.mark.compiled]),
+    pytest.param(1 << 40, False, "cpu", id="torch"),
+    pytest.param(1000, False, "cpu", id="blocks"),
+    pytest.param(300, False, "cpu", id="blocks of a row"),
+    pytest.param(1000, True, "cpu", id="numba", marks=[needs_numba, pytest.mark.compiled]),
+    pytest.param(512 << 10, False, "cuda", id="device", marks=pytest.mark.gpu),
 ]
-"""Up to how many bytes the torch form is asked, and whether numba is."""
+"""Up to how many bytes the torch form is asked, whether numba is, and where the rows lie."""
 SHAPES = ((0, 3), (3, 0), (1, 1), (5, 3), (7, 82), (130, 17))
 
 
@@ -95,16 +96,13 @@ def check_all(device: str = "cpu") -> int:
 COMPARED = 3 * sum(len(damages(shape)) for shape in SHAPES)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_that_differ_are_named_word_by_word(form: tuple[int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_rows, "BLOCK_BYTES", form[0])
-    monkeypatch.setattr(content_rows, "asks_numba", lambda rows: form[1] and rows.is_contiguous())
-    assert check_all() == COMPARED
-
-
-@pytest.mark.gpu
-def test_a_device_compares_like_the_host() -> None:
-    assert check_all("cuda") == COMPARED
+@pytest.mark.parametrize(("block_bytes", "by_numba", "device"), FORMS)
+def test_rows_that_differ_are_named_word_by_word(
+    block_bytes: int, by_numba: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_rows, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(content_rows, "asks_numba", lambda rows: by_numba and rows.is_contiguous())
+    assert check_all(device) == COMPARED
 
 
 @pytest.mark.compiled

@@ -57,22 +57,6 @@ def test_the_triton_kernel_means_the_digest_of_gathered_rows() -> None:
     assert ran == [60, 60]
 
 
-@pytest.mark.compiled
-@needs_numba
-def test_much_memory_is_digested_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcheck.kernels import digest_numba
-
-    calls: list[int] = []
-    compiled = digest_numba.digest_rows_numba
-    monkeypatch.setattr(digest_numba, "digest_rows_numba", lambda *args: (calls.append(1), compiled(*args))[1])
-    monkeypatch.setattr("kvcheck.kernels.compilers.MANY_BYTES", 2 * 3 * 5 * 8)
-    source = torch.arange(2 * 4 * 5).view(2, 4, 5)
-    for rows, count in (([3, 0, 1], 1), ([3, 0], 1)):
-        ids = torch.tensor(rows)
-        assert int(digest_rows(source, ids, key=1)) == int(digest_rows_torch(source, ids, key=1))
-        assert len(calls) == count
-
-
 @pytest.mark.parametrize("row", [-1, 4])
 def test_a_row_that_is_not_there_is_refused(row: int) -> None:
     with pytest.raises(IndexError, match="expected rows of 0 to 3, got"):

@@ -101,23 +101,6 @@ def test_runs_past_the_caches_move_what_rows_move_and_touch_nothing_else(
         assert torch.equal(memory, expected)
 
 
-def test_much_memory_goes_past_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    page_copy_numba = pytest.importorskip("kvcheck.kernels.page_copy_numba")
-    calls: list[int] = []
-    copy_runs = page_copy_numba.copy_runs_numba
-    monkeypatch.setattr(page_copy_numba, "copy_runs_numba", lambda *sides: (calls.append(1), copy_runs(*sides)))
-    monkeypatch.setattr("kvcheck.kernels.compilers.MANY_BYTES", 2 * PAGE * WORDS * 8)
-    pool, packed = numbers(2, PAGES * PAGE, WORDS, seed=9), numbers(2, PAGE, WORDS, seed=10)
-    rows = tokens_of([5], PAGE)
-    gather_rows(packed, pool, rows)
-    assert torch.equal(packed, pool[:, rows]) and len(calls) == 1
-    packed += 1
-    scatter_rows(pool, packed, rows)
-    assert torch.equal(packed, pool[:, rows]) and len(calls) == 2
-    gather_rows(packed[:, :-1], pool, rows[:-1])  # less than much
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_types_that_numpy_does_not_know_are_moved_bit_for_bit(dtype: torch.dtype) -> None:
     pool = torch.arange(2 * 8 * 2048, dtype=torch.int16).view(dtype).view(2, 8, -1)

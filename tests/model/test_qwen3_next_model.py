@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from kvcheck.core.live.model.alphabet import Alphabet
-from kvcheck.core.live.model.answers import answers
 from rigs.known_answers import (
     DAMAGE,
     LEAST_MARGIN,
@@ -23,6 +21,9 @@ from rigs.known_answers import (
 )
 from rigs.llama_forward import Cache, LlamaForward
 from rigs.qwen3_next_forward import Qwen3NextForward
+
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
 
 FAMILY = {"family": "qwen3-next"}
 ATTENTION = 3

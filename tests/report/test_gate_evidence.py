@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvcheck.core.report.store import RunStore
 from report.test_gate_result import gate
 from rigs.gate import bench_row, bench_run, of_this_build
 from rigs.literal_record import CODE, FINDINGS, LINES, MUTANTS, PASSED, UNJUDGED
@@ -19,6 +18,7 @@ from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Ve
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.report.gate.text import render as markdown
 from kvcheck.core.report.gate.to_html import render as page
+from kvcheck.core.run.store import RunStore
 
 (CELL,) = PASSED.scenarios
 KILLED = replace(

@@ -29,12 +29,11 @@ def request(number: int, tokens: int, *, outputs: int = 1, attempt: int = 0) -> 
 
 
 class ZeroDecoder:
-    """Each pass is over when it is queued, and its tokens are 0. joined: requests that came with their metadata."""
+    """Each pass is over when it is queued, and its tokens are 0."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._count = 0
-        self.joined: list[int] = []
 
     def forward(self, chunks: Sequence[Chunk]) -> Signal:
         self._count = len(chunks)
@@ -49,7 +48,7 @@ class ZeroDecoder:
         return {"output_ids": torch.zeros(1, dtype=torch.int32)}
 
     def join(self, request_id: int, row: MetadataRow) -> None:
-        self.joined.append(request_id)
+        """The next pass samples 0."""
 
 
 class BareCache:

@@ -68,15 +68,6 @@ def freed(rig: Rig, space: str) -> list[int]:
     ]
 
 
-def used_in_order(rig: Rig) -> None:
-    """Three leaves: ab is used last and hit least, cd is hit most, ef has the lowest priority of all."""
-    for text, priority in (("ab", 2), ("cd", 1), ("ef", 0)):
-        cached(rig, text, priority=priority)
-    for text, times in (("cd", 3), ("ef", 2), ("ab", 1)):
-        for _ in range(times):
-            rig.tree.match(rig.tokens(text))
-
-
 # Who goes first
 
 
@@ -85,8 +76,13 @@ def used_in_order(rig: Rig) -> None:
     [("lru", ["cd", "ef", "ab"]), ("lfu", ["ab", "ef", "cd"]), ("priority", ["ef", "cd", "ab"])],
 )
 def test_each_order_has_its_own_first_victim_on_both_tiers(order: str, first_to_last: list[str]) -> None:
+    """ab is used last and hit least, cd is hit most, ef has the lowest priority of all."""
     rig = rig_of(order=order)
-    used_in_order(rig)
+    for text, priority in (("ab", 2), ("cd", 1), ("ef", 0)):
+        cached(rig, text, priority=priority)
+    for text, times in (("cd", 3), ("ef", 2), ("ab", 1)):
+        for _ in range(times):
+            rig.tree.match(rig.tokens(text))
     for text in first_to_last:
         victim = rig.residency.device_victim("full")
         assert victim is rig.node(text)

@@ -196,18 +196,6 @@ def test_a_node_is_not_backed_up_under_a_parent_that_is_not() -> None:
     rig.close()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", TINY_SHAPES)
-def test_write_back_waits_for_the_copy_before_it_gives_the_pages_away(name: str, backend: str) -> None:
-    rig = rig_of(name, backend, write_policy="write-back", pages=4, window_pages=4)
-    rig.serve("abc")
-    rig.serve("xyz")  # evicts one to compute the other
-    rig.spoil()
-    assert rig.serve("abc") == 3
-    rig.check()
-    rig.close()
-
-
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="write-around"):
         CacheConfig(write_policy="write-around")

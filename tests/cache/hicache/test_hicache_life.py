@@ -185,9 +185,6 @@ def test_a_window_is_loaded_where_it_is_seen_and_only_there() -> None:
     rig.close()
 
 
-# Copies
-
-
 def test_direct_copies_take_host_pages_in_order_and_leave_the_values_they_got() -> None:
     copy = make_copy("full", np.array([5, 1, 3]), np.array([2, 9, 4]), (b"x", b"y", b"z"), owners=np.array([7, 8, 9]))
     (moved,) = rig_of(method="direct").controller.move((copy,))

@@ -128,12 +128,6 @@ def test_ranks_that_decide_alone_come_to_differ(ranks: int) -> None:
     assert rounds[0][1][0] != rounds[1][1][0]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_that_agree_stay_the_same_where_others_differ(ranks: int) -> None:
-    rounds = run_ranks(ranks, "llama-3-tiny", EVICTING)
-    assert all(each == rounds[0] for each in rounds[1:])
-
-
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from(["serve", "serve", "abort", "evict"]), st.text(alphabet="ab", min_size=1, max_size=4)),
     min_size=4,

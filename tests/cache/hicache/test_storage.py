@@ -156,24 +156,6 @@ def test_another_version_is_refused_though_its_checksum_matches_and_so_is_anothe
     assert unpack_object(pack_object(KEYS[0], b"abc"), key=KEYS[1], size=3) is None
 
 
-def test_faults_of_the_memory_store() -> None:
-    store = MemoryStore()
-    for number in range(5):
-        store.put(KEYS[number], payload_of(number))
-    assert store.keys() == KEYS[:5]
-    store.corrupt(KEYS[0], at=-1, mask=1)
-    store.truncate(KEYS[1], size=3000)
-    store.swap(KEYS[2], KEYS[3])
-    assert [store.get(key, 3000) for key in KEYS[:4]] == [None] * 4
-    assert store.refused == 4
-    store.drop(KEYS[4])
-    assert store.get(KEYS[4], 3000) is None and store.refused == 4
-    store.put(KEYS[0], payload_of(0))
-    assert store.get(KEYS[0], 3000) == payload_of(0)
-    with pytest.raises(UsageError, match="no object"):
-        store.corrupt(KEYS[9], at=0)
-
-
 @pytest.mark.parametrize("how", ["capacity", "fill_up"])
 def test_a_full_memory_store_says_so_and_keeps_what_it_has(how: str) -> None:
     room = object_bytes(KEYS[0], 3000)

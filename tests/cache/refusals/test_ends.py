@@ -94,6 +94,7 @@ def write(rig: Rig, source: int, target: int, size: int = 8, *, behind: str = ""
         (lambda rig: put(rig, dtype=torch.int8), LengthMismatch),
         (lambda rig: rig.decode.metadata.set(0, 1, {"no_such_field": torch.zeros(1)}), LayoutMismatch),
         (release_pinned, FreeInFlight),
+        (lambda rig: rig.receiver.forget(rig.rooms[ROOM]), ForeignAccess),
         (lambda rig: sender_of(rig, another(rig.decode.layout)), LayoutMismatch),
         (lambda rig: receiver_of(rig, another(rig.prefill.layout)), LayoutMismatch),
         (lambda rig: write(rig, -1, 0), TransferError),

@@ -141,22 +141,6 @@ def test_an_allocator_accepts_the_first_the_last_and_no_id(first: int) -> None:
     assert allocator.available == 2
 
 
-def test_each_holder_of_a_pin_ends_its_own() -> None:
-    allocator = PageAllocator("full", count=4, page_size=4)
-    assert allocator.allocate(4, ME) is not None
-    allocator.pin(ids(2, 2))
-    allocator.pin(ids(2))
-    allocator.unpin(ids(2))
-    with pytest.raises(LengthMismatch):
-        allocator.unpin(ids(2, 2, 2))
-    allocator.unpin(ids(2))
-    with pytest.raises(FreeInFlight):
-        allocator.free(ids(2))
-    allocator.unpin(ids(2))
-    allocator.free(ids(2))
-    assert allocator.available == 1
-
-
 def test_a_use_ends_when_it_is_reached_or_dropped_and_not_before() -> None:
     allocator = PageAllocator("full", count=4, page_size=4)
     assert allocator.allocate(4, ME) is not None

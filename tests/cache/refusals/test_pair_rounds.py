@@ -58,19 +58,6 @@ def test_a_rank_refuses_what_can_never_fit_and_a_value_too_many(rig: Rig) -> Non
         assert not each.is_idle
 
 
-def test_a_prompt_is_computed_at_one_end_and_ended_at_the_other_with_its_metadata(rig: Rig) -> None:
-    decode, prefill = decode_of(rig), prefill_of(rig)
-    for each in (decode, prefill):
-        each.submit(request(FIRST, rig.shape.page_size + 1))
-    finished: list[tuple[int, tuple[int, ...]]] = []
-    for _ in range(ROUNDS):
-        prefill.settle(prefill.poll())
-        finished += decode.settle(decode.poll()).finished
-    decoder = decode.parts.decoder
-    assert finished == [(FIRST, (0,))] and isinstance(decoder, ZeroDecoder) and decoder.joined == [FIRST]
-    assert decode.is_idle and prefill.is_idle
-
-
 def test_no_more_prompts_are_asked_for_than_may_be_on_their_way(rig: Rig) -> None:
     scheduler = decode_of(rig, max_prefilling=1)
     for number in (FIRST, SECOND):

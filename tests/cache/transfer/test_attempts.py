@@ -17,8 +17,7 @@ from kvcheck.core.cache.transfer.sender import FAILED as SENDER_FAILED
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.contract import ContractOracle
 from kvcheck.core.stress.oracles.liveness import LivenessOracle
-from kvcheck.core.stress.oracles.protocol import ProtocolOracle
-from kvcheck.core.stress.workload.events import Aborted, Event, Expected, Failed, Faulted, Finished, Forward, Retried
+from kvcheck.core.stress.workload.events import Event, Expected, Failed, Finished, Forward, Retried
 
 
 def test_a_room_that_has_arrived_here_and_failed_elsewhere_is_ended_with_the_reason() -> None:
@@ -118,25 +117,6 @@ def codes(oracle: type, events: Sequence[Event]) -> list[str]:
         history.emit(event)
     judge.finish()
     return [found.code for found in judge.findings]
-
-
-FAULT = Faulted(1, "its page list kv.full has the length 3, where the prompt has 2 pages", ("target has 3 pages",))
-SAID = Failed(1, "source has 2 pages, target has 3 pages")
-
-
-@pytest.mark.parametrize(
-    ("events", "found"),
-    [
-        ((FAULT, SAID, Retried(1), Finished(1, (4,))), []),
-        ((FAULT, SAID, Finished(1, (4,))), ["KV301"]),
-        ((Aborted(1), Failed(1, "aborted"), Retried(1), Finished(1, (4,))), []),
-        ((Aborted(1), Failed(1, "aborted"), Retried(1), Failed(1, "aborted")), ["KV604"]),
-        ((FAULT, SAID, Retried(1), SAID), ["KV604"]),
-        ((FAULT, SAID, Retried(2), Finished(1, (4,))), ["KV301"]),
-    ],
-)
-def test_a_fault_excuses_its_own_attempt(events: tuple[Event, ...], found: list[str]) -> None:
-    assert codes(ProtocolOracle, events) == found
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,21 +118,6 @@ def test_on_an_asynchronous_path_a_status_comes_before_its_bytes() -> None:
         assert poll(lambda: target.bytes == FULL)
 
 
-def test_legs_pass_one_another_on_asynchronous_paths_alone() -> None:
-    with two_ends() as (source, target):
-        source.wire.late_s = lambda leg, ticket: LATE_S if leg == "kv" else 0.0
-        source.wire.paths = dict.fromkeys(("kv", "aux"), "async")
-        write(source, "kv", (0, 0, 32))
-        write(source, "aux", (32, 32, 32))
-        assert poll(lambda: target.bytes[32:] == FULL[32:]) and target.bytes[16:32] == NONE[16:32]
-        assert poll(lambda: target.bytes == FULL)
-        target.memory.fill_(0)
-        source.wire.paths = {}
-        write(source, "kv", (0, 0, 32))
-        write(source, "aux", (32, 32, 32))
-        assert poll(lambda: target.bytes[32:] == FULL[32:]) and target.bytes == FULL
-
-
 def test_a_flush_is_behind_every_lane_and_messages_stay_in_order() -> None:
     with two_ends() as (source, target):
         source.wire.paths, source.wire.late_s = {"kv": "async"}, lambda leg, ticket: LATE_S
@@ -158,15 +142,6 @@ def test_a_block_outside_a_region_is_refused_and_nothing_is_written(block: tuple
             source.wire.write("decode-0", "state", [blocks((0, 0, 8), target="state")], ticket=TICKET, after=())
         assert poll(lambda: source.wire.backend.query(source.wire.flush("decode-0")))
         assert target.bytes == FULL[:8] + NONE[8:]
-
-
-def test_the_memory_has_no_name_in_any_file_system() -> None:
-    with two_ends():
-        maps = [
-            line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
-        ]
-        assert maps and all(name.startswith("/memfd:kvcheck-") for name in maps)
-        assert not [name for name in maps if "/dev/shm" in name]
 
 
 # Peers that are gone

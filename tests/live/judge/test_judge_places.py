@@ -9,8 +9,6 @@ from math import gcd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvcheck.core.live.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
-from kvcheck.core.live.model.answers import answers, reads
 from rigs.known_answers import forward, marks, small, walk
 from rigs.live_answers import (
     ALPHABET,
@@ -27,6 +25,8 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Exchange, Question
 from kvcheck.core.live.judge import PagePlace, Wrong, finding
 from kvcheck.core.live.judge.steps import Listing, steps
+from kvcheck.core.model.alphabet import TOO_LITTLE, TOO_MUCH, Alphabet
+from kvcheck.core.model.answers import answers, reads
 
 NODES = [(37 * i + 5) % 256 for i in range(200)]  # own page at each step: no two requests share a run of nodes
 LONG = walk_question(1, NODES, start=3, count=120)

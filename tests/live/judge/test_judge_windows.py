@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from kvcheck.core.live.model.alphabet import TOO_MUCH, Alphabet
-from kvcheck.core.live.model.answers import answers, reads
 from rigs.gpt_oss_forward import GptOssForward
 from rigs.known_answers import forward, marks, small, walk
 from rigs.live_answers import exchange
@@ -15,6 +13,8 @@ from rigs.llama_forward import Cache
 
 from kvcheck.core.live.exchange import Question
 from kvcheck.core.live.judge import SentPrompts, ServerSetting, Wrong, judge_round
+from kvcheck.core.model.alphabet import TOO_MUCH, Alphabet
+from kvcheck.core.model.answers import answers, reads
 
 MODEL = small(family="gpt-oss", length=2048)
 ALPHABET = Alphabet(MODEL)
