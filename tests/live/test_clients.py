@@ -96,6 +96,13 @@ def test_an_abort_by_the_engines_call_says_what_came_long_after_it(
     assert answer.end is End.DONE and answer.after_abort is not None and answer.after_abort > 5
 
 
+@pytest.mark.parametrize("engine", SPOKEN)
+def test_tokens_soon_after_an_abort_may_have_been_made_before_it(engine: str) -> None:
+    with Fake(ALPHABET, engine, fault="after-abort") as fake:
+        answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
+    assert answer.end is End.DONE and answer.after_abort in (0, None)
+
+
 def test_a_call_to_abort_that_fails_is_told_and_the_answer_goes_on() -> None:
     events = [{"choices": [{"token_ids": [7], "finish_reason": None}]}] * 3
     last = {"choices": [{"token_ids": [], "finish_reason": "length"}]}

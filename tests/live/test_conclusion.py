@@ -155,6 +155,20 @@ def test_a_round_that_time_cut_short_is_told_and_no_reason_against_a_pass() -> N
     assert each.result().verdict is Verdict.PASS
 
 
+def test_rounds_of_one_run_number_their_requests_on() -> None:
+    numbers: list[int] = []
+
+    def answer(sending: Sending) -> None:
+        numbers.append(sending.question.number)
+
+    runner = begun(answer)
+    runner.run(PLAN)
+    first = set(numbers)
+    numbers.clear()
+    runner.run(PLAN)
+    assert not first & set(numbers)
+
+
 def test_a_round_of_which_nothing_was_sent_is_no_pass() -> None:
     done = begun(lambda sending: right(sending, cached=16)).run(PLAN, until=0.0)
     assert "no request of a round was sent" in done.reasons[0]

@@ -1,6 +1,10 @@
 """Real releases of SGLang, where environments with them are named: equal verdicts, turned round by an edit.
 
-KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/probes/test_real_sglang.py"""
+    KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/probes/test_real_sglang.py
+
+Nothing is expected of a version: its verdict is turned round by an edit of a copy of its files. A release that lacks
+something is UNKNOWN with that name.
+"""
 
 from __future__ import annotations
 

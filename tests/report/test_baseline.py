@@ -177,6 +177,13 @@ def test_a_place_is_the_same_for_other_pages_requests_lines_and_runs() -> None:
     assert place_of(race) == "ordering: load before read"
 
 
+def test_the_reader_names_a_place_for_an_engine_alone() -> None:
+    line = "preemption:shape=scheduler.priority,target=vllm%3Aenvs/a,seed=1,schedule=0"
+    of_engine = replace(FOREIGN, lane="get_index_k", schedule=line)
+    assert place_of(of_engine) == "content: device index_k_with_scale, get_index_k"
+    assert place_of(replace(FOREIGN, lane="h2d.1")) == place_of(FOREIGN)
+
+
 def test_a_target_of_the_users_own_has_rows_of_its_own() -> None:
     line = "retract-resume:shape=glm-5.1-tiny,target=my.pool%3Aparts,seed=1,schedule=0"
     own = replace(FOREIGN, lane="h2d.1", schedule=line)

@@ -85,6 +85,18 @@ def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
     assert said.count("kvcheck replay") == 2 and all(f"retract-resume/shape-{at}" in said for at in range(4))
 
 
+def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None:
+    line = "kvcheck replay hicache:shape=x,seed=1,schedule=0"
+    first = replace(FOREIGN, code="KV301", replay=f"{line},expect=KV301")
+    others = [
+        replace(OTHER, code=code, buffer=buffer, message=f"{buffer} is wrong", replay=f"{line},expect={code}")
+        for code, buffer in (("KV304", "k"), ("KV304", "v"), ("KV102", "k"))
+    ]
+    (group,) = changes(made(), later(made(first, *others)), share=0.5).grouped(State.NEW)
+    assert len(group) == 4 and line_of(group).startswith("KV301 ")
+    assert "KV304 x2, KV102 x1" in line_of(group) and "is wrong" not in line_of(group)
+
+
 def test_a_cause_that_was_a_symptom_is_not_new() -> None:
     symptom = replace(OTHER, cause=f"{PASSED.run_id}.1")
     assert told(made(FOREIGN, symptom), later(made(OTHER)))["exit"] == 4  # the first cause is neither shown nor fixed

@@ -92,6 +92,12 @@ def test_an_arm_that_takes_half_as_long_again_is_slower_by_so_much() -> None:
     assert told(simulated(1, 15, ratio=1 / 1.5).rows()) == {"faster"}
 
 
+def test_a_difference_within_the_floor_is_not_told_apart() -> None:
+    rows = simulated(1, 15, noise=0.2, ratio=1.05).rows()
+    assert told(rows) == {ALIKE}
+    assert all(row.status == "noisy" for row in rows)
+
+
 def test_six_rounds_are_too_few_for_three_claims() -> None:
     assert told(simulated(1, 6, noise=0.0, ratio=2.0).rows()) == {ALIKE}
     assert told(simulated(1, 7, noise=0.0, ratio=2.0).rows()) == {"slower"}

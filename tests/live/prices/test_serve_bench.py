@@ -195,6 +195,14 @@ def test_only_with_leave_the_cache_is_emptied() -> None:
     assert closed.notes[0] == "the prefix cache was not emptied before a pass: POST /flush: 404"
 
 
+def test_counters_of_a_server_are_its_arms_alone_and_of_one_server_both() -> None:
+    apart = ran(two(TimedClient(), TimedClient()), 2)
+    assert all(tally.evidence.observed["evict"] > 0 for tally in apart.tallies.values())
+    both = ran(two(TimedClient()), 2)
+    assert not any("evict" in tally.evidence.observed for tally in both.tallies.values())
+    assert "of target and versus together: evict" in both.notes[0]
+
+
 def test_a_round_that_the_time_cut_is_left_out() -> None:
     bench = two(TimedClient())
     bench.begin()
