@@ -45,9 +45,7 @@ def finding(request: int, layer: int | None = 1, page: int | None = 2) -> Findin
         ({"token": 9, "hit": 1, "hit-token": 5}, {"moved": {"hit-token": 0}}, "stood still or is not shown"),
     ],
 )
-def test_what_a_pass_lacks_is_unknown_with_its_reason(
-    observed: dict[str, int], fields: dict[str, object], reason: str
-) -> None:
+def test_what_a_pass_lacks_is_the_reason(observed: dict[str, int], fields: dict[str, object], reason: str) -> None:
     each = progress()
     each.add(result(observed, **fields))
     row = each.result()

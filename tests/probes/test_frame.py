@@ -112,9 +112,7 @@ def test_stub_is_served_to_the_engine_alone(stubs: Stubs) -> None:
     as_module("a_library", "import a_kernel.more")  # it is there by now, so all of it is
 
 
-def test_a_library_that_refuses_to_go_on_without_a_package_is_served_that_package_alone(
-    monkeypatch: pytest.MonkeyPatch, stubs: Stubs
-) -> None:
+def test_a_library_that_insists_on_a_package_is_served_it(monkeypatch: pytest.MonkeyPatch, stubs: Stubs) -> None:
     look = "import importlib.util\nfound = importlib.util.find_spec('a_kernel') is not None"
     assert not as_module("a_library.utils", look).found
     monkeypatch.setitem(ASKERS, "a_kernel", "a_library")

@@ -72,7 +72,7 @@ def test_another_seed_order_page_and_request_are_no_difference() -> None:
     assert told(made(FOREIGN, OTHER), later(made(*moved), seed=2)) == {"same": 2, "problems": 0, "exit": 0}
 
 
-def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
+def test_one_cause_in_several_cells_is_one_entry_with_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """22 findings of one edit were printed one by one, each with its line."""
@@ -217,9 +217,7 @@ def test_command_says_what_is_new_and_writes_reports(tmp_path: Path, capsys: pyt
         (["-o", "md"], "expected FORMAT=PATH"),
     ],
 )
-def test_bad_options_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
-) -> None:
+def test_bad_options_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
     assert run(["compare", *stored(tmp_path, made(), later(made())), *more]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

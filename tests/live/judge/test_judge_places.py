@@ -236,9 +236,7 @@ def test_tokens_that_are_never_answered_point_nowhere() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt-oss"])
 @given(seed=st.integers(0, 1 << 30), count=st.integers(5, 80), length=st.integers(1, 60), is_walk=st.booleans())
-def test_steps_of_a_right_answer_are_what_it_reads(
-    family: str, seed: int, count: int, length: int, is_walk: bool
-) -> None:
+def test_steps_of_a_right_answer_are_its_reads(family: str, seed: int, count: int, length: int, is_walk: bool) -> None:
     model = small(family=family, length=2048)
     if is_walk:
         ids = walk(model, count=count if gcd(count, model.hops) == 1 else count + 1, seed=seed)
@@ -340,9 +338,7 @@ def test_a_wrong_scale_of_values_names_no_page_where_marks_show_it(times: float,
 @pytest.mark.parametrize("layer", range(MODEL.layers))
 @pytest.mark.parametrize("page", [None, 1, 2, 3])
 @pytest.mark.parametrize("times", [2.0, 0.5])
-def test_values_of_a_wrong_scale_in_a_walk_are_no_keys_of_the_next_layer(
-    layer: int, page: int | None, times: float
-) -> None:
+def test_values_of_a_wrong_scale_are_no_keys_of_the_next_layer(layer: int, page: int | None, times: float) -> None:
     rows = slice(None) if page is None else slice(page * PAGE, (page + 1) * PAGE)
 
     def scale(cache: Cache) -> None:
