@@ -18,6 +18,7 @@ from kvcheck.core.probes.frame.probe import Rig, run
 from kvcheck.core.probes.frame.streams import LAZY, RANDOM, Machine, SideEvent, SideStream
 from kvcheck.core.probes.frame.stubs import ASKERS, Stubs
 from kvcheck.core.probes.frame.wire import decode
+from kvcheck.core.probes.sglang.rig.requests import end_of
 
 ENGINE = "an_engine"
 UNITS = {"token": 12, "state": 5}
@@ -221,6 +222,19 @@ def test_probe_without_evidence_is_no_pass(subject: str, why: str, machine: Mach
         mix=Rng(1),
     )
     assert why in str(run(Empty(), rig)) and rig.judge.evidence().words_verified == {}
+
+
+@pytest.mark.parametrize(
+    "request_of_a_release",
+    [
+        SimpleNamespace(extend_end=7, fill_ids=[0] * 9),
+        SimpleNamespace(extend_range=SimpleNamespace(start=2, end=7)),
+        SimpleNamespace(fill_len=7),
+        SimpleNamespace(fill_ids=[0] * 7),
+    ],
+)
+def test_end_of_a_round_is_found_by_each_releases_name(request_of_a_release: SimpleNamespace) -> None:
+    assert end_of(request_of_a_release) == 7
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"hello": 1}', '{"reply": {}}', '{"x": {}}', "[" * 5000, "nan"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvcheck.commands.main import run
+from kvcheck.commands.probes import pass_lines
 from kvcheck.core.cache.transfer.mooncake.library import why_unusable
 from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
@@ -19,7 +21,7 @@ from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.bounds import longest_call_s
 from kvcheck.core.probes.mooncake.words import Places, held
-from kvcheck.core.stress.schedule import parse_line
+from kvcheck.core.stress.schedule import Plan, parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"
 BY_LIBRARY = "landing.batch"
@@ -119,6 +121,15 @@ def test_a_fault_makes_a_command_red(place: Path, tmp_path: Path, fault: str, sh
     ended, record = stress(place, tmp_path, shape, "--engine-env", f"MC_STAND_IN={fault}")
     assert ended == 1
     assert (code, lane) in {(finding["code"], finding["lane"]) for finding in record["findings"]}  # type: ignore[attr-defined]
+
+
+def test_a_run_announces_how_long_a_pass_takes_and_whether_its_time_is_too_short() -> None:
+    plans = [Plan(scenario="transfer", probe=shape, target="mooncake") for shape in SHAPES]
+    (line,) = pass_lines([(plan, 12) for plan in plans], None)
+    seconds = int(re.findall(r"about (\d+) s", line)[0])
+    assert seconds > 60 and pass_lines([(plan, 12) for plan in plans], seconds + 1) == [line]
+    assert "--max-time 60" in pass_lines([(plan, 12) for plan in plans], 60.0)[0]
+    assert pass_lines([(Plan(scenario="hicache", shape="glm-5.1-tiny"), 3)], 1.0) == []
 
 
 @pytest.mark.processes

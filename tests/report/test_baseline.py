@@ -259,6 +259,11 @@ def test_an_expired_row_covers_nothing_and_says_whose_it_is() -> None:
     assert judged(ROW, record=run(), day=late).exit_code == 1, "also where nothing is found"
 
 
+def test_a_cell_that_ended_at_a_known_finding_says_what_it_did_not_run() -> None:
+    told = "\n".join(result_lines(judged(ROW, record=run(FOREIGN, schedules=1))))
+    assert f"{CELL} ended after 1 of 400 schedules: later schedules were not judged" in told
+
+
 HAND_EDITED = """# ours
 [[finding]]  # one
 cell = 'a/b'

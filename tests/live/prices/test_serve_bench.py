@@ -13,6 +13,7 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import FIRST_TOKEN, NEXT_TOKEN, SERVE_CASES, THROUGHPUT
 from kvcheck.core.live import health
 from kvcheck.core.live.exchange import Answer, End, Sending
+from kvcheck.core.live.prices import bench as bench_module
 from kvcheck.core.live.prices import side as side_module
 from kvcheck.core.live.prices.bench import Arm, ServeBench
 from kvcheck.core.live.prices.load import FRESH, SHARED, Load
@@ -209,6 +210,12 @@ def test_a_round_that_the_time_cut_is_left_out() -> None:
     assert bench.warm_up(until=None, told=lambda name, answered: None)
     assert not bench.add_round(until=0.0, told=lambda name, answered: None)
     assert bench.rounds.times == [] and bench.why_no_measurement() is None
+
+
+def test_a_client_that_is_busy_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("kvcheck itself" in note for note in ran(two(TimedClient()), 0).notes)
+    monkeypatch.setattr(bench_module, "MOST_BUSY", -1.0)
+    assert any("kvcheck itself took" in note for note in ran(two(TimedClient()), 1).notes)
 
 
 def test_an_interrupt_keeps_the_rounds_and_judges_the_rest() -> None:
