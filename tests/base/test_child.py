@@ -128,9 +128,7 @@ def test_a_child_that_says_nothing_is_no_verdict(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.processes
-def test_an_engine_that_greets_as_another_kvcheck_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_that_greets_as_another_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = GREET.replace('"$4"', '\'{"package": "/other", "version": "9", "python": "3"}\'')
     env = interpreter(tmp_path / "env", "sleep 60", greeting=other)
     assert run(["probe", f"sglang:{env}", "--out", str(tmp_path / "runs")]) == 70

@@ -119,9 +119,7 @@ def test_words_that_were_not_read_say_nothing(words: list[int | None], verdict: 
 @pytest.mark.parametrize(
     ("owner", "position", "verdict"), [(5, 11, ("KV102", 5)), (2, 69, ("KV301", 2)), (9, 127, ("KV102", 9))]
 )
-def test_half_words_are_resolved_by_trying_the_runs_tags(
-    owner: int, position: int, verdict: tuple[str, int | None]
-) -> None:
+def test_half_words_are_resolved_by_tags_of_the_run(owner: int, position: int, verdict: tuple[str, int | None]) -> None:
     found = classify([*map(half, row(owner, position))], SITE, OWN, HALVES)
     assert (found.code, found.owner) == verdict
     lost = classify([*map(half, row(owner, position))], SITE, OWN, replace(HALVES, requests=1, positions=8))

@@ -39,9 +39,7 @@ def test_a_folder_that_was_named_is_used(memory: Path, tmp_path: Path, monkeypat
     assert parent("store") == tmp_path
 
 
-def test_memory_that_is_full_or_missing_is_left_alone(
-    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_or_missing_memory_is_left_alone(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "ROOM_BYTES", 1 << 60)
     assert parent("store") == tmp_path / "usual"
     monkeypatch.setattr(scratch, "ROOM_BYTES", 1)

@@ -82,9 +82,7 @@ def test_a_closed_connection_keeps_the_tokens_that_arrived(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", SPOKEN)
-def test_an_abort_by_the_engines_call_says_what_came_long_after_it(
-    engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abort_by_the_engines_call_says_what_came_long_after(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "GRACE_S", 0.05)
     with Fake(ALPHABET, engine, token_s=0.02) as fake:
         answer = ask(client(engine, fake.url), abort=AbortRequest(after=3, by_call=True))
@@ -94,6 +92,13 @@ def test_an_abort_by_the_engines_call_says_what_came_long_after_it(
     with Fake(ALPHABET, engine, fault="after-abort", token_s=0.02) as fake:
         answer = ask(client(engine, fake.url), abort=AbortRequest(after=3, by_call=True))
     assert answer.end is End.DONE and answer.after_abort is not None and answer.after_abort > 5
+
+
+@pytest.mark.parametrize("engine", SPOKEN)
+def test_tokens_soon_after_an_abort_may_have_been_made_before_it(engine: str) -> None:
+    with Fake(ALPHABET, engine, fault="after-abort") as fake:
+        answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
+    assert answer.end is End.DONE and answer.after_abort in (0, None)
 
 
 def test_a_call_to_abort_that_fails_is_told_and_the_answer_goes_on() -> None:
@@ -220,9 +225,7 @@ def of_sglang(ids: list[int], total: int | None, finish: str | None = None, **mo
         ([of_sglang([5], 1)], End.CUT, (5,)),
     ],
 )
-def test_a_stream_of_sglang_is_read_in_both_of_its_forms(
-    events: list[object], end: End, tokens: tuple[int, ...]
-) -> None:
+def test_a_stream_of_sglang_is_read_in_both_forms(events: list[object], end: End, tokens: tuple[int, ...]) -> None:
     with RawServer(stream(*events)) as server:
         answer = ask(client("sglang", server.url), abort=AbortRequest(after=99))
     assert (answer.end, answer.tokens) == (end, tokens)

@@ -45,9 +45,7 @@ def finding(request: int, layer: int | None = 1, page: int | None = 2) -> Findin
         ({"token": 9, "hit": 1, "hit-token": 5}, {"moved": {"hit-token": 0}}, "stood still or is not shown"),
     ],
 )
-def test_what_a_pass_lacks_is_unknown_with_its_reason(
-    observed: dict[str, int], fields: dict[str, object], reason: str
-) -> None:
+def test_what_a_pass_lacks_is_the_reason(observed: dict[str, int], fields: dict[str, object], reason: str) -> None:
     each = progress()
     each.add(result(observed, **fields))
     row = each.result()
@@ -153,6 +151,20 @@ def test_a_round_that_time_cut_short_is_told_and_no_reason_against_a_pass() -> N
     each = progress()
     each.add(done)
     assert each.result().verdict is Verdict.PASS
+
+
+def test_rounds_of_one_run_number_their_requests_on() -> None:
+    numbers: list[int] = []
+
+    def answer(sending: Sending) -> None:
+        numbers.append(sending.question.number)
+
+    runner = begun(answer)
+    runner.run(PLAN)
+    first = set(numbers)
+    numbers.clear()
+    runner.run(PLAN)
+    assert not first & set(numbers)
 
 
 def test_a_round_of_which_nothing_was_sent_is_no_pass() -> None:

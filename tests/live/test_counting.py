@@ -32,6 +32,7 @@ def test_what_answers_say_is_counted() -> None:
     found = seen(ScriptedClient(), exchanges)
     assert found.counts == {"hit": 1, "hit-token": 64, "host-hit": 48, "retract": 2, "lost-prefix": 0}
     assert found.sources["hit"] == "each request: cached tokens"
+    assert seen(ScriptedClient(), [exchange(question())]).counts == {}, "what no answer says has no count"
 
 
 def test_counters_count_by_how_they_moved_and_a_new_one_from_nothing() -> None:
@@ -71,6 +72,12 @@ def test_an_abort_counts_once_something_had_been_answered() -> None:
         exchange(question(2), abort=AbortRequest(after=3), end=End.DONE),
     ]
     assert seen(ScriptedClient(), aborts).counts == {"abort": 1}
+
+
+def test_a_transfer_is_an_answered_request_of_a_pair() -> None:
+    pair = ScriptedClient(said=frozenset({"transfer"}))
+    exchanges = [exchange(question(0)), exchange(question(1), end=End.REFUSED, tokens=())]
+    assert seen(pair, exchanges).counts == {"transfer": 1}
 
 
 def test_a_request_overtakes_one_of_lower_priority_that_began_before_it() -> None:

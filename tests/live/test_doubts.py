@@ -81,9 +81,7 @@ def compared(client: Counting, answered: int = 20, *, cached: int = 0, whole: bo
         (ScriptedClient(computed=COMPUTED), True, False),
     ],
 )
-def test_one_server_is_shown_by_counters_that_count_each_new_prompt(
-    client: ScriptedClient, whole: bool, is_one: bool
-) -> None:
+def test_one_server_is_shown_by_counters_of_new_prompts(client: ScriptedClient, whole: bool, is_one: bool) -> None:
     def ask_new() -> Sequence[Exchange]:
         return count_new(client, whole) if isinstance(client, Counting) else FRESH
 
@@ -110,9 +108,7 @@ def test_fewer_requests_than_answers_are_told_once_new_prompts_are_counted_whole
         (Counting((9, 18, 0), (9, 18, 0), starts=(1.0, 2.0)), True, True),  # it was started again
     ],
 )
-def test_nothing_is_said_of_a_proxy_where_counters_can_be_others_late_or_incomplete(
-    client: Counting, whole: bool, is_told: bool
-) -> None:
+def test_late_or_incomplete_counters_say_nothing_of_a_proxy(client: Counting, whole: bool, is_told: bool) -> None:
     found = compared(client, whole=whole)
     assert found.elsewhere is None and found.contradicted is None
     assert bool(found.notes) == is_told

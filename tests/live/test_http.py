@@ -171,9 +171,7 @@ def test_a_server_without_tls_is_not_reached_by_https() -> None:
 
 
 @pytest.mark.processes(starts=True)
-def test_a_certificate_of_nobody_is_refused_and_one_of_the_given_file_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_certificate_of_the_given_file_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")

@@ -7,6 +7,7 @@ from math import gcd
 import pytest
 from rigs.live_client import ALPHABET, PARAMETERS
 
+from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.questions import Questions
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
@@ -107,6 +108,11 @@ def test_an_answer_to_a_position_test_reads_all_marks_but_the_first_few() -> Non
         read = {each.positions[0] for each in reads(ALPHABET, question.ids, len(question.expected))}
         assert read >= set(range(len(question.ids) - 1 - PARAMETERS.distance, len(question.ids)))
         assert len(subject.values) - PARAMETERS.distance <= 8
+
+
+def test_a_server_that_takes_too_few_tokens_is_refused() -> None:
+    with pytest.raises(UsageError, match="takes 20"):
+        questions(longest=20)
 
 
 def test_prefix_cache_asks_one_request_twice_and_others_by_an_equal_last_token() -> None:

@@ -71,6 +71,13 @@ def test_a_mark_has_each_bit_from_where_its_layer_reads() -> None:
     assert value == values[-1 - 23] & 0x0F | values[-1 - 31] & 0xF0
 
 
+def test_a_second_turn_asks_for_its_own_walk_and_for_the_first() -> None:
+    first = walk_prompt(ALPHABET, [1, 2, 3, 4, 5], 0)
+    turn = (*first, *answers(ALPHABET, first, 4), *(ALPHABET.place(node) for node in (10, 11, 12, 13, 14, 10)))
+    assert answers(ALPHABET, (*turn, ALPHABET.node(11)), 1) == (ALPHABET.node(14),)
+    assert answers(ALPHABET, (*turn, ALPHABET.node(2)), 1) == (ALPHABET.node(5),)
+
+
 def test_two_nodes_differ_in_two_digits_and_each_digit_takes_every_value() -> None:
     for changes in ({}, {"base": 2, "digits": 9, "kv_heads": 2}, {"digits": 8, "kv_heads": 8}):
         model = small(**changes)

@@ -109,9 +109,7 @@ DAMAGE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 @pytest.mark.parametrize("layer", range(4))
 @pytest.mark.parametrize("change", DAMAGE)
-def test_a_walk_that_loses_a_page_by_its_index_rows_says_so_with_the_layer(
-    model: IndexedForward, change: str, layer: int
-) -> None:
+def test_a_walk_that_loses_a_page_by_index_rows_says_the_layer(model: IndexedForward, change: str, layer: int) -> None:
     parameters = small(**FAMILY)
     found = said(model, parameters, walk(parameters, count=COUNT, seed=1), layer, DAMAGE[change])
     assert found is not None and Alphabet(parameters).lost_at(found[1]) == (layer, None)

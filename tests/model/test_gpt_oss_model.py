@@ -84,9 +84,7 @@ def test_a_token_that_reads_behind_its_own_position_is_said_with_its_layer(model
 
 @pytest.mark.parametrize("request_ids", [WALK, MARKS], ids=["walk", "marks"])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_lost_sink_is_said_with_its_layer_by_both_tests(
-    model: GptOssForward, layer: int, request_ids: tuple[int, ...]
-) -> None:
+def test_both_tests_name_a_lost_sinks_layer(model: GptOssForward, layer: int, request_ids: tuple[int, ...]) -> None:
     model.sink_times[layer] = torch.inf
     found = said(model, request_ids)
     assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
@@ -132,9 +130,7 @@ CHANGES: dict[str, Change] = {
 
 @pytest.mark.parametrize("layer", WINDOWED)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_wrong_page_of_a_windowed_layer_is_said_by_the_marks_and_read_by_no_walk(
-    model: GptOssForward, change: str, layer: int
-) -> None:
+def test_a_wrong_page_of_a_windowed_layer_is_said_by_marks_alone(model: GptOssForward, change: str, layer: int) -> None:
     found = wrong_page(model, MARKS, layer, CHANGES[change])
     assert found is not None and ALPHABET.lost_at(found[1]) == (layer, None)
     assert wrong_page(model, WALK, layer, CHANGES[change]) is None

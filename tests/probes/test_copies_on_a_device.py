@@ -181,9 +181,7 @@ def no_image(**_: Any) -> None:
         (None, f"has no {TRIAL}"),
     ],
 )
-def test_copies_that_do_not_run_here_are_no_pass(
-    trial: object, why: str, device: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_copies_here_are_no_pass(trial: object, why: str, device: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     found = compiled(device)
     monkeypatch.setattr(compiled_copies, "import_module", lambda name: found)

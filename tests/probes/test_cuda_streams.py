@@ -100,9 +100,7 @@ def test_work_stands_until_it_is_let_go_piece_by_piece(device: Machine, machine:
     assert machine.take_report() == HoldReport(placed=4) and machine.take_report() == HoldReport()
 
 
-def test_nothing_stands_when_a_reset_waits_and_holds_are_used_again(
-    device: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_stands_when_a_reset_waits_and_holds_return(device: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_streams, "HOLDS_MOST", 2)
     machine = CudaMachine("cuda")
     for seed in range(3):

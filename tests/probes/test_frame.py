@@ -17,6 +17,7 @@ from kvcheck.core.probes.frame.probe import Rig, run
 from kvcheck.core.probes.frame.streams import LAZY, RANDOM, Machine, SideEvent, SideStream
 from kvcheck.core.probes.frame.stubs import ASKERS, Stubs
 from kvcheck.core.probes.frame.wire import decode
+from kvcheck.core.probes.sglang.rig.requests import end_of
 
 ENGINE = "an_engine"
 UNITS = {"token": 12, "state": 5}
@@ -111,9 +112,7 @@ def test_stub_is_served_to_the_engine_alone(stubs: Stubs) -> None:
     as_module("a_library", "import a_kernel.more")  # it is there by now, so all of it is
 
 
-def test_a_library_that_refuses_to_go_on_without_a_package_is_served_that_package_alone(
-    monkeypatch: pytest.MonkeyPatch, stubs: Stubs
-) -> None:
+def test_a_library_that_insists_on_a_package_is_served_it(monkeypatch: pytest.MonkeyPatch, stubs: Stubs) -> None:
     look = "import importlib.util\nfound = importlib.util.find_spec('a_kernel') is not None"
     assert not as_module("a_library.utils", look).found
     monkeypatch.setitem(ASKERS, "a_kernel", "a_library")
@@ -222,6 +221,19 @@ def test_probe_without_evidence_is_no_pass(subject: str, why: str, machine: Mach
         mix=Rng(1),
     )
     assert why in str(run(Empty(), rig)) and rig.judge.evidence().words_verified == {}
+
+
+@pytest.mark.parametrize(
+    "request_of_a_release",
+    [
+        SimpleNamespace(extend_end=7, fill_ids=[0] * 9),
+        SimpleNamespace(extend_range=SimpleNamespace(start=2, end=7)),
+        SimpleNamespace(fill_len=7),
+        SimpleNamespace(fill_ids=[0] * 7),
+    ],
+)
+def test_end_of_a_round_is_found_by_each_releases_name(request_of_a_release: SimpleNamespace) -> None:
+    assert end_of(request_of_a_release) == 7
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"hello": 1}', '{"reply": {}}', '{"x": {}}', "[" * 5000, "nan"])

@@ -41,9 +41,7 @@ def release(folder: Path, version: str, fault: str = "") -> Path:
         ("0.5.23", True, set()),
     ],
 )
-def test_a_row_is_about_its_releases_and_its_one_capability(
-    tmp_path: Path, version: str, has_tree: bool, gone: set[str]
-) -> None:
+def test_a_row_is_of_its_releases_and_capability(tmp_path: Path, version: str, has_tree: bool, gone: set[str]) -> None:
     made = release(tmp_path / "env", version)
     if has_tree:
         (site,) = made.glob("lib/python*/site-packages")
@@ -57,11 +55,9 @@ def test_a_row_is_about_its_releases_and_its_one_capability(
 
 
 @pytest.mark.processes(starts=True)
-def test_what_a_release_has_dropped_is_a_line_and_no_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = ["probe", "--schedules", "12", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
-    base += ["--probe", "prefixes.mamba"]
+def test_what_a_release_dropped_is_a_line_and_no_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["stress", "--schedules", "12", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
+    base += ["--shape", "prefixes.mamba", "--target"]
     known = f"sglang:{release(tmp_path / 'known', '0.5.23')}"
     assert run([*base, known, "--probe", "metadata", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -1,6 +1,10 @@
 """Real releases of SGLang, where environments with them are named: equal verdicts, turned round by an edit.
 
-KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/probes/test_real_sglang.py"""
+    KVCHECK_SGLANG=/envs/sglang-0.5.9:/envs/sglang-0.5.14 pytest tests/probes/test_real_sglang.py
+
+Nothing is expected of a version: its verdict is turned round by an edit of a copy of its files. A release that lacks
+something is UNKNOWN with that name.
+"""
 
 from __future__ import annotations
 
@@ -275,9 +279,7 @@ def edited(release: Path, folder: Path, verdicts: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[-1])
-def test_an_edit_turns_each_verdict_round(
-    child: EngineProcess, release: Path, tmp_path: Path, group: tuple[str, ...]
-) -> None:
+def test_an_edit_turns_a_verdict(child: EngineProcess, release: Path, tmp_path: Path, group: tuple[str, ...]) -> None:
     verdicts = {shape: verdict(child, shape) for shape in group}
     judged = {shape: now for shape, now in verdicts.items() if not lacks(release, shape, now)}
     assert set(judged.values()) <= {"pass", "fail"}, judged

@@ -81,9 +81,7 @@ def test_fault_is_found(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("engine", "shape"), sorted({row[:2] for row in FAULTS}))
-def test_without_a_fault_all_that_is_wanted_was_counted(
-    children: dict[str, EngineProcess], fake: Path, engine: str, shape: str
-) -> None:
+def test_a_good_engine_counts_all(children: dict[str, EngineProcess], fake: Path, engine: str, shape: str) -> None:
     put_fault(fake, GOOD)
     good = first_bad(children[engine], shape)
     assert (good.findings, good.unknown) == ((), None)
@@ -112,9 +110,7 @@ def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake:
 
 
 @pytest.mark.processes
-def test_scenarios_of_an_engine_are_run_and_replayed(
-    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scenarios_are_run_and_replayed(fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path)]
     put_fault(fake, "leak")
     asked = ["probe", f"vllm:{fake}", "--probe"]

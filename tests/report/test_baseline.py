@@ -181,6 +181,13 @@ def test_a_place_is_the_same_for_other_pages_requests_lines_and_runs() -> None:
     assert place_of(race) == "ordering: load before read"
 
 
+def test_the_reader_names_a_place_for_an_engine_alone() -> None:
+    line = "preemption:shape=scheduler.priority,target=vllm%3Aenvs/a,seed=1,schedule=0"
+    of_engine = replace(FOREIGN, lane="get_index_k", schedule=line)
+    assert place_of(of_engine) == "content: device index_k_with_scale, get_index_k"
+    assert place_of(replace(FOREIGN, lane="h2d.1")) == place_of(FOREIGN)
+
+
 def test_a_target_of_the_users_own_has_rows_of_its_own() -> None:
     line = "retract-resume:shape=glm-5.1-tiny,target=my.pool%3Aparts,seed=1,schedule=0"
     own = replace(FOREIGN, lane="h2d.1", schedule=line)
@@ -254,6 +261,11 @@ def test_an_expired_row_covers_nothing_and_says_whose_it_is() -> None:
     assert (result.exit_code, statuses(result), len(result.integrity)) == (1, ["expired"], 1)
     assert "expired on 2027-03-01; kv team" in "\n".join(result_lines(result))
     assert judged(ROW, record=run(), day=late).exit_code == 1, "also where nothing is found"
+
+
+def test_a_cell_that_ended_at_a_known_finding_says_what_it_did_not_run() -> None:
+    told = "\n".join(result_lines(judged(ROW, record=run(FOREIGN, schedules=1))))
+    assert f"{CELL} ended after 1 of 400 schedules: later schedules were not judged" in told
 
 
 HAND_EDITED = """# ours

@@ -72,7 +72,7 @@ def test_another_seed_order_page_and_request_are_no_difference() -> None:
     assert told(made(FOREIGN, OTHER), later(made(*moved), seed=2)) == {"same": 2, "problems": 0, "exit": 0}
 
 
-def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
+def test_one_cause_in_several_cells_is_one_entry_with_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """22 findings of one edit were printed one by one, each with its line."""
@@ -83,6 +83,18 @@ def test_one_cause_in_several_cells_is_one_entry_with_one_replay_line(
     assert run(["compare", *stored(tmp_path, made(), later(made(*cells, OTHER)))]) == 1
     said = capsys.readouterr().out
     assert said.count("kvcheck replay") == 2 and all(f"retract-resume/shape-{at}" in said for at in range(4))
+
+
+def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None:
+    line = "kvcheck replay hicache:shape=x,seed=1,schedule=0"
+    first = replace(FOREIGN, code="KV301", replay=f"{line},expect=KV301")
+    others = [
+        replace(OTHER, code=code, buffer=buffer, message=f"{buffer} is wrong", replay=f"{line},expect={code}")
+        for code, buffer in (("KV304", "k"), ("KV304", "v"), ("KV102", "k"))
+    ]
+    (group,) = changes(made(), later(made(first, *others)), share=0.5).grouped(State.NEW)
+    assert len(group) == 4 and line_of(group).startswith("KV301 ")
+    assert "KV304 x2, KV102 x1" in line_of(group) and "is wrong" not in line_of(group)
 
 
 def test_a_cause_that_was_a_symptom_is_not_new() -> None:
@@ -205,9 +217,7 @@ def test_command_says_what_is_new_and_writes_reports(tmp_path: Path, capsys: pyt
         (["-o", "md"], "expected FORMAT=PATH"),
     ],
 )
-def test_bad_options_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str
-) -> None:
+def test_bad_options_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
     assert run(["compare", *stored(tmp_path, made(), later(made())), *more]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

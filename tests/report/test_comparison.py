@@ -144,6 +144,13 @@ def test_line_of_another_row_with_the_same_beginning_is_not_taken() -> None:
     assert compare([longer]).tables[0].groups[0].rows[0].cells[0].replay == longer.repro
 
 
+def test_notes_of_a_row_are_beside_it() -> None:
+    warnings = (f"{INDEX}: not exercised: get_x; {INDEX}: 3 readers", "not exercised: nvlink-aux", "hicache/other: no")
+    (retract, index, *_) = compare([replace(OLD, warnings=warnings)]).tables[0].groups
+    assert index.rows[0].cells[0].notes == ("not exercised: get_x", "3 readers")
+    assert retract.rows[0].cells[0].notes == ()
+
+
 def test_engines_have_tables_of_their_own_and_equal_releases_are_told_apart() -> None:
     found = compare([OLD, replace(OLD, run_id="again"), PASSED])
     assert [table.engine for table in found.tables] == ["sglang", "builtin"]

@@ -58,9 +58,7 @@ def test_slower_takes_two_measurements_and_no_other_word(looks: tuple[BenchRow |
         (bench_row(0.5, rounds=STEPS[:5]), Rules(), INCONCLUSIVE),
     ],
 )
-def test_one_measurement_is_judged_by_interval_tolerance_and_floor(
-    row: BenchRow, rules: Rules, verdict: Overhead
-) -> None:
+def test_one_look_is_judged_by_interval_tolerance_and_floor(row: BenchRow, rules: Rules, verdict: Overhead) -> None:
     found, _ = decide([gated(row)], rules, lambda rows: ["not measured" for _ in rows])
     assert found[0].measurements[0].verdict is verdict
 

@@ -162,9 +162,7 @@ def test_a_finding_under_an_assumption_fails_when_it_is_asked_to() -> None:
     assert (asked.exit_code, asked.integrity) == (1, asked.conditional)
 
 
-def test_gate_takes_the_new_options_and_refuses_what_is_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gate_takes_options_and_refuses_what_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunStore(tmp_path).save(of_this_build(covered(4)))
     command = ["gate", PASSED.run_id, "--out", str(tmp_path)]
     assert run(command) == 0
@@ -175,9 +173,7 @@ def test_gate_takes_the_new_options_and_refuses_what_is_none(
 
 
 @pytest.mark.schedules
-def test_a_run_of_a_mutant_that_shows_nothing_is_no_pass_of_the_gate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_a_mutant_that_shows_nothing_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The mutant leaves out a buffer that this shape does not have: the run finds nothing and is UNKNOWN."""
     command = ["stress", "retract-resume", "--shape", "llama-3-tiny", "--mutant", "offload-skips-index-buffer"]
     assert run([*command, "--schedules", "3", "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 4

@@ -156,9 +156,7 @@ def test_a_budget_whose_row_is_not_there_is_exit_4(rows: tuple[BenchRow, ...], b
         (FAST, SLOW, "fail", 0),
     ],
 )
-def test_overhead_decides_where_nothing_worse_does(
-    row: BenchRow, again: BenchRow | str, on_inconclusive: str, exit_code: int
-) -> None:
+def test_overhead_decides_at_last(row: BenchRow, again: BenchRow | str, on_inconclusive: str, exit_code: int) -> None:
     result = gate(PASSED, bench_run(row), budgets=(BUDGET,), again=again, on_inconclusive=on_inconclusive)
     assert result.exit_code == exit_code
     if exit_code == 0 and on_inconclusive != "fail":

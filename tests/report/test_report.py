@@ -260,9 +260,7 @@ def test_every_writer_accepts_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=["read-only", "full", "denied"])
-def test_a_refused_write_keeps_the_old_file_and_says_why(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_write_keeps_the_old_file(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.json"
     write_text(path, "old")
 

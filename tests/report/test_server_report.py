@@ -14,7 +14,7 @@ from rigs.live_record import HIERARCHY, LIVE, LIVE_PASSED
 from rigs.schemas import check_fits
 
 from kvcheck.commands.terminal import verdict_lines
-from kvcheck.core.base.record import Evidence, Identity, RunRecord, Verdict, to_plain
+from kvcheck.core.base.record import Evidence, Identity, RunRecord, ScenarioResult, Verdict, to_plain
 from kvcheck.core.report.comparison.compare import compare
 from kvcheck.core.report.comparison.to_csv import render as compared_csv
 from kvcheck.core.report.comparison.to_html import render as compared_page
@@ -58,6 +58,12 @@ def test_page_begins_with_what_never_happened() -> None:
     assert rows.count('<b class="badge unknown">') == 2
     assert "--require retract=10" in rows and "--max-total-tokens 1024" in rows
     assert "--enable-priority-scheduling" in rows and 'id="never"' not in render(LIVE_PASSED)
+
+
+def test_requirement_of_a_kind_that_the_server_does_not_say_is_not_zero() -> None:
+    row = ScenarioResult(id="require/transfer", shape="transfer", verdict=Verdict.UNKNOWN, reason="no counter")
+    rows = table(render(replace(LIVE, scenarios=(row,), plan={"require": {"transfer": 5}})), "never")
+    assert "--require transfer=5" in rows and "n/a: the server does not say" in rows
 
 
 def test_table_has_a_column_a_kind_and_says_what_nobody_counts() -> None:

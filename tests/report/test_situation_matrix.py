@@ -12,7 +12,7 @@ from rigs.live_record import LIVE
 from kvcheck.commands.terminal import left_out_lines
 from kvcheck.core.base.record import Coverage, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.situations import situations_of
-from kvcheck.core.report.situation_matrix import matrix_lines, matrix_section, scenarios_of
+from kvcheck.core.report.situation_matrix import matrices, matrix_lines, matrix_section, scenarios_of
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
@@ -23,6 +23,15 @@ def record_of(scenario: str, counts: dict[str, int]) -> RunRecord:
     evidence = Evidence(schedules=3, situations=counts)
     row = ScenarioResult(id=f"{scenario}/tiny", shape="tiny", verdict=Verdict.PASS, schedules=3, evidence=evidence)
     return replace(PASSED, scenarios=(row,), evidence=evidence)
+
+
+def test_what_the_scenarios_can_come_into_has_a_count_and_nothing_else_has_one() -> None:
+    for matrix in matrices(["retract-resume"], COUNTS):
+        for row in matrix.rows:
+            for column, count in zip(matrix.columns, row.counts, strict=True):
+                key = f"{matrix.subject}/{row.state}/{column}"
+                is_legal = key in {each.key for each in situations_of("retract-resume")}
+                assert count == (COUNTS.get(key, 0) if is_legal else None), key
 
 
 def test_the_text_has_each_state_once_and_says_what_never_happened() -> None:

@@ -89,7 +89,21 @@ def test_too_little_and_too_much_are_values_of_the_last_layer(token: int) -> Non
     assert where(answered(LONG, 1, token).places) == [(LAST, None, page_of(LONG, 1, LAST))]
 
 
-def lost_in(layers: tuple[int, ...]) -> list[PagePlace]:
+def test_a_page_that_a_right_step_read_counts_half() -> None:
+    """Here layer 2 reads a page that it has read right before, and layer 1 one that it has not."""
+    step = next(
+        step
+        for step in range(2, 120)
+        if page_of(LONG, step, 2) in {page_of(LONG, each, 2) for each in range(1, step)}
+        and page_of(LONG, step, 1) not in {page_of(LONG, each, 1) for each in range(1, step)}
+    )
+    places = answered(LONG, step, ALPHABET.lost(2, None)).places
+    assert where(places[:2]) == [(1, None, page_of(LONG, step, 1)), (2, None, page_of(LONG, step, 2))]
+    assert [place.weight for place in places[:2]] == [0.6, 0.5]
+    assert "right" in places[1].why
+
+
+def lost_in(layers: tuple[int, ...]) -> list[Place]:
     """The first place of each of some requests that share a walk's beginning: each is lost at another layer, as it
     runs into page 1."""
     exchanges = []
@@ -108,6 +122,17 @@ def lost_in(layers: tuple[int, ...]) -> list[PagePlace]:
 def test_a_page_where_requests_are_lost_in_several_layers_was_wrong_in_layer_0_when_prefill_read_it() -> None:
     assert {(place.layer, place.page) for place in lost_in((2, 3, 2, 0))} == {(0, 1)}
     assert {(place.layer, place.page) for place in lost_in((2, 2, 2))} == {(2, 1)}
+
+
+def test_the_first_token_comes_from_prefill_and_clears_no_page() -> None:
+    start = next(
+        start
+        for start in range(200)
+        for question in [walk_question(1, NODES, start=start, count=2)]
+        if page_of(question, 0, 2) == page_of(question, 1, 2)
+    )
+    question = walk_question(1, NODES, start=start, count=20)
+    assert answered(question, 1, ALPHABET.lost(2, None)).places[0].weight == 1.0
 
 
 def test_a_node_of_another_request_was_found_in_the_last_layer() -> None:
@@ -139,6 +164,19 @@ def test_a_list_of_another_request_says_which_layer_was_led_astray(layer: int) -
     assert "request 2" in wrong.places[0].why
 
 
+def test_a_second_key_in_the_page_of_another_request() -> None:
+    """<little>: the last layer found two places. The other request lists the same node 30 places further on."""
+    (step,) = list(steps(ALPHABET, LONG.ids, LONG.expected[:2]))[1:]
+    unused = [node for node in range(256) if node != step.path[LAST] and node != step.path[LAST + 1]]
+    other = walk_question(2, [*unused[:60], step.path[LAST], *unused[60:81]], count=8)
+    page = (2 + 61) // PAGE
+    assert page != page_of(LONG, 1, LAST)
+    places = answered(LONG, 1, TOO_LITTLE, exchange(other)).places
+    assert where(places) == [(LAST, None, page), (LAST, None, page_of(LONG, 1, LAST))]
+    lost = answered(LONG, 1, ALPHABET.lost(LAST, None), exchange(other)).places
+    assert (LAST - 1, None, page) not in where(lost)  # that layer looked for another node
+
+
 @pytest.mark.parametrize("layer, head", [(layer, head) for layer in range(4) for head in range(4)])
 def test_the_bits_of_a_mark_name_layer_and_head(layer: int, head: int) -> None:
     question = marks_question(1, [(11 * i) % 256 for i in range(90)], count=30)
@@ -158,6 +196,39 @@ def test_the_bits_of_a_mark_name_layer_and_head(layer: int, head: int) -> None:
     assert wrong.picture["test"] == "position"
 
 
+def test_bits_of_several_heads_name_the_layer_alone() -> None:
+    question = marks_question(1, [(11 * i) % 256 for i in range(90)], count=30)
+    mark = ALPHABET.as_mark(question.expected[5])
+    assert mark is not None
+    wrong = answered(question, 5, ALPHABET.mark(mark[0], mark[1] ^ 0b11))
+    assert wrong.places[0].head is None
+    assert wrong.places[0].layer == ((mark[0] - 1) % MODEL.phases * MODEL.bits) // MODEL.kv_heads
+
+
+def test_requests_that_share_a_page_add_their_evidence() -> None:
+    step = 1
+    one = walk_question(1, NODES, start=3, count=20)
+    two = walk_question(2, NODES, start=3, count=20)
+    lost = ALPHABET.lost(2, None)
+    alone = answered(one, step, lost).places[0]
+    both = answered(one, step, lost, exchange(two, tokens=with_token(two, step, lost))).places[0]
+    assert both.weight == 2 * alone.weight and "1 more" in both.why
+    apart = walk_question(2, [NODES[100], *NODES[1:100], NODES[0], *NODES[101:]], start=3, count=20)
+    other = answered(one, step, lost, exchange(apart, tokens=with_token(apart, step, lost))).places[0]
+    assert other.weight == alone.weight
+
+
+def test_steps_after_a_wrong_node_give_evidence_too() -> None:
+    far = NODES[150]
+    after = answers(ALPHABET, (*LONG.ids[:-1], ALPHABET.node(far)), 3)
+    lost = ALPHABET.lost(1, None)
+    tokens = (LONG.expected[0], ALPHABET.node(far), *after[:2], lost, *([ALPHABET.lost(0, None)] * 115))
+    (wrong,) = judged(exchange(LONG, tokens=tokens)).wrong
+    assert wrong.step == 1
+    read = reads(ALPHABET, (*LONG.ids[:-1], ALPHABET.node(far)), 3)[2].positions
+    assert (1, None, read[1] // PAGE) in where(wrong.places)
+
+
 def test_tokens_that_are_never_answered_point_nowhere() -> None:
     assert answered(LONG, 4, 0).places == ()
     assert answered(LONG, 4, 10**6).places == ()
@@ -165,9 +236,7 @@ def test_tokens_that_are_never_answered_point_nowhere() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt-oss"])
 @given(seed=st.integers(0, 1 << 30), count=st.integers(5, 80), length=st.integers(1, 60), is_walk=st.booleans())
-def test_steps_of_a_right_answer_are_what_it_reads(
-    family: str, seed: int, count: int, length: int, is_walk: bool
-) -> None:
+def test_steps_of_a_right_answer_are_its_reads(family: str, seed: int, count: int, length: int, is_walk: bool) -> None:
     model = small(family=family, length=2048)
     if is_walk:
         ids = walk(model, count=count if gcd(count, model.hops) == 1 else count + 1, seed=seed)
@@ -269,9 +338,7 @@ def test_a_wrong_scale_of_values_names_no_page_where_marks_show_it(times: float,
 @pytest.mark.parametrize("layer", range(MODEL.layers))
 @pytest.mark.parametrize("page", [None, 1, 2, 3])
 @pytest.mark.parametrize("times", [2.0, 0.5])
-def test_values_of_a_wrong_scale_in_a_walk_are_no_keys_of_the_next_layer(
-    layer: int, page: int | None, times: float
-) -> None:
+def test_values_of_a_wrong_scale_are_no_keys_of_the_next_layer(layer: int, page: int | None, times: float) -> None:
     rows = slice(None) if page is None else slice(page * PAGE, (page + 1) * PAGE)
 
     def scale(cache: Cache) -> None:

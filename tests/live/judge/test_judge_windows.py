@@ -65,9 +65,7 @@ def said(model: GptOssForward, ids: tuple[int, ...], damage: Callable[[Cache], N
 
 @pytest.mark.parametrize("off", [1, -1])
 @pytest.mark.parametrize("layer", WINDOWED)
-def test_a_window_that_is_wrong_by_one_names_the_layer_and_its_first_position(
-    model: GptOssForward, layer: int, off: int
-) -> None:
+def test_a_window_off_by_one_names_the_layer_and_its_first_position(model: GptOssForward, layer: int, off: int) -> None:
     model.window_off[layer] = off
     wrong = judged(MARKS, said(model, MARKS.ids, lambda _: None))
     place = wrong.places[0]

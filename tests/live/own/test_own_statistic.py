@@ -110,9 +110,7 @@ def test_a_treated_arm_without_matched_controls_is_never_accused_of_many() -> No
 
 
 @pytest.mark.parametrize(("nats", "told"), [(0.0, []), (0.05, [False]), (2.0, [True])])
-def test_many_requests_of_other_shapes_than_their_controls_are_a_finding_where_they_are_wide_alone(
-    nats: float, told: list[bool]
-) -> None:
+def test_many_requests_of_other_shapes_than_their_controls_have_to_be_wide(nats: float, told: list[bool]) -> None:
     """Kernels of another shape shift many by a little."""
     found = judge(noisy(shifted(20, nats), is_alike=False), LEVEL)
     assert [each.is_finding for each in found if each.ground is Ground.MANY] == told

@@ -13,6 +13,7 @@ from kvcheck.core.base.record import Verdict
 from kvcheck.core.base.server_facts import FIRST_TOKEN, NEXT_TOKEN, SERVE_CASES, THROUGHPUT
 from kvcheck.core.live import health
 from kvcheck.core.live.exchange import Answer, End, Sending
+from kvcheck.core.live.prices import bench as bench_module
 from kvcheck.core.live.prices import side as side_module
 from kvcheck.core.live.prices.bench import LoadedServer, ServeBench
 from kvcheck.core.live.prices.load import FRESH, SHARED, ServingLoad
@@ -198,12 +199,26 @@ def test_only_with_leave_the_cache_is_emptied() -> None:
     assert closed.notes[0] == "the prefix cache was not emptied before a pass: POST /flush: 404"
 
 
+def test_counters_of_a_server_are_its_arms_alone_and_of_one_server_both() -> None:
+    apart = ran(two(TimedClient(), TimedClient()), 2)
+    assert all(tally.evidence.observed["evict"] > 0 for tally in apart.tallies.values())
+    both = ran(two(TimedClient()), 2)
+    assert not any("evict" in tally.evidence.observed for tally in both.tallies.values())
+    assert "of target and versus together: evict" in both.notes[0]
+
+
 def test_a_round_that_the_time_cut_is_left_out() -> None:
     bench = two(TimedClient())
     bench.begin()
     assert bench.warm_up(until=None, told=lambda name, answered: None)
     assert not bench.add_round(until=0.0, told=lambda name, answered: None)
     assert bench.rounds.times == [] and bench.why_no_measurement() is None
+
+
+def test_a_client_that_is_busy_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("kvcheck itself" in note for note in ran(two(TimedClient()), 0).notes)
+    monkeypatch.setattr(bench_module, "MOST_BUSY", -1.0)
+    assert any("kvcheck itself took" in note for note in ran(two(TimedClient()), 1).notes)
 
 
 def test_an_interrupt_keeps_the_rounds_and_judges_the_rest() -> None:
