@@ -1,7 +1,7 @@
-"""Words that belong to another command than the one they were typed for, and the command that takes them.
+"""Words that belong to another command, and that command.
 
 Invariants:
-- Nothing is run in another command's place: a word that belongs elsewhere is one line and exit 2.
+- No command runs another: a misplaced word is one line and exit 2.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ COMMANDS_THAT_MOVED = {
 
 
 def check_subject(command: str, words: Iterable[str]) -> None:
-    """Raise UsageError for a word that names a subject of another command than this one."""
+    """Raise UsageError for a word that names a subject of another command."""
     for word in words:
         if (told := belongs_to(command, word)) is not None:
             raise UsageError(told)
 
 
 def belongs_to(command: str, word: str) -> str | None:
-    """What is said of a word that another command takes; None for any other word."""
+    """Return the error text for a word of another command, else None."""
     from kvcheck.core.stress.targets.own import is_own  # it is loaded with targets, which no help needs
 
     engine, equals, _ = word.partition("==")

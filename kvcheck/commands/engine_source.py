@@ -1,9 +1,8 @@
-"""Sources of an engine: a checkout that is linked into an environment, and the versions that an engine asks for.
+"""Sources of an engine: a checkout linked into an environment, and the versions that an engine requires.
 
 Invariants:
-- Nothing of a checkout is run, built or copied: its package is found by its folder, as an editable install finds it, so
-  what git checks out there next is what the next run judges.
-- A version is what the user or the checkout says. A checkout that says none gets 0+source, never a release's.
+- A checkout is not run, built or copied, but linked as by an editable install: the next run judges its current state.
+- A version comes from the user or the checkout; without one it is 0+source, never a release's.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Source:
 
 
 def source_of(engine: str, checkout: Path) -> Source:
-    """The checkout of an engine. Raises UsageError for a folder that has no such package."""
+    """Return the checkout of an engine. Raises UsageError for a folder without such a package."""
     package = checkout_of(engine, checkout)
     if package is None:
         known = ", ".join(str(Path(root) / engine) for root in ROOTS)
@@ -57,7 +56,8 @@ def source_of(engine: str, checkout: Path) -> Source:
 
 
 def link(source: Source, site: Path, version: str | None) -> str:
-    """Let an environment find the checkout's package, and say its version, as an editable install does. Returns it."""
+    """Link the checkout's package and its version into an environment, as by an editable install. Returns the
+    version."""
     named = version or source.version
     info = site / f"{source.engine}-{named}.dist-info"
     origin = {"url": source.checkout.as_uri(), "dir_info": {"editable": True}}
@@ -74,7 +74,7 @@ def link(source: Source, site: Path, version: str | None) -> str:
 
 
 def check_requirement(text: str) -> None:
-    """Raise UsageError unless the text is the name of a package, with versions or without: no link, no option."""
+    """Raise UsageError unless the text is a package name with or without versions: no link, no option."""
     try:
         is_plain = not Requirement(text).url
     except InvalidRequirement:
@@ -84,7 +84,7 @@ def check_requirement(text: str) -> None:
 
 
 def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
-    """What a wheel asks for, one a line. Raises UnknownVerdict for a file that is no wheel."""
+    """Return the requirements of a wheel, one a line. Raises UnknownVerdict for any other file."""
     try:
         with zipfile.ZipFile(wheel) as packed:
             (name,) = (
@@ -97,7 +97,7 @@ def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
 
 
 def pins(asks: Iterable[str], names: Iterable[str], python: str) -> list[str]:
-    """Each name with the versions that are asked for under this version of Python; one that nobody asks for has none.
+    """Return each name with the versions required under this version of Python, if any.
 
     The first of several lines about a package counts, and lines of extras do not.
     """
@@ -119,7 +119,6 @@ def _by_name(lines: Iterable[str], python: str) -> dict[str, str]:
 
 
 def _project(root: Path) -> dict[str, object]:
-    """The [project] table; empty where there is none."""
     try:
         table = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project")
     except FileNotFoundError:

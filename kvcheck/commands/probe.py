@@ -1,7 +1,7 @@
-"""`kvcheck probe ENGINE[:ENV]`: an installed engine, whose own code is driven in a child of its own environment.
+"""`kvcheck probe ENGINE[:ENV]`: drives an installed engine's own code in a child of its own environment.
 
 Invariants:
-- Everything the user named is checked before the engine is imported.
+- All options are checked before the engine is imported.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def probe(
     reports: Reports = True,
     resume: Resume = False,
 ) -> int:
-    """Run the probes that were named, and judge them."""
     from kvcheck.core.probes.runner import engine_env
     from kvcheck.core.run.runners import row_of
 

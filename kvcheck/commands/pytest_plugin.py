@@ -1,8 +1,7 @@
 """pytest's plugin: `pytest --kvcheck`, its fixtures and its marker.
 
 Invariants:
-- Without --kvcheck nothing of kvcheck but this module and `pytest_asks` is imported, and only tests that ask for
-  kvcheck are skipped.
+- Without --kvcheck only this module and `pytest_asks` are imported, and only tests that use kvcheck are skipped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A run of pytest under --kvcheck: seeds of tests, findings as failures, and the record of the run.
 
 Invariants:
-- A test that asks for kvcheck and judges nothing fails.
-- A seed that failed is kept in pytest's cache until it passes, and runs first.
-- The record holds what each test judged. It is written by one process, also where pytest has several.
+- A test that uses kvcheck and judges nothing fails.
+- A failed seed is kept in pytest's cache until it passes, and runs first.
+- The record holds the judgements of all tests. One process writes it, even if pytest has several.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_LEFT = 8
 
 
 class PoolChecks:
-    """What the fixture kvcheck_pool gives."""
+    """Value of the fixture kvcheck_pool."""
 
     round_trip = staticmethod(check_round_trip)
     watch = staticmethod(watch)
@@ -48,8 +48,8 @@ class PoolChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRunOutcome:
-    """What one run of a test gave. test: its node id. cell: that without the seed. reason: why it is no evidence, or
-    None. not_tried: what its calls left out."""
+    """Result of one run of a test. test: its node id. cell: that without the seed. reason: why it is no evidence, or
+    None. not_tried: left out by its calls."""
 
     test: str
     cell: str
@@ -181,12 +181,11 @@ class CheckedRun:
             terminalreporter.write_line(saved if self.session.is_saved else f"kvcheck: no record in {folder}")
 
     def seed(self, item: pytest.Item) -> int:
-        """The seed of a test."""
         chosen: int = _parameters(item).get(SEED, self.config.getoption("kvcheck_seed"))
         return chosen
 
     def cell(self, item: pytest.Item) -> str:
-        """The node id of a test without its seed."""
+        """Return the node id of a test without its seed."""
         start, bracket, rest = item.nodeid.partition("[")
         if SEED not in _parameters(item) or not bracket:
             return item.nodeid
@@ -222,7 +221,7 @@ class CheckedRun:
         )
 
     def _results(self) -> list[ScenarioResult]:
-        """A row for each test that was judged, or that asked for it."""
+        """Return a row for each test that was judged or planned."""
         cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
         return [self._result(cell, [each for each in self.outcomes if each.cell == cell]) for cell in cells]
 
