@@ -1,8 +1,4 @@
-"""Asked: options and steps that all commands making a run share, from the checks to the exit code.
-
-Invariants:
-- A bad option value or an unwritable path is refused before the folder of the run exists.
-"""
+"""Asked: options and steps shared by all commands that make a run."""
 
 from __future__ import annotations
 
@@ -37,16 +33,13 @@ class Asked:
 
     @property
     def until(self) -> float | None:
-        """Limit of the run, as a time.monotonic()."""
         return None if self.max_time is None else self.began + self.max_time
 
     def check_places(self) -> None:
-        """Make the folder of runs. Raise UsageError if a report or the run cannot be written."""
         check_outputs(parse_outputs(self.output, self.format_name))
         make_folder(self.out)
 
     def session(self, *, drawn: int, plan: Mapping[str, object], resumes: bool = False) -> Session:
-        """Start the run with the given or the drawn seed."""
         words = [word for word in self.argv if word != "--resume"]
         return Session(
             argv=[*self.argv],
@@ -59,6 +52,5 @@ class Asked:
         )
 
     def close(self, session: Session, *, interrupted: bool) -> int:
-        """Save, print and report the findings; return the exit code."""
         outputs = parse_outputs(self.output, self.format_name)
         return close(session, outputs, reports=self.reports, interrupted=interrupted)

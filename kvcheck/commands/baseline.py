@@ -2,7 +2,7 @@
 
 Invariants:
 - An existing file is edited, never rewritten: people's own text stays.
-- Every row has evidence: a finding outside the record, or a cell that is not UNKNOWN, is refused.
+- A row needs a finding or an UNKNOWN cell in a record.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
 
 
 def _records(runs: list[str], out: Path) -> list[RunRecord]:
-    """Read the runs. Raise UsageError for an incomplete one: cells missing in it say nothing about the code."""
+    """Read the runs. Raise UsageError for an incomplete one: its missing cells are no property of the code."""
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
     for record in records:
         if not record.complete:
@@ -122,7 +122,6 @@ def _records(runs: list[str], out: Path) -> list[RunRecord]:
 
 
 def _named(what: list[str]) -> tuple[str, str]:
-    """Return the run and its finding or cell. Raises UsageError."""
     if len(what) == 2:
         return what[0], what[1]
     named = FINDING.fullmatch(what[0])
@@ -135,7 +134,6 @@ def _named(what: list[str]) -> tuple[str, str]:
 
 
 def _only(record: RunRecord, name: str) -> RunRecord:
-    """Return the run with one cause, or one UNKNOWN cell, alone. Raises UsageError."""
     wanted = name if name.startswith(f"{record.run_id}.") else f"{record.run_id}.{name}"
     found = next((each for each in record.findings if wanted == each.id), None)
     if found is not None and found.cause is not None:
@@ -152,8 +150,6 @@ def _only(record: RunRecord, name: str) -> RunRecord:
 
 
 class _Whose:
-    """Owner, reason and date of new rows. Raises UsageError for an empty text and for a bad date."""
-
     def __init__(self, owner: str, reason: str, expires: str) -> None:
         for name, text in (("owner", owner), ("reason", reason)):
             if not text.strip():
@@ -165,7 +161,6 @@ class _Whose:
 
 
 def _day(text: str) -> datetime.date:
-    """Parse the date of --expires. Raise UsageError for one in the past."""
     try:
         day = datetime.date.fromisoformat(text)
     except ValueError as error:

@@ -1,11 +1,10 @@
 """`kvcheck bench`: measures copies, waits and seals, compared with the plainest code that does the same.
 
 Invariants:
-- Slowness never fails. Exit 0 if each named case has a price and right output, 4 if one has no price, 1 for wrong
-  output, 130 if interrupted, with all measurements saved.
-- Threads have no prices: exit 0 if the outputs of each case were right in LEAST_ROUNDS rounds.
+- Slowness never fails. Exit 0 if each named case has a price and right output, 4 without a price, 1 for wrong output,
+  130 if interrupted, with all measurements saved.
+- Threads have no prices: exit 0 if each case was right in LEAST_ROUNDS rounds.
 - Rows and sizes without a price are counted and named.
-- All options are checked before anything is timed.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def bench(
 def _plan(
     cases: list[str], shape: str, device: str, *, seed: int, precision: float, max_time_s: float, rounds: int
 ) -> BenchPlan:
-    """Return the checked plan. Raises UsageError, and UnknownVerdict if this machine lacks the device."""
+    """Return the checked plan. Raises UsageError, and UnknownVerdict if the device is missing."""
     from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
     from kvcheck.core.bench.plan import BenchPlan
@@ -126,7 +125,6 @@ def _plan(
 
 
 def _measure(session: Session, plan: BenchPlan) -> bool:
-    """Run the plan and keep its findings; True when interrupted."""
     from kvcheck.core.bench.measure import machine, noise
     from kvcheck.core.bench.run import run_bench
 
@@ -186,8 +184,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
 
 
 def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
-    """Return the verdict on a case so far: UNKNOWN until a row has a price, or for threads has enough checked
-    rounds."""
+    """Return the verdict so far: UNKNOWN until a row has a price, or for threads enough checked rounds."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(map(is_enough, rows)):
         return _result(case, shape, None, rounds=rounds)

@@ -1,9 +1,8 @@
 """`kvcheck bench serve URL --known-answers DIR`: prices of running servers, and a verdict on their answers.
 
 Invariants:
-- Options that the server cannot meet are one line and exit 2, before the folder of the run exists.
-- Each finished round is saved before the next one, and kept on an interrupt.
-- A wrong answer is exit 1, and then no price of the run counts as a measurement.
+- Each finished round is saved before the next one.
+- A wrong answer is exit 1, and makes all prices of the run invalid.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ INTERRUPTED = "the run was interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRun(Asked):
-    """Options of the run. versus: the address of the server to compare with."""
+    """versus: the address of the server to compare with."""
 
     server: Server
     versus: str | None
@@ -85,8 +84,6 @@ class ServeRun(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A server and its self-description."""
-
     address: str
     side: Side
     served: Served
@@ -166,7 +163,6 @@ def bench_serve(
 
 
 def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
-    """Return the servers and the load for the record's plan."""
     return {
         "cases": bench.plan_names,
         "target": asked.server.url,
@@ -197,7 +193,7 @@ def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
 
 
 def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
-    """Return the servers with their self-descriptions. An address named twice is one server."""
+    """Describe the servers. An address named twice is one server."""
     alphabet, found = Alphabet(known.parameters), dict[str, Described]()
     named = [address for address in (asked.server.url, asked.versus) if address is not None]
     for address in dict.fromkeys(named):
@@ -238,7 +234,6 @@ def _bench(
 
 
 def _describe_run(session: Session, bench: ServeBench, servers: list[Described], known: KnownAnswers) -> None:
-    """Add the facts to the record and print the first line."""
     from kvcheck.core.bench.measure import machine, noise
 
     facts = _facts(servers[0], known)
@@ -259,7 +254,6 @@ def _facts(server: Described, known: KnownAnswers) -> dict[str, object]:
 
 
 def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float) -> bool:
-    """Run all rounds; True when interrupted."""
     from kvcheck.core.bench.measure import noise
 
     why_few, interrupted = f"more were not asked for; use --rounds {ROUNDS_LEAST}", False
@@ -308,7 +302,6 @@ def _rounds(session: Session, bench: ServeBench, run: ServeRun, until: float) ->
 
 
 def _keep(session: Session, bench: ServeBench, why_few: str) -> None:
-    """Save the results so far in the record."""
     session.bench = bench.rows()
     session.results = bench.results(why_few)
     session.keep(tuple(bench.take_findings()))

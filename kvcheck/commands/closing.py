@@ -1,10 +1,9 @@
 """The end of a run: save the record, print findings and verdict, write reports, print the last lines.
 
 Invariants:
-- The record is saved, and findings and verdict are printed, before any report is written.
 - A finding is printed and exits 1, whether or not the record could be saved.
 - Without a finding, an unsaved record exits 2.
-- A failed report does not change the exit code of a saved record.
+- A failed report does not change the exit code.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from kvcheck.core.run.session import Session
 
 
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
-    """Save, print and report the findings of a session; return the exit code."""
     session.clear_progress()
     code = 130 if interrupted else None
     record = session.save(complete=not interrupted, exit_code=code)

@@ -1,7 +1,7 @@
-"""Parsers of commands: they read settings, and their help has options under headings and examples to copy.
+"""Parsers of commands: they read settings, and group the options and examples of the help.
 
 Invariants:
-- Options without a heading of their own stand under Options, which is the last one.
+- Options without a heading stand under Options, the last one.
 - `ctx.obj`, the source of a record's command, includes the words of the settings.
 """
 
@@ -33,7 +33,6 @@ class Command(TyperCommand):
         return left
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, then options by heading."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         others: list[tuple[str, str]] = []
         for each in self.get_params(ctx):

@@ -1,8 +1,7 @@
 """`kvcheck compare`: changes from an earlier to a later run, as one exit code.
 
 Invariants:
-- Exit 1 for something new, 4 if the runs cannot be compared, else 0. Prices are printed and do not count.
-- Nothing is run again. A report that fails changes no verdict.
+- Exit 1 for something new, 4 if the runs cannot be compared, else 0. Prices do not count.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def compare(
 
 
 def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: str, path: Path) -> str | None:
-    """Write one report: the changes alone, or above both runs side by side. Return the reason if it fails."""
+    """Write the changes alone, or above both runs side by side. Return the reason if it fails."""
     if format_name in CHANGES_WRITERS.names():
         return report_problem(CHANGES_WRITERS, format_name, found, path)
     try:
@@ -99,7 +98,6 @@ def _lines(found: Changes) -> list[str]:
 
 
 def _group(rows: Sequence[Change]) -> list[str]:
-    """Return the lines of a cause; a new one has the replay line of its first cell."""
     first = rows[0]
     line = [f"              again  {first.replay}"] if first.replay and first.state is ChangeState.NEW else []
     return [f"            {line_of(rows)}", *line]

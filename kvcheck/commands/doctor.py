@@ -1,8 +1,7 @@
 """`kvcheck doctor`, `kvcheck list` and `kvcheck explain`: facts of this machine and entries of kvcheck's tables.
 
 Invariants:
-- Only doctor inspects the machine. It makes the folder for runs, and removes and names temporary folders of killed
-  runs.
+- Only doctor inspects the machine. It makes the folder for runs, and removes temporary folders of killed runs.
 - Versions are read from package metadata; torch is imported for other facts only.
 - An unknown fact is "unknown", never "ok".
 """
@@ -162,8 +161,7 @@ def explain(
 
 
 def things(kind: str) -> dict[str, object]:
-    """Return rows by name, over all tables of one kind; sentences for a registry. Raises UsageError for an unknown
-    kind."""
+    """Return rows by name, over all tables of one kind; sentences for a registry. Raises UsageError."""
     if kind not in KINDS:
         raise UsageError(unknown_name("kind", kind, KINDS))
     found: dict[str, object] = {}
@@ -182,7 +180,6 @@ def things(kind: str) -> dict[str, object]:
 
 
 def _text_of(table: Registry[object], name: str) -> str:
-    """Return the sentence of an entry, with the missing library if it is not usable here."""
     try:
         thing = table.load(name)
     except ImportError as error:
@@ -191,7 +188,6 @@ def _text_of(table: Registry[object], name: str) -> str:
 
 
 def _row(name: str, thing: object) -> dict[str, str | list[str]]:
-    """Return the `list` row of a thing; for a mutant with the functions that it breaks."""
     row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
@@ -203,7 +199,6 @@ def _row(name: str, thing: object) -> dict[str, str | list[str]]:
 
 
 def _about(thing: object) -> str:
-    """Return one sentence; `explain` and `list --json` have the rest."""
     if isinstance(thing, Code):
         return f"{thing.title}: {thing.meaning}"
     if isinstance(thing, ModelShape):
@@ -284,7 +279,6 @@ def _library(name: str, *, fix: str, use: str, needed: bool) -> Check:
 
 
 def _version(name: str, *, variants: bool) -> str | None:
-    """Return the installed version, or None; `variants` accepts longer names, such as NAME-cuda13."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -318,7 +312,7 @@ def _torch_checks() -> list[Check]:
 
 
 def _held_lanes() -> Check:
-    """Check that streams of the first device run beside a held one, and measure the release of a hold."""
+    """Check that streams of the first device run beside a held one."""
     from kvcheck.core.cache.backend.cuda import CudaDevice
     from kvcheck.core.cache.backend.probe import probe
 
@@ -336,7 +330,6 @@ def _held_lanes() -> Check:
 
 
 def _peer_access(count: int) -> Check:
-    """Check which devices read each other's memory."""
     import torch
 
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
@@ -346,7 +339,7 @@ def _peer_access(count: int) -> Check:
 
 
 def _pressure() -> Check:
-    """Report how long runnable work has waited for a CPU: it distorts measured times, not verdicts on bytes."""
+    """Report how long runnable work waited for a CPU, which distorts measured times."""
     name = "CPU noise"
     try:
         some = PRESSURE_FILE.read_text(encoding="ascii").splitlines()[0]
@@ -359,7 +352,6 @@ def _pressure() -> Check:
 
 
 def _leftovers() -> Check:
-    """Remove the temporary folders of killed runs."""
     name, swept = "temporary folders", sweep()
     removed = f"removed {', '.join(swept.removed)}, left by runs that were killed" if swept.removed else ""
     if swept.kept:
@@ -369,7 +361,7 @@ def _leftovers() -> Check:
 
 
 def _writable(out: Path) -> Check:
-    """Check that a run can be written, by writing a file: permissions are not enough."""
+    """Write a file to check that runs can be stored: permissions are not enough."""
     probe = out / ".kvcheck-doctor"
     try:
         write_text(probe, "kvcheck doctor\n")

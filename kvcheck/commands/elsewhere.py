@@ -1,7 +1,7 @@
 """Words that belong to another command, and that command.
 
 Invariants:
-- No command runs another: a misplaced word is one line and exit 2.
+- A misplaced word is one line and exit 2: no command runs another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ COMMANDS_THAT_MOVED = {
 
 
 def check_subject(command: str, words: Iterable[str]) -> None:
-    """Raise UsageError for a word that names a subject of another command."""
     for word in words:
         if (told := belongs_to(command, word)) is not None:
             raise UsageError(told)

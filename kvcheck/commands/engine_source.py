@@ -2,7 +2,7 @@
 
 Invariants:
 - A checkout is not run, built or copied, but linked as by an editable install: the next run judges its current state.
-- A version comes from the user or the checkout; without one it is 0+source, never a release's.
+- A version comes from the user or the checkout; else it is 0+source.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNVERSIONED = "0+source"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A checkout. package: the folder of the engine's package. asks: its requirements, one a line."""
+    """A checkout. package: the folder of the engine's package."""
 
     engine: str
     checkout: Path
@@ -40,7 +40,6 @@ class Source:
 
 
 def source_of(engine: str, checkout: Path) -> Source:
-    """Return the checkout of an engine. Raises UsageError for a folder without such a package."""
     package = checkout_of(engine, checkout)
     if package is None:
         known = ", ".join(str(Path(root) / engine) for root in ROOTS)
@@ -56,8 +55,7 @@ def source_of(engine: str, checkout: Path) -> Source:
 
 
 def link(source: Source, site: Path, version: str | None) -> str:
-    """Link the checkout's package and its version into an environment, as by an editable install. Returns the
-    version."""
+    """Link the checkout's package and version into an environment. Returns the version."""
     named = version or source.version
     info = site / f"{source.engine}-{named}.dist-info"
     origin = {"url": source.checkout.as_uri(), "dir_info": {"editable": True}}
@@ -84,7 +82,6 @@ def check_requirement(text: str) -> None:
 
 
 def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
-    """Return the requirements of a wheel, one a line. Raises UnknownVerdict for any other file."""
     try:
         with zipfile.ZipFile(wheel) as packed:
             (name,) = (
@@ -97,10 +94,7 @@ def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
 
 
 def pins(asks: Iterable[str], names: Iterable[str], python: str) -> list[str]:
-    """Return each name with the versions required under this version of Python, if any.
-
-    The first of several lines about a package counts, and lines of extras do not.
-    """
+    """Return each name with its required versions. The first line about a package counts, except lines of extras."""
     asked = _by_name(asks, python)
     return [f"{name}{asked.get(canonicalize_name(name), '')}" for name in names]
 

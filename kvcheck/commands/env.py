@@ -1,13 +1,13 @@
 """`kvcheck env`: an environment with a release of an engine, or with a checkout of it, for its probes.
 
-For a CPU the requirements of the release are left out: a CUDA build of torch and gigabytes of compiled kernels, which
-do not run there. NEEDS lists the engine's imports at load; versions are the release's. For a GPU all requirements are
-installed, once the driver reports one, and compiled code has to run on the device.
+For a CPU the requirements of the release are left out: a CUDA build of torch and gigabytes of compiled kernels. NEEDS
+lists the engine's imports at load. For a GPU all requirements are installed, once the driver reports one, and compiled
+code has to run on the device.
 
 Invariants:
-- No shell is run. Names, versions and folders of the user are checked before they become arguments of a program.
-- A folder that this command has not begun stays as it is. An unfinished one is made anew.
-- In a finished environment all imports of the probes succeed. If pip or the network fails, the exit code is 4.
+- No shell is run. Names, versions and folders are checked before they become arguments.
+- A foreign folder stays as it is. An unfinished one is made anew.
+- A finished environment has all imports of the probes. If pip or the network fails, the exit code is 4.
 """
 
 from __future__ import annotations
@@ -56,12 +56,9 @@ FINAL = ("No matching distribution found", "ResolutionImpossible", "requires a d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Imports of an engine. light: of the base. own: of the release alone, without dependencies. full: of the release
-    alone, with dependencies.
-
-    leave_out: endings of files in its wheel for GPUs only. build: the distribution; None: named as the engine.
-    has_base: whether it needs torch.
-    """
+    """Imports of an engine. light: of the base. own: of the release alone, without dependencies. full: with
+    dependencies. leave_out: endings of GPU-only files in its wheel. build: the distribution, if named otherwise.
+    has_base: whether it needs torch."""
 
     light: tuple[str, ...]
     own: tuple[str, ...]
@@ -111,7 +108,7 @@ NEEDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Options of the command. version: None only with a source. python: of the new environments."""
+    """version: None only with a source."""
 
     engine: str
     version: str | None
@@ -206,7 +203,6 @@ def env(
 
 
 def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
-    """Return the engine, named or of the checkout, and its version. Raises UsageError."""
     if not named and source is not None:
         found = [name for name in ENGINES.names() if checkout_of(name, source) is not None]
         if len(found) != 1:
@@ -225,7 +221,6 @@ def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
 
 
 def _make_for_a_gpu(order: Order) -> None:
-    """Install the release with all requirements."""
     if (why := no_device()) is not None:
         raise UnknownVerdict(
             f"--device {CUDA}: {why}; nothing was installed; next: the same command on the machine with the GPU"
@@ -259,7 +254,6 @@ def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
 
 
 def _make_for_a_cpu(order: Order) -> None:
-    """Install the release over a base with torch."""
     if order.has_base:
         say(f" 1/6  base with torch in {order.base}")
         _make_base(order)
@@ -315,7 +309,6 @@ def _mark(order: Order, *, made: bool) -> None:
 
 
 def _begin(order: Order) -> None:
-    """Make an empty environment with a path to its base. An unfinished one is removed first."""
     if (order.folder / MARKER).is_file():
         say(f"      {order.folder} was not finished: it is made anew")
         shutil.rmtree(order.folder)
@@ -327,7 +320,6 @@ def _begin(order: Order) -> None:
 
 
 def _make_base(order: Order) -> None:
-    """Complete the shared environment. An interrupted one goes on."""
     has = order.base / HAS
     if order.base.exists() and not has.is_file() and (not order.base.is_dir() or any(order.base.iterdir())):
         raise UsageError(f"--base {order.base}: expected a new folder or a base, which has a {HAS}; name another")
@@ -352,7 +344,6 @@ def _make_base(order: Order) -> None:
 
 
 def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
-    """Return the engine's requirements and its wheel; a checkout has none."""
     if order.source is not None:
         say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
         return order.source.asks, None
@@ -376,7 +367,6 @@ def _constraints(order: Order, scratch: Path) -> list[str]:
 
 
 def _put_engine(order: Order, wheel: Path | None) -> str:
-    """Install the wheel, or link the checkout. Returns the version."""
     site = _site(order.folder)
     if order.source is not None:
         return link(order.source, site, order.version)
@@ -391,7 +381,6 @@ def _put_engine(order: Order, wheel: Path | None) -> str:
 
 
 def _check_imports(order: Order) -> None:
-    """Raise UnknownVerdict with the imports of the probes that fail."""
     python = order.folder / "bin" / "python"
     with tempfile.TemporaryFile() as said:
         streams = StandardStreams(stdin=subprocess.PIPE, stderr=said)
@@ -450,7 +439,7 @@ def _pip(folder: Path, action: str, *arguments: str) -> None:
 
 
 def _run(command: Sequence[str], what: str) -> str:
-    """Run a program, showing its last line with a clock, and return its output. Raises UnknownVerdict if it fails."""
+    """Return the output of a program, showing its last line with a clock. Raises UnknownVerdict if it fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         try:

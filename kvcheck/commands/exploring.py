@@ -1,7 +1,7 @@
 """`kvcheck stress --answers-within K`: every schedule within K answers of the eager order, of each variant.
 
 Invariants:
-- A cell passes if all of them ran. With too little time it is UNKNOWN, and the reason names the rest.
+- A cell passes if all of them ran, else it is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ PORTFOLIO = "portfolio"
 
 
 def strategy_of(strategy: str, within: int | None) -> str:
-    """Return the strategy of a run. Raises UsageError for one that does not fit the bound."""
     if within is None:
         return strategy
     if within < 0:

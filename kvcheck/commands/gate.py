@@ -2,7 +2,7 @@
 
 Invariants:
 - Exit 0 pass, 1 integrity, 2 usage, 3 slower and confirmed, 4 no evidence or inconclusive, 130 interrupted.
-- Runs, budgets and report paths are checked before anything is measured; a report that fails changes no verdict.
+- Runs, budgets and report paths are checked before anything is measured.
 - Rows are measured again only with the kvcheck, libraries and machine of their record.
 """
 
@@ -164,7 +164,6 @@ def _known(
 
 
 def _fresh_rounds(records: list[RunRecord], seed: int, max_time_s: float, *, is_quiet: bool) -> FreshRounds:
-    """Return the gate's own rounds, with progress on the terminal."""
     return FreshRounds(
         records,
         seed=seed,
@@ -180,7 +179,6 @@ def _show_progress(text: str) -> None:
 
 
 def _outputs(output: list[str] | None, prints: str) -> list[tuple[str, Path]]:
-    """Return the checked -o options. Raises UsageError."""
     outputs = parse_outputs(output, prints, known=(GATE_WRITERS,))
     for at, (format_name, path) in enumerate(outputs):
         loaded(GATE_WRITERS, format_name)

@@ -30,7 +30,7 @@ HELD = "held"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLine:
-    """Question to a process: a CPU line, the device, and the number of runs of each plan of delays."""
+    """times: runs of each plan of delays."""
 
     line: str
     device: str
@@ -39,8 +39,7 @@ class HeldLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAnswer:
-    """Result. told: lines for the terminal, the head first. lost_after: the run of a plan of delays that lost the
-    device; None: the process can go on."""
+    """lost_after: the run of a plan of delays that lost the device, or None."""
 
     verdict: Verdict
     told: tuple[str, ...]
@@ -48,7 +47,7 @@ class HeldAnswer:
 
 
 def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) -> Iterator[Replayed]:
-    """Yield the result of each line. program: the worker for devices that can be lost."""
+    """program: the worker for devices that can be lost."""
     if kind_of(device) != "cuda" and all(plan.own_target is None for plan in plans):
         for plan in plans:
             done = _held(plan, device, times)
@@ -62,7 +61,6 @@ def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) ->
 
 
 def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replayed:
-    """Return the result of a line. Runs left after a lost device go to a new process."""
     heads: list[str] = []
     rates: list[str] = []
     left, verdict = times, Verdict.UNKNOWN
@@ -78,7 +76,7 @@ def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replay
 
 
 def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> HeldAnswer:
-    """Return the process's answer, and close it if it can give no other."""
+    """Return the process's answer, and close the process if it can give no other."""
     from kvcheck.core.run.workers import Unanswered
 
     try:
@@ -97,7 +95,6 @@ def answered(text: str) -> str:
 
 
 def _held(plan: Plan, device: str, times: int) -> HeldAnswer:
-    """Delay on a device the operations that are unordered on the CPU, and compare the rates without and with delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
     head, runner = plan.cell, runner_of(plan)

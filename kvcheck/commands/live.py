@@ -1,11 +1,7 @@
 """`kvcheck live URL`: a running server, judged by known answers or by its own.
 
---known-answers: the server serves a model with known answers. --own-model: it serves any model, judged by its answers
-without reuse.
-
 Invariants:
-- Options that the server cannot meet are one line and exit 2, before the folder of the run exists: another model, or
-  for --own-model no log-probabilities or no cold answers.
+- Options that the server cannot meet are one line and exit 2, before the folder of the run exists.
 - With --reference the server is compared with the folder's answers before its own scenarios run.
 """
 

@@ -1,7 +1,7 @@
 """A run against a server: its options, its rounds by scenario, and its last lines.
 
 Invariants:
-- Each round is saved before the next one. An interrupt keeps all judged rounds.
+- Each round is saved before the next one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Q = TypeVar("Q", bound=RoundPlan, contravariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun(Asked):
-    """Options of a run against a server. schedules: rounds of each scenario. required: evidence by kind."""
+    """schedules: rounds of each scenario. required: evidence by kind."""
 
     server: Server
     scenarios: tuple[str, ...]
@@ -53,8 +53,7 @@ class LiveRun(Asked):
 def plan_scenarios(
     asked: LiveRun, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int
 ) -> tuple[list[RoundCell[P]], list[str]]:
-    """Return the scenarios of a run, and a line for each one left out because this server cannot exercise it and nobody
-    named it.
+    """Return the scenarios of a run, and a line for each unnamed one that this server cannot exercise.
 
     rounds: default number for each.
     """
@@ -93,7 +92,7 @@ def begin(
     rounds: int,
     model: str | None = None,
 ) -> Session:
-    """Start the session and print its first line. rounds: as in plan_scenarios. Raises UsageError."""
+    """Start the session and print its first line. Raises UsageError."""
     asked.check_places()
     plan = {
         "cells": [each.plan.line() for each in progress],
@@ -112,8 +111,6 @@ def begin(
 
 
 class RoundSource(Protocol[Q]):
-    """Sends and judges rounds of such plans."""
-
     def run(
         self, plan: Q, *, is_last: bool = True, until: float | None = None, told: Callable[[int], None] = ...
     ) -> RoundResult:
@@ -124,7 +121,6 @@ class RoundSource(Protocol[Q]):
 
 
 def run_rounds(session: Session, runner: RoundSource[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
-    """Run all rounds by scenario, saving each; True when interrupted."""
     before = [*session.results]
     for each in progress:
         ends = None
@@ -141,7 +137,6 @@ def run_rounds(session: Session, runner: RoundSource[P], progress: Sequence[Roun
 
 
 def _round(session: Session, runner: RoundSource[P], each: RoundCell[P], until: float | None) -> str | None:
-    """Run the next round of a scenario; return why the run ends after it, or None."""
     if until is not None and time.monotonic() >= until:
         each.stop("its time was up; use a larger --max-time")
         return None
@@ -177,7 +172,6 @@ def _tell(session: Session, each: RoundCell[P]) -> None:
 
 
 def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
-    """Record the source of evidence and the noise of a scenario."""
     facts = session.facts["server"]
     assert isinstance(facts, dict)
     facts["evidence"] = {**result.sources, **facts.get("evidence", {})}

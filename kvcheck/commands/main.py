@@ -125,11 +125,10 @@ class LazyGroup(TyperGroup):
     """Subcommands by name; help texts come from the table."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return names in table order; for shell completion, those of one word."""
+        """For shell completion, return the names of one word."""
         return [name for name in COMMANDS if not (ctx.resilient_parsing and name == SERVE)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write commands by group, then kvcheck's own options."""
         width = max(map(len, COMMANDS))
         for heading, group in GROUPS.items():
             with formatter.section(heading):
@@ -149,7 +148,6 @@ class LazyGroup(TyperGroup):
         return command_named(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the named command, whole for shell completion of its options. A misspelt name gets a hint."""
         if " ".join(args[:2]) == SERVE:
             args = [SERVE, *args[2:]]
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
@@ -247,7 +245,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _crashed(error: BaseException) -> int:
-    """Print an error of kvcheck itself; return its exit code."""
     for line in traceback.format_exc().splitlines():
         complain(line)
     complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
@@ -255,7 +252,6 @@ def _crashed(error: BaseException) -> int:
 
 
 def main() -> None:
-    """Entry point of the `kvcheck` script."""
     _open_missing_streams()
     handler = _Interrupts()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -275,8 +271,8 @@ def main() -> None:
 class _Interrupts:
     """Handler of SIGINT and SIGTERM: the first raises Interrupted, MAX_SIGNALS end the process.
 
-    It raises only after an import, a destructor or a garbage collector callback, where Interrupted could be lost or
-    abort the process. Longer than TELL_AFTER_S, a line announces the delay.
+    During an import, a destructor or a garbage collector callback, Interrupted could be lost or abort the process: it
+    is raised afterwards, with a line after TELL_AFTER_S.
     """
 
     def __init__(self) -> None:
@@ -284,7 +280,6 @@ class _Interrupts:
         self._tell_at: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Count and handle one signal of either kind."""
         self._count += 1
         if self._count == 1:
             self._tell_at = time.monotonic() + TELL_AFTER_S
@@ -322,8 +317,7 @@ def _reader_left() -> typer.Exit:
 
 
 def _parse_message(error: Any) -> str:
-    """Return the parser's error, with the place of a value that was not typed. For a wrong type add expected and got,
-    which the parser leaves out."""
+    """Return the parser's error with expected and got, and the place of a value that was not typed."""
     text = str(error.format_message()).rstrip(".")
     if type(error).__name__ == "MissingParameter" and error.param is not None and error.param.help:
         return f"{text}: {error.param.help.rstrip('.')}"
@@ -337,7 +331,6 @@ def _parse_message(error: Any) -> str:
 
 
 def _elsewhere(arguments: list[str]) -> str:
-    """Return the end of an error for words that belong to another command."""
     from kvcheck.commands.elsewhere import belongs_to
 
     command, *words = arguments or [""]
@@ -348,7 +341,6 @@ def _elsewhere(arguments: list[str]) -> str:
 
 
 def _mute(stream: TextIO) -> None:
-    """Redirect the stream's buffer to the null device, so that flushing cannot fail again."""
     try:
         number = stream.fileno()
     except (OSError, ValueError, AttributeError):  # not a file: nothing will be flushed at exit

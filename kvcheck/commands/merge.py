@@ -3,7 +3,6 @@
 Invariants:
 - Runs that share a cell and a seed are refused with exit code 2, so that everything is counted once.
 - If a shard is missing, all cells without a finding are UNKNOWN and name it.
-- The merged run is stored as any other: `kvcheck replay MERGED#N` finds its findings.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def merge(
 
 
 def _session(ctx: typer.Context, records: Sequence[RunRecord]) -> Session:
-    """Return the session of the merged run with all findings."""
     plans = [record.plan for record in records]
     session = Session(
         argv=[*ctx.obj],
@@ -80,7 +78,6 @@ def _session(ctx: typer.Context, records: Sequence[RunRecord]) -> Session:
 
 
 def _plan(plans: Sequence[dict[str, object]]) -> Mapping[str, object]:
-    """Return the first run's plan with the cells of all."""
     left_out = (*LIMITS, *OF_CELLS, *OF_SEEDS)
     families = [found for plan in plans if isinstance(found := plan.get("families"), dict)]
     return {

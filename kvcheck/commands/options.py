@@ -1,7 +1,6 @@
 """Options that several commands share, and their checks.
 
 Invariants:
-- A bad value is a UsageError of one line with expected and got.
 - The environment is read here and nowhere below.
 """
 
@@ -69,12 +68,11 @@ def draw_seed() -> int:
 
 
 def repro(argv: Sequence[str], *, seed: int | None, drawn: int) -> str:
-    """Return the command that repeats a run, with its drawn seed."""
     return shlex.join(["kvcheck", *argv, *([] if seed is not None else ["--seed", str(drawn)])])
 
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:
-    """Return digests of the judged inputs. trace: of `--trace`. engine: an installed one. own: MODULE:NAME."""
+    """Return digests of the judged inputs. trace: of `--trace`. own: MODULE:NAME."""
     from kvcheck.core.stress.workload.synthetic import SAMPLE
 
     target = None if engine is None else engine.start().identity

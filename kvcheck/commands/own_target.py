@@ -2,7 +2,7 @@
 
 Invariants:
 - The process of a command never imports the user's module: a crash there ends a worker alone.
-- A worker that ends early raises Unanswered. `own_answers.py` makes the answers.
+- A worker that ends early raises Unanswered.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ def target_of(plan: Plan) -> Target:
 
 
 def runner_of(plan: Plan) -> ScheduleRunner:
-    """Make a runner in this process."""
     from kvcheck.core.stress.runner import ScheduleRunner
 
     return ScheduleRunner(target_of(plan))
 
 
 def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
-    """Return a line if no cell failed with a mutant."""
     if mutant is None or is_found:
         return []
     from kvcheck.core.stress.targets.mutants import mutant as named
@@ -77,12 +75,11 @@ def stories(findings: Sequence[Finding], *, until: float) -> Mapping[str, Story]
 
 
 def smaller(findings: Sequence[Finding], told: Callable[[str, Facts], None], *, until: float) -> None:
-    """Search smaller schedules, passing each to a callback with the id of its finding. Raises Unanswered."""
+    """Pass facts of smaller schedules to a callback, with the id of the finding. Raises Unanswered."""
     _ask("smaller", lambda row: told(*row), findings=to_plain(findings), until=until)
 
 
 def shrink(plan: Plan, runs: int, told: Callable[[str], None], *, is_text: bool) -> Verdict:
-    """Return the verdict of `kvcheck shrink`, passing on its lines. Raises Unanswered."""
     return Verdict(_ask("shrink", told, line=plan.line(), runs=runs, is_text=is_text))
 
 

@@ -1,7 +1,7 @@
 """Prices on a terminal: a heading for each case, a line for each comparison.
 
 Invariants:
-- A ratio is never shown without its noise floor; one within it is "not told apart".
+- A ratio is never shown without its noise floor.
 - A missing measurement is "n/a", never 0. A time of threads is no price and is not shown.
 """
 
@@ -32,8 +32,8 @@ def case_heading(row: BenchRow) -> str:
 
 
 def price_line(row: BenchRow) -> str:
-    """Return arm, size, cost, baseline, ratio with interval, floor and share of the limit; of servers their figures; of
-    threads how often the output was right."""
+    """Return arm, size, cost, baseline, ratio with interval, floor and share of the limit; of threads how often the
+    output was right."""
     if is_check(row):
         return f"   {row.arm:<26} {row.size:<14} right, as {row.baseline}, in {counted(len(row.ratios), 'round')}"
     told = verdict(row, None) if kind_of(row.case) == SERVER else ALIKE if is_alike(row) else None

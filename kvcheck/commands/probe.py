@@ -1,8 +1,4 @@
-"""`kvcheck probe ENGINE[:ENV]`: drives an installed engine's own code in a child of its own environment.
-
-Invariants:
-- All options are checked before the engine is imported.
-"""
+"""`kvcheck probe ENGINE[:ENV]`: drives an installed engine's own code in a child of its own environment."""
 
 from __future__ import annotations
 

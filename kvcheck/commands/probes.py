@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
-    """Return facts of the cells for the record's plan: their lines, the subjects and variables of an engine's, and the
-    pool family of each shape."""
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.workload.shapes import SHAPES
 
@@ -35,7 +33,7 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
 
 @contextmanager
 def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
-    """Yield the plan's engine, started; None for a target of kvcheck's own. Raises UnknownVerdict."""
+    """Yield the plan's engine, started; None for kvcheck's own target. Raises UnknownVerdict."""
     if plan.probe is None:
         yield None
         return
@@ -50,15 +48,14 @@ def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
 
 
 def split_absent(plans: list[Plan], runner: ProbeRunner | None) -> tuple[list[Plan], list[str]]:
-    """Return the plans that the engine's release can run, and a line for each one whose subject it dropped."""
+    """Return the plans that the release can run, and a line for each dropped subject."""
     absent = {} if runner is None else runner.start().absent
     lines = [f"{plan.cell}: not in this release: {absent[plan.cell]}" for plan in plans if plan.cell in absent]
     return [plan for plan in plans if plan.cell not in absent], lines
 
 
 def pass_lines(floors: Sequence[tuple[Plan, int]], max_time: object) -> list[str]:
-    """Return how long a pass takes with an engine's waiting probes; nothing for other targets. floors: schedules of a
-    pass."""
+    """Return how long a pass takes with an engine's waiting probes. floors: schedules of a pass."""
     from kvcheck.core.probes.runner import probe_of
 
     needed = [(probe_of(plan)[0].schedule_s, floor) for plan, floor in floors if plan.probe is not None]

@@ -1,7 +1,7 @@
 """pytest's plugin: `pytest --kvcheck`, its fixtures and its marker.
 
 Invariants:
-- Without --kvcheck only this module and `pytest_asks` are imported, and only tests that use kvcheck are skipped.
+- Without --kvcheck only this module and `pytest_asks` are imported, and tests that use kvcheck are skipped.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants:
 - A test that uses kvcheck and judges nothing fails.
 - A failed seed is kept in pytest's cache until it passes, and runs first.
-- The record holds the judgements of all tests. One process writes it, even if pytest has several.
+- One process writes the record, even if pytest has several.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class PoolChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRunOutcome:
-    """Result of one run of a test. test: its node id. cell: that without the seed. reason: why it is no evidence, or
-    None. not_tried: left out by its calls."""
+    """One run of a test. test: its node id. cell: that without the seed. reason: why it is no evidence, or None."""
 
     test: str
     cell: str
@@ -185,7 +184,6 @@ class CheckedRun:
         return chosen
 
     def cell(self, item: pytest.Item) -> str:
-        """Return the node id of a test without its seed."""
         start, bracket, rest = item.nodeid.partition("[")
         if SEED not in _parameters(item) or not bracket:
             return item.nodeid
@@ -221,7 +219,6 @@ class CheckedRun:
         )
 
     def _results(self) -> list[ScenarioResult]:
-        """Return a row for each test that was judged or planned."""
         cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
         return [self._result(cell, [each for each in self.outcomes if each.cell == cell]) for cell in cells]
 

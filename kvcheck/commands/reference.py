@@ -1,7 +1,7 @@
 """`kvcheck model reference URL DIR`: keep a server's cold answers, and compare another build with them.
 
 Invariants:
-- A reference has no holes, which would pass unseen: one missing answer and nothing is kept.
+- One missing answer and nothing is kept: holes would pass unseen.
 - An existing reference is not replaced.
 """
 
@@ -90,7 +90,7 @@ def _refuse_kept(folder: Path) -> None:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Make the folder before any request, and remove a new one if nothing is kept. Raises UsageError."""
+    """Make the folder before any request, and remove it if nothing is kept. Raises UsageError."""
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,6 @@ def _writable(folder: Path) -> Iterator[None]:
 
 
 def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], ArmResult, ArmResult]:
-    """Return all answers and both kinds of noise. Raises UnknownVerdict if an answer is missing."""
     questions = draw_questions(plan)
     answers = _answers(_send(client, alone(questions), None), questions)
     again, control = ArmResult(name="again"), ArmResult(name="control")

@@ -3,7 +3,6 @@
 Invariants:
 - FIXED needs a judged run that followed the recorded path, if any. A line without an expected finding is CLEAN.
 - A finding is printed even if something else went wrong.
-- Lines of one installed engine share its child.
 - On a device, only wrong bytes under imposed delays reproduce a finding, and FIXED is never printed.
 """
 
@@ -139,7 +138,6 @@ def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
 
 
 def _on_device(plan: Plan, device: str) -> Plan:
-    """Return the device plan of a CPU plan. Raises UsageError for device plans and engines."""
     if plan.probe is not None:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
     if not plan.is_in_process or plan.on_device:
@@ -174,7 +172,7 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: boo
 
 
 def judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
-    """Return the verdict on a line and lines for the terminal. seen: the findings of each run."""
+    """Return verdict and terminal lines. seen: the findings of each run."""
     times = len(runs)
     head = plan.cell
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)
@@ -218,7 +216,6 @@ def _is_line(what: str) -> bool:
 
 
 def _line_of(run: str, number: str, out: Path, *, part: str | None, is_smaller_better: bool) -> str:
-    """Return the line of a stored finding, of its proving order, or of its smaller schedule."""
     record = read_record(find_run(run, out))
     finding = next((each for each in record.findings if each.id == f"{record.run_id}.{int(number)}"), None)
     if finding is None:
@@ -244,10 +241,7 @@ def _why_unjudged(runs: list[list[Report]]) -> str | None:
 
 
 def lines_of(what: str, out: Path, *, is_smaller_better: bool = False) -> list[str]:
-    """Return the lines of an argument: itself, a finding's, or those of a run's causes. Raises UsageError.
-
-    is_smaller_better: prefer the smaller schedule of a finding.
-    """
+    """Return the lines of an argument: itself, a finding's, or those of a run's causes. Raises UsageError."""
     run, hash_sign, _ = what.rpartition("#")
     names_finding = hash_sign and (is_stored(run) or not _is_line(run))
     if not names_finding and _is_line(what):

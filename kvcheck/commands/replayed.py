@@ -12,7 +12,7 @@ from kvcheck.core.run.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """agreed: runs with the result of the first one. told: lines for the terminal."""
+    """agreed: runs with the result of the first one."""
 
     verdict: Verdict
     agreed: int

@@ -1,7 +1,7 @@
 """`kvcheck report`: writes reports from records of runs, in any format of the table.
 
 Invariants:
-- A report is made from the record alone, which does not change.
+- A report is made from the record alone.
 - All runs are read and all options checked before the first file is written.
 - A failed report changes no verdict. An impossible one is refused before a run.
 """
@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReportJob:
-    """One file, or folder of tables, to be written."""
-
     record: RunRecord
     format_name: str
     path: Path
@@ -79,10 +77,7 @@ def report(
 def parse_outputs(
     output: list[str] | None, prints: str = "text", *, known: tuple[Registry[Any], ...] = (WRITERS,)
 ) -> list[tuple[str, Path]]:
-    """Return the -o options, each with a format of `known`. Raises UsageError.
-
-    prints: the command's --format; beside JSON nothing else is printed.
-    """
+    """Return the -o options, each with a format of `known`. prints: the command's --format. Raises UsageError."""
     outputs = [_output(text, known) for text in output or ()]
     if prints == "json" and any(path == STDOUT for _, path in outputs):
         raise UsageError("-o github=-: stdout is the JSON that --format json asks for; leave one of the two out")
@@ -90,7 +85,6 @@ def parse_outputs(
 
 
 def _is_joint(format_name: str, path: Path, runs: int) -> bool:
-    """Whether one file holds all runs: always for md, otherwise if the path names a file."""
     is_file = path.is_file() or path.suffix.lower() == f".{format_name}"
     return format_name not in WRITERS.names() or (
         runs > 1 and is_file and not path.is_dir() and format_name in COMPARISON_WRITERS.names()
@@ -107,7 +101,6 @@ def _compare(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Pat
 
 
 def check_outputs(outputs: list[tuple[str, Path]]) -> None:
-    """Raise UsageError unless -o can be written, or UnknownVerdict if a library is missing."""
     _refuse_collisions(outputs)
     for format_name, path in outputs:
         writers: Registry[Any] = WRITERS if format_name in WRITERS.names() else COMPARISON_WRITERS
@@ -121,8 +114,7 @@ def write_reports(
 ) -> tuple[str | None, tuple[str, ...]]:
     """Write the reports of -o, and the default ones beside run.json.
 
-    Return the page's path, if any, and the reasons for failed reports, which leave the others and the verdict as they
-    are.
+    Return the page's path, if any, and the reasons for failed reports, which leave the others as they are.
     """
     jobs = [ReportJob(record, format_name, path) for format_name, path in outputs]
     if beside:
@@ -173,7 +165,6 @@ def loaded(writers: Registry[T], format_name: str) -> T:
 
 
 def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
-    """Split FORMAT=PATH. Raises UsageError."""
     format_name, equals, path = text.partition("=")
     if not equals or not path:
         raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o html=report.html")
@@ -213,7 +204,7 @@ def _ending(format_name: str) -> str:
 
 
 def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
-    """Raise UsageError or UnknownVerdict unless each report can be made and written, and no record is overwritten."""
+    """Raise UsageError or UnknownVerdict unless each report can be written and overwrites no record."""
     records = {path.resolve() for path in sources}
     for format_name, path in outputs:
         for file in destinations(format_name, path):
@@ -223,7 +214,6 @@ def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
 
 
 def _refuse_collisions(outputs: list[tuple[str, Path]]) -> None:
-    """Raise UsageError if two reports have one path, or one is inside another."""
     taken: set[Path] = set()
     for format_name, path in outputs:
         files = {file.resolve() for file in destinations(format_name, path)}

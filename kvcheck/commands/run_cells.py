@@ -2,7 +2,6 @@
 
 Invariants:
 - The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted with all judged cells saved.
-- A pass states its schedules, run and wanted, and its untried settings.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class CellRun(Asked):
         return self.schedules or max(1 if is_once else DEFAULT_SCHEDULES, self.min_schedules or 0)
 
     def limit(self, *, is_once: bool, beside_s: float) -> Limit:
-        """Return the bound of a run. beside_s: CPU seconds left to the cell beside."""
+        """beside_s: CPU seconds left to the cell beside."""
         is_bounded = not is_once and self.schedules is None and self.max_time is None and self.within is None
         return Limit(cpu_s=DEFAULT_CPU_S - beside_s if is_bounded else None, until=self.until)
 
@@ -112,7 +111,6 @@ def run_cells(
 
 
 def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, interrupted: bool) -> None:
-    """Print stories, smaller schedules and a mutant that was not found."""
     if not interrupted:
         with session.ticking():
             tell_stories(session, max_time)
@@ -152,7 +150,7 @@ def _plan_cells(asked: CellRun, session: Session, plans: Sequence[Plan], wanted:
 
 
 def _tasks(session: Session, out: Path | None) -> list[CellTask]:
-    """Return the cells left to run. out: the folder with an interrupted run to continue, or None."""
+    """out: the folder with an interrupted run to continue, or None."""
     from kvcheck.core.run.runners import row_of
 
     if out is not None:
@@ -257,8 +255,7 @@ def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
 
 
 def _resume(session: Session, out: Path) -> None:
-    """Take over ended and begun cells of the newest interrupted run of the same plan; none from runs of other code or
-    contradictory ones."""
+    """Take over cells of the newest interrupted run of the same plan and code."""
     is_refused = False
     for record in earlier_runs(session, out):
         if record.complete or record.plan != session.plan:

@@ -2,7 +2,7 @@
 
 Invariants:
 - Each ended batch is on disk before the next one is counted, and --resume does not repeat it.
-- A finding ends its batch alone. All other batches run.
+- A finding ends its batch alone.
 - The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted.
 - An earlier run of the same plan and code is continued, whatever its --max-time.
 """
@@ -57,7 +57,7 @@ class ManySeeds:
 def many_seeds(
     asked: CellRun, *, seeds: str | None, shard: str | None, ray: str | None, trace: str | None
 ) -> ManySeeds | None:
-    """Return the options, or None for one seed. Raises UsageError for options that exclude each other."""
+    """Return the options, or None for one seed. Raises UsageError."""
     if seeds is None:
         for name, value in (("--shard", shard), ("--ray", ray)):
             if value is not None:
@@ -71,7 +71,6 @@ def many_seeds(
 
 
 def run_seeds(asked: CellRun, cells: Sequence[Plan], many: ManySeeds) -> int:
-    """Run the remaining batches, and report. cells: plans of any seed."""
     plan = _plan(asked, cells, many)
     with closing(_crew(asked.jobs, many.ray)) as crew:
         run = _SeedsRun(asked, many, plan)
@@ -111,8 +110,6 @@ def _crew(jobs: int | None, ray: str | None) -> Crew:
 
 
 class _SeedsRun:
-    """A run in progress: its session, and the tally of ended batches."""
-
     def __init__(self, asked: CellRun, many: ManySeeds, plan: SeedsPlan) -> None:
         from kvcheck.core.run.runners import row_of
         from kvcheck.core.stress.seeds.ledger import LEDGER
@@ -205,7 +202,6 @@ class _SeedsRun:
         return False
 
     def conclude(self, max_time_s: float | None, *, interrupted: bool) -> None:
-        """Add the stories of findings, and print the rows and the sum."""
         from kvcheck.core.stress.seeds.ledger import read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
 
@@ -229,7 +225,7 @@ class _SeedsRun:
             session.say(f" for the others, use a larger --max-time with --resume: {session.repro} --resume")
 
     def _save(self, missing: str | None = None) -> None:
-        """Save the record of counted batches. missing: why no cell can pass."""
+        """missing: why no cell can pass."""
         session, tally = self.session, self._tally
         session.findings, session.left_out = [], 0
         for of_batch in tally.findings():

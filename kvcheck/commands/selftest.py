@@ -1,9 +1,4 @@
-"""`kvcheck selftest`: every mutant is judged beside the fixed build.
-
-Invariants:
-- All options are checked before anything runs.
-- A row is printed and saved as soon as its mutant is judged.
-"""
+"""`kvcheck selftest`: every mutant is judged beside the fixed build."""
 
 from __future__ import annotations
 
@@ -106,7 +101,7 @@ def _line(mutant: Mutant, seed: int) -> str:
 
 
 def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResult, None, None]:
-    """Yield the rows of mutants. is_apart: in processes of their own, which may lose their device."""
+    """is_apart: in processes of their own, which may lose their device."""
     if is_apart:
         from kvcheck.core.stress.mutant_trials import judge_apart
 

@@ -84,7 +84,7 @@ class Server:
             raise UsageError(f"--timeout: expected at most {MOST_TIMEOUT_S:,.0f} seconds, got {self.timeout_s:g}")
 
     def client(self, known: KnownAnswers | None) -> Client:
-        """Return the client. known: the model, if its answers are known. Raises UsageError."""
+        """known: the model, if its answers are known. Raises UsageError."""
         words = {} if known is None else {word: n for n, word in enumerate(Alphabet(known.parameters).words())}
         return connect(
             Connection(
@@ -100,7 +100,6 @@ class Server:
         )
 
     def _key(self) -> str | None:
-        """Return the key of --key-env. Raises UsageError if the variable is missing."""
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env)
@@ -128,7 +127,7 @@ class Server:
     def connected(
         self, *, requests: int | None, concurrency: int | None, vocabulary: int | None, seed: int | None
     ) -> tuple[Client, Served, OwnPlan]:
-        """Return the client of a model of the user's own, and the plan that all rounds share. Raises UsageError."""
+        """Return the client of an own model, and the plan that all rounds share. Raises UsageError."""
         sizes = {
             "requests": DEFAULT_OWN_REQUESTS if requests is None else requests,
             "concurrency": DEFAULT_CONCURRENCY if concurrency is None else concurrency,

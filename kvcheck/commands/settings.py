@@ -31,7 +31,6 @@ PLACE = "kvcheck.settings"
 
 
 def read_settings(ctx: Any) -> None:
-    """Give the parser of a command its settings. Raises UsageError."""
     options = {_name(each): each for each in ctx.command.params if each.param_type_name == "option"}
     commands = ctx.parent.command.list_commands(ctx.parent)
     for name, option in options.items():
@@ -81,7 +80,6 @@ def _prefix(command: str) -> str:
 
 
 def _check_variables(command: str, options: Mapping[str, Any], commands: Collection[str]) -> None:
-    """Raise UsageError for a variable of this command that names no option."""
     begins = _prefix(command)
     longer = tuple(_prefix(each) for each in commands if each.startswith(f"{command} "))
     known = {option.envvar for option in options.values()}
@@ -108,10 +106,7 @@ def _value(value: object, option: Any, place: str) -> object:
 
 
 def _file(named: str | None) -> Path | None:
-    """Return the settings file of --config, of the variable, or of the project around.
-
-    Raises UsageError if a named file is missing.
-    """
+    """Return the settings file of --config, of the variable, or of the project around. Raises UsageError."""
     asked = named if named is not None else os.environ.get(CONFIG)
     if asked is not None:
         path = Path(asked)
@@ -125,7 +120,7 @@ def _file(named: str | None) -> Path | None:
 
 
 def _table_of(path: Path, command: str, commands: Collection[str]) -> tuple[str, dict[str, object]]:
-    """Return name and options of a command's table: under [tool.kvcheck] in a pyproject.toml, else at the top. Raises
+    """Return name and options of a command's table: under [tool.kvcheck] in a pyproject.toml, else at the top. Raise
     UsageError for a forbidden entry of any table."""
     before = ".".join((*TABLE, "")) if path.name == FILE_NAME else ""
     known = {each.replace(" ", "-"): each for each in commands}
@@ -145,7 +140,6 @@ def _table_of(path: Path, command: str, commands: Collection[str]) -> tuple[str,
 
 
 def _tables(path: Path) -> dict[str, Any] | None:
-    """Return the tables of commands; None for a pyproject.toml without any. Raises UsageError."""
     try:
         loaded: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,8 +1,7 @@
 """`kvcheck show`: the story of a finding, as a timeline, a history and the words of the row, or as a trace.
 
 Invariants:
-- It is made from the record alone: nothing is run again.
-- A finding without a story has one sentence of reason.
+- It is made from the record alone.
 """
 
 from __future__ import annotations
@@ -90,7 +89,6 @@ def _newest(out: Path) -> Path:
 
 
 def _finding(record: RunRecord, number: str | None) -> Finding:
-    """Return the finding of a number or id; by default the first one with a story."""
     if not record.findings:
         raise UsageError(f"run {record.run_id} has no findings to show; its verdict is {record.verdict.value}")
     if number is None:

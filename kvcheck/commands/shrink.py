@@ -2,8 +2,7 @@
 
 Invariants:
 - Each smaller line is printed when found, so an interrupt loses nothing.
-- The search starts from the stored smaller line of a finding, if any.
-- A line that no longer fails is UNKNOWN, exit 4.
+- The search starts from a finding's stored smaller line, if any.
 """
 
 from __future__ import annotations

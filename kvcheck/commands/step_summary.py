@@ -1,8 +1,7 @@
 """`-o github=-`: workflow commands on stdout, and the summary of a GitHub Actions step.
 
 Invariants:
-- Only this format appends to the file of GITHUB_STEP_SUMMARY; other steps' text stays.
-- Without the variable nothing is written, with a warning.
+- Only this format appends to the file of GITHUB_STEP_SUMMARY.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The stories of a run's findings, made after its cells have ended.
 
 Invariants:
-- A run without a finding imports nothing for it.
 - A missing story is a warning and changes no verdict.
 """
 

@@ -1,8 +1,4 @@
-"""`kvcheck stress`: scenarios over shapes, each a cell of schedules, of kvcheck's own cache or of the user's code.
-
-Invariants:
-- All options are checked before anything runs.
-"""
+"""`kvcheck stress`: scenarios over shapes, each a cell of schedules, of kvcheck's own cache or of the user's code."""
 
 from __future__ import annotations
 
@@ -111,7 +107,6 @@ def stress(
 
 
 def _decoder_of(name: str | None) -> str:
-    """Return the decoder of a mutant, or the default."""
     from kvcheck.core.stress.targets.mutants import mutant
 
     return WORDS if name is None else mutant(name).decoder

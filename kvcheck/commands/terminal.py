@@ -1,7 +1,6 @@
 """Text for the terminal: rows of cells, findings with their replay lines, the last three lines.
 
 Invariants:
-- The last lines are verdict, report path and exit code.
 - Counts that do not apply are not printed.
 - Every line goes through `say`, `complain` or `warn`, which escape control characters.
 """
@@ -68,7 +67,6 @@ def say(line: str = "") -> None:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether a stream takes colours: a terminal without NO_COLOR; anything with FORCE_COLOR."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
@@ -162,7 +160,6 @@ def complain(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a line about something that changes no verdict."""
     complain(f"warning: {message}")
 
 
@@ -212,7 +209,6 @@ def _retract_counts(evidence: Evidence) -> list[str]:
 
 
 def _pair_counts(evidence: Evidence) -> list[str]:
-    """Return transfers and sealed bytes; nothing if prefill and decode are one engine."""
     sealed = evidence.words_verified.get("sealed", 0) * 8
     if not sealed:
         return []
@@ -220,7 +216,6 @@ def _pair_counts(evidence: Evidence) -> list[str]:
 
 
 def _cache_counts(evidence: Evidence) -> list[str]:
-    """Return loads, evictions and each tier's share of prompt pages."""
     wanted = evidence.pages_wanted or 0
     hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
     rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
@@ -269,8 +264,7 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
 
 
 def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
-    """Return the first causes, different codes first, and the number left out; reviewed conditions as a line a cell.
-    record: as in bug_lines."""
+    """Return the first causes, different codes first, and the number left out; reviewed conditions as a line a cell."""
     reviewed = {} if record is None else reviewed_findings(record, findings)
     told = {finding.id for found in reviewed.values() for finding in found}
     findings = tuple(finding for finding in findings if finding.id not in told)
@@ -320,8 +314,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def left_out_lines(record: RunRecord) -> list[str]:
-    """Return the number of schedules of passing cells that the time cut; nothing if all ran or the run was
-    interrupted."""
+    """Return the number of schedules of passing cells that the time cut."""
     passing = [row for row in record.scenarios if row.verdict is Verdict.PASS]
     planned = [(row.coverage.wanted, row.schedules) for row in passing if row.coverage is not None]
     left = sum(max(0, wanted - ran) for wanted, ran in planned)

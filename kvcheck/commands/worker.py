@@ -1,12 +1,12 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes JSON lines before and after each schedule.
 
-With an argument it answers line by line: batches of `kvcheck stress --seeds`, mutants of `kvcheck selftest` on CUDA,
-CPU lines that `kvcheck replay` runs on CUDA, or questions about the user's own target.
+With an argument it answers line by line: batches of seeds, mutants or CPU lines on CUDA, or questions about the user's
+own target.
 
 Invariants:
 - An error is the last line, with its exit code, and ends the process; the parent ends the remaining cells.
 - An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
-- The parent ends a run with SIGTERM, which unwinds the schedule in progress: temporary folders are removed.
+- SIGTERM unwinds the schedule in progress: temporary folders are removed.
 - Code under test cannot disturb it: its prints go to stderr, and its threads end with the process.
 """
 
@@ -30,7 +30,6 @@ from kvcheck.core.run.turns import Report
 
 
 def main() -> int:
-    """Run the tasks on stdin, or answer line after line."""
     signal.signal(signal.SIGTERM, _end)
     said = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -58,7 +57,6 @@ def main() -> int:
 
 
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
-    """Yield answers. kind: the argument of this process."""
     from kvcheck.commands import held, own_answers, own_target
     from kvcheck.core.stress import mutant_trials
     from kvcheck.core.stress.seeds import batches
@@ -73,7 +71,7 @@ def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
 
 
 def ran(text: str) -> str:
-    """Return the answer to a batch task, or the error that ended it, in a process that others started."""
+    """Run a batch task in a process that others started; return the answer, or the error that ended it."""
     from kvcheck.core.stress.seeds.batches import answered
 
     try:
@@ -83,7 +81,6 @@ def ran(text: str) -> str:
 
 
 def _failure(error: BaseException) -> Report:
-    """Return the report of an error that ends a child."""
     trouble = machine_trouble(error)
     if trouble is not None:
         return Report(error=trouble, exit_code=UnknownVerdict.exit_code)
