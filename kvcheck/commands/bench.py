@@ -48,7 +48,7 @@ DEFAULT_SHAPE = "glm-5.1"
 DEFAULT_MAX_TIME_S = 300.0
 DEFAULT_ROUNDS = 40
 ROUNDS_LEAST = 15
-"""Rounds of a size before its precision is asked, unless fewer are allowed."""
+"""Rounds of a size before its precision is checked, unless fewer are allowed."""
 
 
 Precision = Annotated[float, search(help="Stop a size when half its ratio's interval is at most this wide.")]

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from kvcheck.commands.settings import read_settings, words_set
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
-"""Settings of the parser: columns that a help uses at most; a narrower terminal has fewer."""
+"""Settings of the parser, with the greatest width of a help."""
 
 
 class Command(TyperCommand):

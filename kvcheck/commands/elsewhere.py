@@ -20,7 +20,7 @@ COMMANDS_THAT_MOVED = {
     "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
     "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
 }
-"""Commands that kvcheck had, or that people try: what does it now."""
+"""Former commands of kvcheck, and names that people try, with today's command."""
 
 
 def check_subject(command: str, words: Iterable[str]) -> None:

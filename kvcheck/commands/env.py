@@ -46,7 +46,7 @@ CPU, CUDA = "cpu", "cuda"
 TORCH = "torch==2.13.0"
 MARKER = "kvcheck-env.json"
 HAS = "requirements.txt"
-"""In a base: what it was given, a requirement a line."""
+"""In a base: its installed requirements, one a line."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
 MOST_BYTES = 100_000
@@ -70,7 +70,7 @@ class Needs:
 
 BASE = ("numpy", "triton")
 GRAMMARS = ("transformers", "xgrammar", "apache-tvm-ffi")
-"""Installed in one go, so that the version of one that a release leaves open suits those that it pins."""
+"""Installed together, so that an unpinned version suits the pinned ones of a release."""
 NEEDS = {
     "sglang": Needs(
         light=(

@@ -210,7 +210,7 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
 
 MOST_DETAILS = 10
 WIDE = 90
-"""A cell that is longer than this, as only names from a record are, does not push the others aside."""
+"""Greatest width of a table cell that aligns the others; only names from a record are longer."""
 
 
 def result_lines(result: GateResult) -> list[str]:

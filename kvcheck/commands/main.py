@@ -70,7 +70,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 PIPE_CLOSED = 141
-"""What a shell reports for a program whose reader, such as `head`, has gone."""
+"""Exit code of a program in a shell whose reader, such as `head`, has gone."""
 
 COMPLETING = "_KVCHECK_COMPLETE"
 """Set by a shell that completes a word."""
@@ -85,7 +85,7 @@ OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, e
 WRONG_TYPE = re.compile(
     r"Invalid value for '(?P<option>[^']+)': Input should be (?P<wanted>[^,;]+)[^;]*(?P<more>.*)", re.DOTALL
 )
-"""How typer's parser says that a value is not of the option's type."""
+"""Error of typer's parser for a value of the wrong type."""
 
 EXAMPLES: dict[str, str] = {
     "stress": "kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "

@@ -53,7 +53,7 @@ OWN = "own"
 """The argument with which a worker answers questions."""
 
 Tell = Callable[[Any], None]
-"""Takes a row, in JSON, of what is found before all is done."""
+"""Takes an intermediate result, as JSON."""
 Facts = dict[str, object]
 
 

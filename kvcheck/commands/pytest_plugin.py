@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RUN = "kvcheck-run"
 MOST_SEED = 2**62
-"""What a record can hold, with room for the seeds that follow."""
+"""Greatest seed of a record, with room for the seeds that follow."""
 OFF = "needs pytest --kvcheck"
 
 

@@ -36,7 +36,7 @@ JUDGED = "kvcheck_judged"
 """The attribute of a test's report that carries its Outcome, as plain JSON, from a worker to the process that waits."""
 REASON_AT_MOST = 300
 MOST_LEFT = 8
-"""Lines of what was not tried, each once for all tests."""
+"""Lines about untried settings, each once for all tests."""
 
 
 class PoolChecks:

@@ -23,11 +23,11 @@ FILE_NAME = "pyproject.toml"
 TABLE = ("tool", "kvcheck")
 PREFIX = "KVCHECK_"
 CONFIG = f"{PREFIX}CONFIG"
-"""Names the file; empty: none is read."""
+"""Variable with the path of the file; empty: none is read."""
 PERSONAL = frozenset({"admin", "allow-remote", "key-env"})
-"""Options that no file may set: what they allow is for whoever runs the command to decide."""
+"""Options that no file may set: the user of the command alone decides on their risks."""
 PLACE = "kvcheck.settings"
-"""Where the context keeps the file and its table."""
+"""Key of the file and its table in the context."""
 
 
 def read_settings(ctx: Any) -> None:

@@ -56,7 +56,7 @@ def leave_out(session: Session, why: str) -> None:
 
 
 SHRINKING_S = 20.0
-"""Seconds of wall time that it may take; never more than is left of --max-time."""
+"""Limit in seconds of wall time; never more than the rest of --max-time."""
 
 
 def look_for_smaller(session: Session, max_time_s: float | None) -> None:

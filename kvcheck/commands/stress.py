@@ -32,7 +32,7 @@ from kvcheck.core.stress.mooncake_cell import mooncake_cell
 from kvcheck.core.stress.workload import WORDS
 
 OF_DEVICES = ("portfolio", "eager", "delay")
-"""Strategies on a device: it runs what it can as soon as it can, and a lane of it can be held."""
+"""Strategies on a device, which runs operations as soon as possible and can hold a lane."""
 
 
 def stress(

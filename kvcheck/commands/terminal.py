@@ -49,9 +49,9 @@ _COLOURS = {
     **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
 }
 _VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
-"""The word with which a line of results begins."""
+"""First word of a line of results."""
 _CLEAR = "\r\x1b[K"
-"""Back to the beginning of a terminal's line, which is emptied."""
+"""Return to the start of a terminal line, and empty it."""
 WRITING = threading.RLock()
 """Held while a line is written: the clock of the progress line has a thread of its own."""
 USUAL_COLUMNS = 80
@@ -96,7 +96,7 @@ def clear_passing() -> None:
 
 
 HEARTBEAT_S = 30.0
-"""Seconds between two lines of progress where no terminal is."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 class ProgressLine:

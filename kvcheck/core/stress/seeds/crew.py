@@ -24,7 +24,7 @@ from kvcheck.core.run.workers import TOLD, Worker, Workers, died
 from kvcheck.core.stress.seeds.batches import BATCHES, BatchResult, BatchTask, result_of
 
 LOSSES = 3
-"""Processes that a batch may end, before its death is that of what is under test."""
+"""Processes that a batch may end before its death counts as a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

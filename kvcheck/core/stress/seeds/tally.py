@@ -25,7 +25,7 @@ MOST_NOTES = 40
 
 Key = tuple[str, str | None, str | None]
 Place = tuple[int, int, int]
-"""Where a batch stands in the order of all: its seed, its workload, and its cell."""
+"""Sort key of a batch: its seed, its workload, and its cell."""
 
 
 class _CellTally:
