@@ -1,4 +1,4 @@
-"""Asked: options and steps shared by all commands that make a run."""
+"""Options and steps shared by all commands that make a run."""
 
 from __future__ import annotations
 

@@ -281,7 +281,6 @@ def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float
 
 
 def _rounds(session: Session, bench: ServeBench, run: ServeRun, until: float) -> str | None:
-    """Send rounds; return the reason for an early end, or None."""
     head = "warm-up"
 
     def told(name: str, answered: int) -> None:

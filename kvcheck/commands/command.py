@@ -19,8 +19,6 @@ CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 
 
 class Command(TyperCommand):
-    """A command without subcommands."""
-
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse typed options and settings. Subcommands have no settings."""
         typed = [*args]
@@ -73,8 +71,6 @@ def group() -> typer.Typer:
 
 
 class Group(TyperGroup):
-    """A command with subcommands. It reads no settings."""
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, each.help or "") for name, each in self.commands.items()])

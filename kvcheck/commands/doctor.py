@@ -252,7 +252,6 @@ def _prose(thing: object) -> dict[str, str]:
 
 
 def _breaks(thing: object) -> list[str]:
-    """Return the functions that a mutant breaks, as "file: Class.function"."""
     return list(getattr(thing, "breaks", ()))
 
 

@@ -108,8 +108,6 @@ NEEDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """version: None only with a source."""
-
     engine: str
     version: str | None
     source: Source | None
@@ -357,7 +355,7 @@ def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
 
 
 def _constraints(order: Order, scratch: Path) -> list[str]:
-    """Return options of pip that pin the torch of the base: a newer package could replace it."""
+    """Options of pip that pin the torch of the base: a newer package could replace it."""
     if not order.has_base:
         return []
     program = "from importlib.metadata import version; print('torch==' + version('torch'))"

@@ -155,7 +155,6 @@ def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[BaselineEntry, 
 def _known(
     entries: tuple[BaselineEntry, ...] | None, records: list[RunRecord], min_schedules: int | None
 ) -> tuple[KnownPlaces, tuple[JudgedEntry, ...]]:
-    """Return the places that the baseline covers today, and the state of its rows."""
     if entries is None:
         return NOTHING, ()
     today = datetime.now(UTC).date()
@@ -210,11 +209,10 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
 
 MOST_DETAILS = 10
 WIDE = 90
-"""Greatest width of a table cell that aligns the others; only names from a record are longer."""
+"""Greatest width of a cell that widens its column; only names from a record are longer."""
 
 
 def result_lines(result: GateResult) -> list[str]:
-    """Return all but the last lines."""
     lines: list[str] = []
     for name, text, details in sections(result):
         lines.append(f" {name:<10} {text}")

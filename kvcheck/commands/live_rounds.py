@@ -77,7 +77,6 @@ def plan_scenarios(
 
 
 def _advice(client: Client, scenario: ServerScenario) -> str:
-    """Return the change to the server that a scenario needs."""
     kind = next(iter((*scenario.needs, *scenario.any_of)))
     return client.flags.get(kind, "this engine has no way that kvcheck knows")
 

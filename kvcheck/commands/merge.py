@@ -88,7 +88,6 @@ def _plan(plans: Sequence[dict[str, object]]) -> Mapping[str, object]:
 
 
 def _gap_of(records: Sequence[RunRecord]) -> Callable[[str, Evidence], str | None]:
-    """Return a function from a cell and its evidence to the gap before a pass."""
     from kvcheck.core.run.plan import parse_line
     from kvcheck.core.stress.runner import evidence_gap
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def target_of(plan: Plan) -> Target:
-    """Return the target of a plan, kvcheck's or the user's own, or the mutant of kvcheck's. Raises UsageError."""
+    """Return the target of a plan: kvcheck's, the user's own, or a mutant. Raises UsageError."""
     from kvcheck.core.stress.targets import TARGETS
     from kvcheck.core.stress.targets.mutants import mutant_target
     from kvcheck.core.stress.targets.own import load_own

@@ -90,7 +90,7 @@ def _refuse_kept(folder: Path) -> None:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Make the folder before any request, and remove it if nothing is kept. Raises UsageError."""
+    """Make the folder before any request, and remove a new one if nothing is kept. Raises UsageError."""
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

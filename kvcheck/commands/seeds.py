@@ -225,7 +225,6 @@ class _SeedsRun:
             session.say(f" for the others, use a larger --max-time with --resume: {session.repro} --resume")
 
     def _save(self, missing: str | None = None) -> None:
-        """missing: why no cell can pass."""
         session, tally = self.session, self._tally
         session.findings, session.left_out = [], 0
         for of_batch in tally.findings():

@@ -135,7 +135,6 @@ def _check(plan: Plan, strategy: str) -> None:
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
-    """Return the plans of the named cells, or of the one that shows the mutant."""
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.targets.mutants import mutant
 
