@@ -1,7 +1,7 @@
 """`kvcheck stress --answers-within K`: every schedule within K answers of the eager order, of each variant.
 
 Invariants:
-- A cell passes if all of them ran, else it is UNKNOWN.
+- Without findings, a cell passes if all of them ran, else it is UNKNOWN.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Invariants:
 - The parser reads them: a variable is the `envvar` of an option, a file the `default_map` of a command.
-- An unknown or a personal option is an error with its place.
+- An unknown option, or a personal one in a file, is an error with its place.
 - Options that send a secret or grant access never come from a file, which may be somebody else's.
 """
 
