@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
-from kvcheck.core.bench.holdings import TwoHoldings
+from kvcheck.core.bench.decode_work import TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory, memcpy
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.shape import ModelShape

@@ -13,7 +13,7 @@ import torch
 from kvcheck.core.base.errors import WrongOutput
 from kvcheck.core.bench.arms import Arm, ArmComparison, BenchSetting, Point, same
 from kvcheck.core.bench.case_offload import sizes
-from kvcheck.core.bench.holdings import REQUEST, TwoHoldings
+from kvcheck.core.bench.decode_work import REQUEST, TwoHoldings
 from kvcheck.core.bench.memory import FreshMemory
 from kvcheck.core.cache.pools.pool import Holding
 from kvcheck.core.cache.pools.shape import ModelShape

@@ -21,10 +21,10 @@ import torch
 
 from kvcheck.core.probes.frame.content import ProbeJudge
 from kvcheck.core.probes.frame.guard import CannotDrive
-from kvcheck.core.probes.frame.prefixes import PrefixPages
 from kvcheck.core.probes.frame.probe import Rig, Stop
 from kvcheck.core.probes.frame.request_generator import (
     LENGTH,
+    PrefixPages,
     RequestGenerator,
     TrackedRequest,
     finish_requests,

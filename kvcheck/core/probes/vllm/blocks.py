@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 from kvcheck.core.probes.frame.guard import CannotDrive, fitted
-from kvcheck.core.probes.frame.prefixes import PrefixPages
 from kvcheck.core.probes.frame.probe import Rig
-from kvcheck.core.probes.frame.request_generator import LENGTH, TrackedRequest, token
+from kvcheck.core.probes.frame.request_generator import LENGTH, PrefixPages, TrackedRequest, token
 from kvcheck.core.probes.vllm.block_bytes import BLOCK, DEVICE_NEEDS, BlockBytes, cache_config, request_generator
 
 POOL = 18
