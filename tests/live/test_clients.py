@@ -97,7 +97,7 @@ def test_an_abort_by_the_engines_call_says_what_came_long_after(engine: str, mon
 @pytest.mark.parametrize("engine", SPOKEN)
 def test_tokens_soon_after_an_abort_may_have_been_made_before_it(engine: str) -> None:
     with Fake(ALPHABET, engine, fault="after-abort") as fake:
-        answer = ask(client(engine, fake.url), abort=Abort(after=3, by_call=True))
+        answer = ask(client(engine, fake.url), abort=AbortRequest(after=3, by_call=True))
     assert answer.end is End.DONE and answer.after_abort in (0, None)
 
 

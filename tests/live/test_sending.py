@@ -72,7 +72,7 @@ def test_an_aborted_request_is_sent_again_under_another_name() -> None:
 
 def test_a_request_that_was_done_before_its_abort_is_not_sent_again() -> None:
     client = ScriptedClient(lambda sending: right(sending, end=End.DONE, tokens=sending.question.expected))
-    wave = Wave(orders=orders(1, abort=Abort(after=2), retries=True), concurrency=1)
+    wave = Wave(orders=orders(1, abort=AbortRequest(after=2), retries=True), concurrency=1)
     assert len(sender(client).send(Round((wave,))).exchanges) == 1
 
 

@@ -17,7 +17,7 @@ from kvcheck.core.probes.frame.probe import Rig, run
 from kvcheck.core.probes.frame.streams import LAZY, RANDOM, Machine, SideEvent, SideStream
 from kvcheck.core.probes.frame.stubs import ASKERS, Stubs
 from kvcheck.core.probes.frame.wire import decode
-from kvcheck.core.probes.sglang.rig.requests import end_of
+from kvcheck.core.probes.sglang.rig.scheduler_loop import end_of
 
 ENGINE = "an_engine"
 UNITS = {"token": 12, "state": 5}

@@ -19,9 +19,9 @@ from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
-from kvcheck.core.probes.mooncake.bounds import longest_call_s
-from kvcheck.core.probes.mooncake.words import Places, held
-from kvcheck.core.stress.schedule import Plan, parse_line
+from kvcheck.core.probes.mooncake.memory import longest_call_s
+from kvcheck.core.probes.mooncake.words import WordPlaces, held
+from kvcheck.core.run.plan import Plan, parse_line
 
 STAND_IN = Path(__file__).parents[1] / "fakes" / "_mooncake"
 BY_LIBRARY = "landing.batch"
@@ -117,8 +117,10 @@ def stress(place: Path, out: Path, shape: str, *more: str) -> tuple[int, dict[st
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("fault", "shape", "code", "lane"), BY_COMMAND)
-def test_a_fault_makes_a_command_red(place: Path, tmp_path: Path, fault: str, shape: str, code: str, lane: str) -> None:
-    ended, record = stress(place, tmp_path, shape, "--engine-env", f"MC_STAND_IN={fault}")
+def test_a_fault_makes_the_command_red(
+    place: Path, tmp_path: Path, fault: str, shape: str, code: str, lane: str
+) -> None:
+    ended, record = stress(place, tmp_path, shape, "--env", f"MC_STAND_IN={fault}")
     assert ended == 1
     assert (code, lane) in {(finding["code"], finding["lane"]) for finding in record["findings"]}  # type: ignore[attr-defined]
 
@@ -164,8 +166,10 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
         (["MC_X=1", "MC_X=2"], "once"),
     ],
 )
-def test_variables_of_others_are_refused(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["stress", *arguments]) == 2
+def test_variables_that_are_not_the_engines_are_refused(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["probe", "mooncake", *(word for each in given for word in ("--env", each))]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
 

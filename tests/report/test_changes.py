@@ -92,7 +92,7 @@ def test_causes_that_one_schedule_shows_are_one_entry_that_counts_them() -> None
         replace(OTHER, code=code, buffer=buffer, message=f"{buffer} is wrong", replay=f"{line},expect={code}")
         for code, buffer in (("KV304", "k"), ("KV304", "v"), ("KV102", "k"))
     ]
-    (group,) = changes(made(), later(made(first, *others)), share=0.5).grouped(State.NEW)
+    (group,) = changes(made(), later(made(first, *others)), share=0.5).grouped(ChangeState.NEW)
     assert len(group) == 4 and line_of(group).startswith("KV301 ")
     assert "KV304 x2, KV102 x1" in line_of(group) and "is wrong" not in line_of(group)
 

@@ -103,7 +103,7 @@ def test_a_page_that_a_right_step_read_counts_half() -> None:
     assert "right" in places[1].why
 
 
-def lost_in(layers: tuple[int, ...]) -> list[Place]:
+def lost_in(layers: tuple[int, ...]) -> list[PagePlace]:
     """The first place of each of some requests that share a walk's beginning: each is lost at another layer, as it
     runs into page 1."""
     exchanges = []
