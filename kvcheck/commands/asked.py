@@ -1,8 +1,4 @@
-"""Asked: what commands that make a run have in common, from the check of their options to the exit code.
-
-Invariants:
-- A value that no run takes, and a place that cannot be written, are refused before a run has a folder.
-"""
+"""Options and steps shared by all commands that make a run."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from kvcheck.core.run.store import make_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Options of every run. argv: the command's words. began: a time.monotonic()."""
+    """Options of every run. argv: the words of the command. began: a time.monotonic()."""
 
     argv: Sequence[str]
     began: float
@@ -37,16 +33,13 @@ class Asked:
 
     @property
     def until(self) -> float | None:
-        """The time.monotonic() at which the run stops."""
         return None if self.max_time is None else self.began + self.max_time
 
     def check_places(self) -> None:
-        """Raise UsageError where a report or the run cannot be written; the folder of runs is made."""
         check_outputs(parse_outputs(self.output, self.format_name))
         make_folder(self.out)
 
     def session(self, *, drawn: int, plan: Mapping[str, object], resumes: bool = False) -> Session:
-        """The run, of the seed that was asked for or drawn."""
         words = [word for word in self.argv if word != "--resume"]
         return Session(
             argv=[*self.argv],
@@ -59,6 +52,5 @@ class Asked:
         )
 
     def close(self, session: Session, *, interrupted: bool) -> int:
-        """Save, print and report what the run found; its exit code."""
         outputs = parse_outputs(self.output, self.format_name)
         return close(session, outputs, reports=self.reports, interrupted=interrupted)

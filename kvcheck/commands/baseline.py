@@ -1,8 +1,8 @@
-"""`kvcheck baseline`: makes, shows and edits the file of known findings that `kvcheck gate --baseline` reads.
+"""`kvcheck baseline`: makes, shows and edits the file of known findings for `kvcheck gate --baseline`.
 
 Invariants:
-- A file that is there is added to or taken from, and never written anew; what people wrote in it stays.
-- Only what a run has shown is written: a finding that is not in the record, or a cell that is not UNKNOWN, is refused.
+- An existing file is edited, never rewritten: people's own text stays.
+- A row needs a finding or an UNKNOWN cell in a record.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def prune(file: File, runs: Runs, out: StoredIn = DEFAULT_OUT) -> None:
 
 
 def _records(runs: list[str], out: Path) -> list[RunRecord]:
-    """The runs. Raises UsageError for one that was cut short: what it did not reach is no property of the code."""
+    """Read the runs. Raise UsageError for an incomplete one: its missing cells are no property of the code."""
     records = [read_record(path) for path in dict.fromkeys(find_run(name, out) for name in runs)]
     for record in records:
         if not record.complete:
@@ -122,7 +122,6 @@ def _records(runs: list[str], out: Path) -> list[RunRecord]:
 
 
 def _named(what: list[str]) -> tuple[str, str]:
-    """The run, and the finding or cell of it. Raises UsageError."""
     if len(what) == 2:
         return what[0], what[1]
     named = FINDING.fullmatch(what[0])
@@ -135,7 +134,6 @@ def _named(what: list[str]) -> tuple[str, str]:
 
 
 def _only(record: RunRecord, name: str) -> RunRecord:
-    """The run with one cause, or one UNKNOWN cell, alone. Raises UsageError."""
     wanted = name if name.startswith(f"{record.run_id}.") else f"{record.run_id}.{name}"
     found = next((each for each in record.findings if wanted == each.id), None)
     if found is not None and found.cause is not None:
@@ -152,8 +150,6 @@ def _only(record: RunRecord, name: str) -> RunRecord:
 
 
 class _Whose:
-    """What the options say of new rows. Raises UsageError for a text that is empty, and for a date that is none."""
-
     def __init__(self, owner: str, reason: str, expires: str) -> None:
         for name, text in (("owner", owner), ("reason", reason)):
             if not text.strip():
@@ -161,12 +157,10 @@ class _Whose:
         self._owner, self._reason, self._expires = owner, reason, _day(expires)
 
     def rows(self, record: RunRecord, *, conditional: bool) -> tuple[BaselineEntry, ...]:
-        """Rows for all that the run shows."""
         return rows_of(record, owner=self._owner, reason=self._reason, expires=self._expires, conditional=conditional)
 
 
 def _day(text: str) -> datetime.date:
-    """The date of --expires. Raises UsageError for one that has passed."""
     try:
         day = datetime.date.fromisoformat(text)
     except ValueError as error:
@@ -177,5 +171,4 @@ def _day(text: str) -> datetime.date:
 
 
 def _today() -> datetime.date:
-    """The day by which rows expire."""
     return datetime.datetime.now(datetime.UTC).date()

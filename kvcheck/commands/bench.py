@@ -1,13 +1,10 @@
 """`kvcheck bench`: measures copies, waits and seals, compared with the plainest code that does the same.
 
-`kvcheck bench serve` measures running servers instead: commands/bench_serve.py.
-
 Invariants:
-- Slowness never fails. Exit 0 if each named case has a price and its output was right, 4 if one has no price, 1 if an
-  arm's output was wrong, 130 if interrupted, with all that was measured saved.
-- Over threads nothing has a price. There, exit 0 says that each case's outputs were right in LEAST_ROUNDS rounds.
+- Slowness never fails. Exit 0 if each named case has a price and right output, 4 without a price, 1 for wrong output,
+  130 if interrupted, with all measurements saved.
+- Threads have no prices: exit 0 if each case was right in LEAST_ROUNDS rounds.
 - Rows and sizes without a price are counted and named.
-- Everything the user named is checked before anything is timed.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ DEFAULT_SHAPE = "glm-5.1"
 DEFAULT_MAX_TIME_S = 300.0
 DEFAULT_ROUNDS = 40
 ROUNDS_LEAST = 15
-"""Rounds of a size before its precision is asked, unless fewer are allowed."""
+"""Rounds of a size before its precision is checked, unless fewer are allowed."""
 
 
 Precision = Annotated[float, search(help="Stop a size when half its ratio's interval is at most this wide.")]
@@ -75,7 +72,6 @@ def bench(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Measure the cases that were named."""
     check_choice("--format", format_name, FORMATS)
     check_positive("--max-time", max_time)
     check_positive("--rounds", rounds)
@@ -109,7 +105,7 @@ def bench(
 def _plan(
     cases: list[str], shape: str, device: str, *, seed: int, precision: float, max_time_s: float, rounds: int
 ) -> BenchPlan:
-    """The checked plan. Raises UsageError, and UnknownVerdict where this machine lacks the device."""
+    """Return the checked plan. Raises UsageError, and UnknownVerdict if the device is missing."""
     from kvcheck.core.bench import CASES
     from kvcheck.core.bench.clock import clock_for
     from kvcheck.core.bench.plan import BenchPlan
@@ -129,7 +125,6 @@ def _plan(
 
 
 def _measure(session: Session, plan: BenchPlan) -> bool:
-    """Run the plan and keep what it finds; True when interrupted."""
     from kvcheck.core.bench.measure import machine, noise
     from kvcheck.core.bench.run import run_bench
 
@@ -189,8 +184,7 @@ def _measure(session: Session, plan: BenchPlan) -> bool:
 
 
 def _priced(shape: str, rows: list[BenchRow]) -> ScenarioResult:
-    """The verdict on a case from its rows so far. UNKNOWN while no row has a price, or over threads while none was
-    checked in enough rounds."""
+    """Return the verdict so far: UNKNOWN until a row has a price, or for threads enough checked rounds."""
     case, rounds = rows[-1].case, len(rows[-1].ratios)
     if any(map(is_enough, rows)):
         return _result(case, shape, None, rounds=rounds)

@@ -1,9 +1,8 @@
 """`kvcheck bench serve URL --known-answers DIR`: prices of running servers, and a verdict on their answers.
 
 Invariants:
-- What cannot be asked as it was asked is one line and exit 2, before a run has a folder.
-- Each finished round is saved before the next one; an interrupt keeps them.
-- A wrong answer is exit 1, and no price of the run is a measurement then.
+- Each finished round is saved before the next one.
+- A wrong answer is exit 1, and makes all prices of the run invalid.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ INTERRUPTED = "the run was interrupted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRun(Asked):
-    """What was asked for. server: the one to measure. versus: the address of the one that it is compared with."""
+    """versus: the address of the server to compare with."""
 
     server: Server
     versus: str | None
@@ -85,8 +84,6 @@ class ServeRun(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A server, and what it reports of itself."""
-
     address: str
     side: Side
     served: Served
@@ -130,7 +127,6 @@ def bench_serve(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Measure one server, or two, and judge what they answer."""
     server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     asked = ServeRun(
         argv=ctx.obj,
@@ -167,7 +163,6 @@ def bench_serve(
 
 
 def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
-    """What the record's plan has of the servers and the load."""
     return {
         "cases": bench.plan_names,
         "target": asked.server.url,
@@ -180,7 +175,7 @@ def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
 
 
 def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
-    """The load that was asked for. Raises UsageError. pool: None before the servers said theirs."""
+    """Return the checked load. Raises UsageError. pool: None until the servers have reported theirs."""
     sizes = {
         "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
         "concurrency": DEFAULT_CONCURRENCY if asked.concurrency is None else asked.concurrency,
@@ -198,7 +193,7 @@ def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
 
 
 def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
-    """The servers that were named, each with what it reports. An address that is named twice is one server."""
+    """Describe the servers. An address named twice is one server."""
     alphabet, found = Alphabet(known.parameters), dict[str, Described]()
     named = [address for address in (asked.server.url, asked.versus) if address is not None]
     for address in dict.fromkeys(named):
@@ -239,7 +234,6 @@ def _bench(
 
 
 def _describe_run(session: Session, bench: ServeBench, servers: list[Described], known: KnownAnswers) -> None:
-    """Facts of the record, and the first line."""
     from kvcheck.core.bench.measure import machine, noise
 
     facts = _facts(servers[0], known)
@@ -255,13 +249,11 @@ def _describe_run(session: Session, bench: ServeBench, servers: list[Described],
 
 
 def _facts(server: Described, known: KnownAnswers) -> dict[str, object]:
-    """What the record has of a server."""
     parameters = known.parameters.to_json()
     return facts_of(server.served, address=server.address, known_answers=known.digest, parameters=parameters)
 
 
 def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float) -> bool:
-    """All rounds; True when interrupted."""
     from kvcheck.core.bench.measure import noise
 
     why_few, interrupted = f"more were not asked for; use --rounds {ROUNDS_LEAST}", False
@@ -289,7 +281,6 @@ def _measure(session: Session, bench: ServeBench, run: ServeRun, *, until: float
 
 
 def _rounds(session: Session, bench: ServeBench, run: ServeRun, until: float) -> str | None:
-    """Send rounds until there is a reason to end, and give it; None where all that were asked for have been sent."""
     head = "warm-up"
 
     def told(name: str, answered: int) -> None:
@@ -310,7 +301,6 @@ def _rounds(session: Session, bench: ServeBench, run: ServeRun, until: float) ->
 
 
 def _keep(session: Session, bench: ServeBench, why_few: str) -> None:
-    """Put what is known so far into the record, and save it."""
     session.bench = bench.rows()
     session.results = bench.results(why_few)
     session.keep(tuple(bench.take_findings()))

@@ -1,10 +1,9 @@
 """The end of a run: save the record, print findings and verdict, write reports, print the last lines.
 
 Invariants:
-- The record is saved and the findings and verdict are printed before a report is tried.
 - A finding is printed and exits 1, whether or not the record could be saved.
-- A run without a finding whose record could not be saved is no pass: it exits 2.
-- Once the record is saved, the exit code is the record's, also where a report fails.
+- Without a finding, an unsaved record exits 2.
+- A failed report does not change the exit code.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from kvcheck.core.run.session import Session
 
 
 def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, interrupted: bool) -> int:
-    """Save, print and report what a session found; its exit code."""
     session.clear_progress()
     code = 130 if interrupted else None
     record = session.save(complete=not interrupted, exit_code=code)
@@ -52,6 +50,5 @@ def close(session: Session, outputs: list[tuple[str, Path]], *, reports: bool, i
 
 
 def _code_without_record(exit_code: int) -> int:
-    """The exit code of a run whose record could not be saved: a finding keeps its code."""
     is_no_finding = exit_code in (Verdict.PASS.exit_code, Verdict.UNKNOWN.exit_code)
     return UsageError.exit_code if is_no_finding else exit_code

@@ -1,8 +1,8 @@
-"""Parsers of commands: they read settings, and their help has options under headings and examples to copy.
+"""Parsers of commands: they read settings, and group the options and examples of the help.
 
 Invariants:
-- Options without a heading of their own stand under Options, which is the last one.
-- `ctx.obj`, from which a record's command is made, has the words of the settings too.
+- Options without a heading stand under Options, the last one.
+- `ctx.obj`, the source of a record's command, includes the words of the settings.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typer.core import TyperCommand, TyperGroup
 from kvcheck.commands.settings import read_settings, words_set
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
-"""Settings of the parser: columns that a help uses at most; a narrower terminal has fewer."""
+"""Settings of the parser, with the greatest width of a help."""
 
 
 class Command(TyperCommand):
-    """A command without commands of its own."""
-
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse what was typed, and what is set for a command of kvcheck. Commands of commands are only typed."""
+        """Parse typed options and settings. Subcommands have no settings."""
         typed = [*args]
         is_set = ctx.parent is not None and "config" in ctx.parent.params and not ctx.resilient_parsing
         if is_set:
@@ -33,7 +31,6 @@ class Command(TyperCommand):
         return left
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, then options by heading."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         others: list[tuple[str, str]] = []
         for each in self.get_params(ctx):
@@ -51,12 +48,11 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Examples, as they are typed."""
         write_examples(self.epilog, formatter)
 
 
 def group() -> typer.Typer:
-    """A command with commands of its own; without one of them its help is printed, with exit code 2."""
+    """Make a command with subcommands; alone it prints its help and exits 2."""
     app = typer.Typer(
         cls=Group,
         context_settings=CONTEXT,
@@ -75,20 +71,16 @@ def group() -> typer.Typer:
 
 
 class Group(TyperGroup):
-    """A command with commands of its own, which are only typed."""
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Each command with all that is said of it."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, each.help or "") for name, each in self.commands.items()])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Examples, as they are typed."""
         write_examples(self.epilog, formatter)
 
 
 def write_examples(epilog: str | None, formatter: Any) -> None:
-    """Each command of an epilog in a line of its own, which is not broken: it can be copied."""
+    """Write each example as one unbroken line, to be copied."""
     if epilog:
         with formatter.section("Examples"):
             for each in epilog.split(" | "):

@@ -1,8 +1,7 @@
-"""`kvcheck compare`: what a later run shows that an earlier one did not, as one exit code.
+"""`kvcheck compare`: changes from an earlier to a later run, as one exit code.
 
 Invariants:
-- Exit 1 for something new, 4 where the runs cannot be compared, 0 else. Prices are told, and decide nothing.
-- Nothing is run again. A report that fails changes no verdict.
+- Exit 1 for something new, 4 if the runs cannot be compared, else 0. Prices do not count.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ def compare(
     output: Outputs = None,
     format_name: Format = "text",
 ) -> int:
-    """Say what is new, same, fixed, judged less or slower in RUN_B, compared with RUN_A."""
     check_choice("--format", format_name, FORMATS)
     if not 0 <= least_share <= 1:
         raise UsageError(f"--least-share: expected a share from 0 to 1, got {least_share:g}")
@@ -74,7 +72,7 @@ def compare(
 
 
 def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: str, path: Path) -> str | None:
-    """Write one report: the changes alone, or above both runs side by side. Returns why there is none."""
+    """Write the changes alone, or above both runs side by side. Return the reason if it fails."""
     if format_name in CHANGES_WRITERS.names():
         return report_problem(CHANGES_WRITERS, format_name, found, path)
     try:
@@ -100,7 +98,6 @@ def _lines(found: Changes) -> list[str]:
 
 
 def _group(rows: Sequence[Change]) -> list[str]:
-    """A cause; one that is new with the replay line of its first cell."""
     first = rows[0]
     line = [f"              again  {first.replay}"] if first.replay and first.state is ChangeState.NEW else []
     return [f"            {line_of(rows)}", *line]

@@ -1,11 +1,9 @@
-"""`kvcheck doctor`, `kvcheck list` and `kvcheck explain`: what this machine has, and what kvcheck knows.
+"""`kvcheck doctor`, `kvcheck list` and `kvcheck explain`: facts of this machine and entries of kvcheck's tables.
 
 Invariants:
-- Only doctor looks at the machine. It makes the folder for runs, and removes temporary folders of runs that were
-  killed, and names them.
-- Torch is imported for the facts that only torch knows; every version is read from package metadata.
-- A fact that cannot be found out is "unknown", never "ok".
-- The text of a row stands in its table, not in a docstring.
+- Only doctor inspects the machine. It makes the folder for runs, and removes temporary folders of killed runs.
+- Versions are read from package metadata; torch is imported for other facts only.
+- An unknown fact is "unknown", never "ok".
 """
 
 from __future__ import annotations
@@ -109,10 +107,7 @@ class Check:
 def doctor(
     out: Annotated[Path, typer.Option(help="Folder where runs will be stored.")] = DEFAULT_OUT,
 ) -> None:
-    """Say what this machine has for kvcheck, and how to get what is missing.
-
-    Exits 0 if a stress run on the CPU has all it needs, 4 if not.
-    """
+    """Exit with 0 if a stress run on the CPU has all its requirements, else with 4."""
     checks = [_python(), *_libraries(), *_torch_checks(), _pressure(), _leftovers(), _writable(out)]
     width = max(len(check.name) for check in checks)
     for check in checks:
@@ -129,7 +124,6 @@ def list_kind(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}. Default: these kinds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List what kvcheck has of one kind: scenarios, shapes, oracles, codes and so on."""
     table = {each: NOTES.get(each, "") for each in KINDS} if kind is None else things(kind)
     rows = [_row(name, thing) for name, thing in table.items()]
     if as_json:
@@ -152,7 +146,6 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """Say what a finding code means, or what anything else is that kvcheck names."""
     if code is None:
         kinds = ", ".join((*EXPLAINED_KINDS, "codes", *_TOLD_IN_A_LINE))
         raise UsageError(
@@ -168,7 +161,7 @@ def explain(
 
 
 def things(kind: str) -> dict[str, object]:
-    """Name to row, over all tables of one kind; of a registry, name to sentence. Raises UsageError for another kind."""
+    """Return rows by name, over all tables of one kind; sentences for a registry. Raises UsageError."""
     if kind not in KINDS:
         raise UsageError(unknown_name("kind", kind, KINDS))
     found: dict[str, object] = {}
@@ -187,7 +180,6 @@ def things(kind: str) -> dict[str, object]:
 
 
 def _text_of(table: Registry[object], name: str) -> str:
-    """The sentence about an entry, and why it is not usable here, where a library is missing."""
     try:
         thing = table.load(name)
     except ImportError as error:
@@ -196,7 +188,6 @@ def _text_of(table: Registry[object], name: str) -> str:
 
 
 def _row(name: str, thing: object) -> dict[str, str | list[str]]:
-    """What `list` says of one row: of a mutant also the functions that it breaks."""
     row: dict[str, str | list[str]] = {"name": name, "about": _about(thing)}
     if isinstance(thing, ModelShape):
         row["source"] = thing.source
@@ -208,7 +199,6 @@ def _row(name: str, thing: object) -> dict[str, str | list[str]]:
 
 
 def _about(thing: object) -> str:
-    """A sentence about one row; `explain` and `list --json` have the rest."""
     if isinstance(thing, Code):
         return f"{thing.title}: {thing.meaning}"
     if isinstance(thing, ModelShape):
@@ -219,13 +209,12 @@ def _about(thing: object) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence of a text."""
     first, stop, _ = text.partition(". ")
     return f"{first}." if stop else text
 
 
 def _card(name: str) -> dict[str, str]:
-    """The card of a code or of a row of EXPLAINED_KINDS. Raises UsageError with a near match for an unknown name."""
+    """Return the card of a code or of a row of EXPLAINED_KINDS. Raises UsageError with a near match."""
     known = CODES.get(name.upper())
     if known is not None:
         return {key: str(value) for key, value in asdict(known).items()}
@@ -263,7 +252,6 @@ def _prose(thing: object) -> dict[str, str]:
 
 
 def _breaks(thing: object) -> list[str]:
-    """The functions that a mutant breaks, as "file: Class.function"; nothing else breaks any."""
     return list(getattr(thing, "breaks", ()))
 
 
@@ -290,7 +278,6 @@ def _library(name: str, *, fix: str, use: str, needed: bool) -> Check:
 
 
 def _version(name: str, *, variants: bool) -> str | None:
-    """The installed version, or None; `variants` accepts builds under a longer name, such as NAME-cuda13."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -301,7 +288,6 @@ def _version(name: str, *, variants: bool) -> str | None:
 
 
 def _torch_checks() -> list[Check]:
-    """Threads, and the CUDA device if there is one."""
     try:
         import torch
     except (ImportError, OSError) as error:  # a broken build fails in the loader of its shared libraries
@@ -325,7 +311,7 @@ def _torch_checks() -> list[Check]:
 
 
 def _held_lanes() -> Check:
-    """Whether streams of the first device run beside one that is held, and how fast a hold is let go."""
+    """Check that streams of the first device run beside a held one."""
     from kvcheck.core.cache.backend.cuda import CudaDevice
     from kvcheck.core.cache.backend.probe import probe
 
@@ -343,7 +329,6 @@ def _held_lanes() -> Check:
 
 
 def _peer_access(count: int) -> Check:
-    """Which devices read each other's memory."""
     import torch
 
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
@@ -353,7 +338,7 @@ def _peer_access(count: int) -> Check:
 
 
 def _pressure() -> Check:
-    """How long runnable work has waited for a CPU. Measured times depend on it, verdicts on bytes do not."""
+    """Report how long runnable work waited for a CPU, which distorts measured times."""
     name = "CPU noise"
     try:
         some = PRESSURE_FILE.read_text(encoding="ascii").splitlines()[0]
@@ -366,7 +351,6 @@ def _pressure() -> Check:
 
 
 def _leftovers() -> Check:
-    """Temporary folders of runs that were killed, which are removed."""
     name, swept = "temporary folders", sweep()
     removed = f"removed {', '.join(swept.removed)}, left by runs that were killed" if swept.removed else ""
     if swept.kept:
@@ -376,7 +360,7 @@ def _leftovers() -> Check:
 
 
 def _writable(out: Path) -> Check:
-    """Whether a run can be written. A file is written to find out, since permissions are not enough."""
+    """Write a file to check that runs can be stored: permissions are not enough."""
     probe = out / ".kvcheck-doctor"
     try:
         write_text(probe, "kvcheck doctor\n")

@@ -1,7 +1,7 @@
-"""Words that belong to another command than the one they were typed for, and the command that takes them.
+"""Words that belong to another command, and that command.
 
 Invariants:
-- Nothing is run in another command's place: a word that belongs elsewhere is one line and exit 2.
+- A misplaced word is one line and exit 2: no command runs another.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ COMMANDS_THAT_MOVED = {
     "config": "settings are KVCHECK_* variables and [tool.kvcheck] in pyproject.toml: docs/settings.md",
     "mutate": "edits of kvcheck's own cache are made from a checkout: python -m tools.mutation",
 }
-"""Commands that kvcheck had, or that people try: what does it now."""
+"""Former commands of kvcheck, and names that people try, with today's command."""
 
 
 def check_subject(command: str, words: Iterable[str]) -> None:
-    """Raise UsageError for a word that names a subject of another command than this one."""
     for word in words:
         if (told := belongs_to(command, word)) is not None:
             raise UsageError(told)
 
 
 def belongs_to(command: str, word: str) -> str | None:
-    """What is said of a word that another command takes; None for any other word."""
+    """Return the error text for a word of another command, else None."""
     from kvcheck.core.stress.targets.own import is_own  # it is loaded with targets, which no help needs
 
     engine, equals, _ = word.partition("==")

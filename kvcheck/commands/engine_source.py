@@ -1,9 +1,8 @@
-"""Sources of an engine: a checkout that is linked into an environment, and the versions that an engine asks for.
+"""Sources of an engine: a checkout linked into an environment, and the versions that an engine requires.
 
 Invariants:
-- Nothing of a checkout is run, built or copied: its package is found by its folder, as an editable install finds it, so
-  what git checks out there next is what the next run judges.
-- A version is what the user or the checkout says. A checkout that says none gets 0+source, never a release's.
+- A checkout is not run, built or copied, but linked as by an editable install: the next run judges its current state.
+- A version comes from the user or the checkout; else it is 0+source.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ UNVERSIONED = "0+source"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A checkout. package: the folder of the engine's package. asks: its requirements, one a line."""
+    """A checkout. package: the folder of the engine's package."""
 
     engine: str
     checkout: Path
@@ -41,7 +40,6 @@ class Source:
 
 
 def source_of(engine: str, checkout: Path) -> Source:
-    """The checkout of an engine. Raises UsageError for a folder that has no such package."""
     package = checkout_of(engine, checkout)
     if package is None:
         known = ", ".join(str(Path(root) / engine) for root in ROOTS)
@@ -57,7 +55,7 @@ def source_of(engine: str, checkout: Path) -> Source:
 
 
 def link(source: Source, site: Path, version: str | None) -> str:
-    """Let an environment find the checkout's package, and say its version, as an editable install does. Returns it."""
+    """Link the checkout's package and version into an environment. Returns the version."""
     named = version or source.version
     info = site / f"{source.engine}-{named}.dist-info"
     origin = {"url": source.checkout.as_uri(), "dir_info": {"editable": True}}
@@ -74,7 +72,7 @@ def link(source: Source, site: Path, version: str | None) -> str:
 
 
 def check_requirement(text: str) -> None:
-    """Raise UsageError unless the text is the name of a package, with versions or without: no link, no option."""
+    """Raise UsageError unless the text is a package name with or without versions: no link, no option."""
     try:
         is_plain = not Requirement(text).url
     except InvalidRequirement:
@@ -84,7 +82,6 @@ def check_requirement(text: str) -> None:
 
 
 def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
-    """What a wheel asks for, one a line. Raises UnknownVerdict for a file that is no wheel."""
     try:
         with zipfile.ZipFile(wheel) as packed:
             (name,) = (
@@ -97,10 +94,7 @@ def requirements_of_wheel(wheel: Path) -> tuple[str, ...]:
 
 
 def pins(asks: Iterable[str], names: Iterable[str], python: str) -> list[str]:
-    """Each name with the versions that are asked for under this version of Python; one that nobody asks for has none.
-
-    The first of several lines about a package counts, and lines of extras do not.
-    """
+    """Return each name with its required versions. The first line about a package counts, except lines of extras."""
     asked = _by_name(asks, python)
     return [f"{name}{asked.get(canonicalize_name(name), '')}" for name in names]
 
@@ -119,7 +113,6 @@ def _by_name(lines: Iterable[str], python: str) -> dict[str, str]:
 
 
 def _project(root: Path) -> dict[str, object]:
-    """The [project] table; empty where there is none."""
     try:
         table = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project")
     except FileNotFoundError:

@@ -1,15 +1,13 @@
 """`kvcheck env`: an environment with a release of an engine, or with a checkout of it, for its probes.
 
-For a CPU the release's own requirements are left out: they ask for a CUDA build of torch and for compiled kernels of
-gigabytes, none of which runs there. NEEDS lists what an engine imports at load; versions are those that it asks for
-itself. For a GPU everything is installed that the release asks for, once its driver tells of one, and compiled code has
-to run on the device.
+For a CPU the requirements of the release are left out: a CUDA build of torch and gigabytes of compiled kernels. NEEDS
+lists the engine's imports at load. For a GPU all requirements are installed, once the driver reports one, and compiled
+code has to run on the device.
 
 Invariants:
-- No shell is run. Names, versions and folders of the user are arguments of a program, and are checked before.
-- A folder that this command has not begun is left as it is. One that was not finished is made anew.
-- What the probes look for can be imported in an environment that is called made. Where pip or the network fails, the
-  exit code is 4 with the reason.
+- No shell is run. Names, versions and folders are checked before they become arguments.
+- A foreign folder stays as it is. An unfinished one is made anew.
+- A finished environment has all imports of the probes. If pip or the network fails, the exit code is 4.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ CPU, CUDA = "cpu", "cuda"
 TORCH = "torch==2.13.0"
 MARKER = "kvcheck-env.json"
 HAS = "requirements.txt"
-"""In a base: what it was given, a requirement a line."""
+"""In a base: its installed requirements, one a line."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
 MOST_BYTES = 100_000
@@ -58,11 +56,9 @@ FINAL = ("No matching distribution found", "ResolutionImpossible", "requires a d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an engine imports. light: of the base. own: of the release alone, without what they ask for themselves.
-
-    full: of the release alone, with that. leave_out: endings of files in its wheel that only a GPU could use.
-    build: the distribution that brings it; None: it has the engine's name. has_base: whether it needs torch.
-    """
+    """Imports of an engine. light: of the base. own: of the release alone, without dependencies. full: with
+    dependencies. leave_out: endings of GPU-only files in its wheel. build: the distribution, if named otherwise.
+    has_base: whether it needs torch."""
 
     light: tuple[str, ...]
     own: tuple[str, ...]
@@ -74,7 +70,7 @@ class Needs:
 
 BASE = ("numpy", "triton")
 GRAMMARS = ("transformers", "xgrammar", "apache-tvm-ffi")
-"""Installed in one go, so that the version of one that a release leaves open suits those that it pins."""
+"""Installed together, so that an unpinned version suits the pinned ones of a release."""
 NEEDS = {
     "sglang": Needs(
         light=(
@@ -112,8 +108,6 @@ NEEDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What was asked for. version: None only with a source. python: of the environments that are made."""
-
     engine: str
     version: str | None
     source: Source | None
@@ -125,7 +119,6 @@ class Order:
     device: str
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an order that cannot be filled."""
         if self.device not in (CPU, CUDA):
             raise UsageError(f"--device {self.device}: expected {CPU} or {CUDA}")
         if self.device == CUDA and not any(CUDA in row.devices for row in ENGINES.load(self.engine).probes):
@@ -142,14 +135,13 @@ class Order:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What the marker says; equal for two orders of the same."""
+        """Content of the marker file; equal for equal orders."""
         source = None if self.source is None else str(self.source.checkout)
         device = {} if self.device == CPU else {"device": self.device}
         return {"engine": self.engine, "version": self.version, "source": source, "also": [*self.also], **device}
 
     @property
     def target(self) -> str:
-        """How a run names it."""
         return f"kvcheck probe {self.engine}:{self.folder}{'' if self.device == CPU else ' --device cuda'}"
 
 
@@ -178,7 +170,6 @@ def env(
         str, typer.Option(help="cpu; or cuda, on a machine with a GPU: all that the release asks for, of gigabytes.")
     ] = CPU,
 ) -> None:
-    """Make an environment for kvcheck probe ENGINE:DIR."""
     *named, folder = words
     engine, version = _release(named, source)
     place = Path(folder).absolute()
@@ -210,7 +201,6 @@ def env(
 
 
 def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
-    """The engine and the version that were named; the engine of the checkout where none was. Raises UsageError."""
     if not named and source is not None:
         found = [name for name in ENGINES.names() if checkout_of(name, source) is not None]
         if len(found) != 1:
@@ -229,7 +219,6 @@ def _release(named: list[str], source: Path | None) -> tuple[str, str | None]:
 
 
 def _make_for_a_gpu(order: Order) -> None:
-    """The release with all that it asks for, on the machine where it will run."""
     if (why := no_device()) is not None:
         raise UnknownVerdict(
             f"--device {CUDA}: {why}; nothing was installed; next: the same command on the machine with the GPU"
@@ -251,7 +240,7 @@ def _make_for_a_gpu(order: Order) -> None:
 
 
 def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
-    """Why no GPU can be used here, before gigabytes are fetched for one; None where the driver tells of one."""
+    """Return why no GPU can be used, before gigabytes are downloaded; None if the driver reports one."""
     try:
         driver = open_library(DRIVER)
     except OSError as error:
@@ -263,7 +252,6 @@ def no_device(open_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
 
 
 def _make_for_a_cpu(order: Order) -> None:
-    """The release over a base with torch."""
     if order.has_base:
         say(f" 1/6  base with torch in {order.base}")
         _make_base(order)
@@ -288,14 +276,12 @@ def _make_for_a_cpu(order: Order) -> None:
 
 
 def _size(folder: Path) -> str:
-    """What a folder takes on the disk."""
     files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return f"{sum(file.lstat().st_size for file in files) / 1e9:.1f} GB"
 
 
 def _is_made(order: Order) -> bool:
-    """Whether the environment is there. Raises UsageError for a folder that is not this command's, or of another
-    order."""
+    """Whether the environment is finished. Raise UsageError for a foreign folder or one of another order."""
     folder = order.folder
     if not folder.exists():
         return False
@@ -321,7 +307,6 @@ def _mark(order: Order, *, made: bool) -> None:
 
 
 def _begin(order: Order) -> None:
-    """A new environment that knows where its base has packages. One that was not finished is taken away first."""
     if (order.folder / MARKER).is_file():
         say(f"      {order.folder} was not finished: it is made anew")
         shutil.rmtree(order.folder)
@@ -333,7 +318,6 @@ def _begin(order: Order) -> None:
 
 
 def _make_base(order: Order) -> None:
-    """The shared environment, given what it lacks. What was interrupted goes on where it was."""
     has = order.base / HAS
     if order.base.exists() and not has.is_file() and (not order.base.is_dir() or any(order.base.iterdir())):
         raise UsageError(f"--base {order.base}: expected a new folder or a base, which has a {HAS}; name another")
@@ -358,7 +342,6 @@ def _make_base(order: Order) -> None:
 
 
 def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
-    """What the engine asks for, and its wheel; a checkout has none."""
     if order.source is not None:
         say(f" 3/6  {order.source.checkout}: {commit_of(order.source.package) or 'git knows no commit of it'}")
         return order.source.asks, None
@@ -372,7 +355,7 @@ def _take(order: Order, scratch: Path) -> tuple[tuple[str, ...], Path | None]:
 
 
 def _constraints(order: Order, scratch: Path) -> list[str]:
-    """Options of pip that keep the torch of the base: without them a newer package would bring another torch."""
+    """Options of pip that pin the torch of the base: a newer package could replace it."""
     if not order.has_base:
         return []
     program = "from importlib.metadata import version; print('torch==' + version('torch'))"
@@ -382,7 +365,6 @@ def _constraints(order: Order, scratch: Path) -> list[str]:
 
 
 def _put_engine(order: Order, wheel: Path | None) -> str:
-    """Install the wheel, or link the checkout. Returns the version."""
     site = _site(order.folder)
     if order.source is not None:
         return link(order.source, site, order.version)
@@ -397,7 +379,6 @@ def _put_engine(order: Order, wheel: Path | None) -> str:
 
 
 def _check_imports(order: Order) -> None:
-    """Raise UnknownVerdict with what the probes look for and cannot import."""
     python = order.folder / "bin" / "python"
     with tempfile.TemporaryFile() as said:
         streams = StandardStreams(stdin=subprocess.PIPE, stderr=said)
@@ -441,7 +422,6 @@ def _make_folder(folder: Path) -> None:
 
 
 def _site(folder: Path) -> Path:
-    """Where an environment keeps its packages."""
     command = [str(folder / "bin" / "python"), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     return Path(_run(command, "say where its packages are").strip())
 
@@ -452,14 +432,12 @@ def _python_version(folder: Path) -> str:
 
 
 def _pip(folder: Path, action: str, *arguments: str) -> None:
-    """Run the pip of an environment, and show what it does and for how long."""
     options = ["--quiet"] if action == "uninstall" else ["--progress-bar", "off"]
     _run([str(folder / "bin" / "python"), "-I", "-m", "pip", action, *options, *arguments], f"pip {action}")
 
 
 def _run(command: Sequence[str], what: str) -> str:
-    """The output of a program; its last line is shown with a clock. Raises UnknownVerdict with the reason if it
-    fails."""
+    """Return the output of a program, showing its last line with a clock. Raises UnknownVerdict if it fails."""
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore"}
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         try:
@@ -480,7 +458,6 @@ def _run(command: Sequence[str], what: str) -> str:
 
 
 def _wait(child: subprocess.Popen[bytes], last_line: Callable[[], str]) -> None:
-    """Wait for a program, and show its last line of output with a clock."""
     line = ProgressLine()
     try:
         while child.poll() is None:

@@ -1,7 +1,7 @@
 """`kvcheck stress --answers-within K`: every schedule within K answers of the eager order, of each variant.
 
 Invariants:
-- A cell passes if all of them ran. Where the time was too short, it is UNKNOWN and says what is left.
+- Without findings, a cell passes if all of them ran, else it is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ PORTFOLIO = "portfolio"
 
 
 def strategy_of(strategy: str, within: int | None) -> str:
-    """The strategy of a run. Raises UsageError where another one is named than the bound needs."""
     if within is None:
         return strategy
     if within < 0:
@@ -25,7 +24,7 @@ def strategy_of(strategy: str, within: int | None) -> str:
 
 
 def plan_exploring(cell: ScheduleCell, *, within: int, workloads: int | None) -> None:
-    """Have a cell run all schedules within so many answers. workloads: None takes one for each variant."""
+    """Make a cell run all schedules within so many answers. workloads: None takes one of each variant."""
     from kvcheck.core.stress.plan_scenario import scenario_of
 
     cell.within = within

@@ -2,8 +2,8 @@
 
 Invariants:
 - Exit 0 pass, 1 integrity, 2 usage, 3 slower and confirmed, 4 no evidence or inconclusive, 130 interrupted.
-- Runs, budgets and report paths are checked before anything is measured; a report that fails changes no verdict.
-- Rows are measured again only by the kvcheck, libraries and machine that they were recorded with.
+- Runs, budgets and report paths are checked before anything is measured.
+- Rows are measured again only with the kvcheck, libraries and machine of their record.
 """
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ def gate(
     output: Reported = None,
     format_name: Format = "text",
 ) -> int:
-    """Judge integrity, evidence and overhead of the runs that were named."""
     started = time.monotonic()
     check_choice("--format", format_name, FORMATS)
     check_choice("--on-inconclusive", on_inconclusive, ON_INCONCLUSIVE)
@@ -148,7 +147,6 @@ def gate(
 
 
 def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[BaselineEntry, ...] | None:
-    """The rows of the baseline; None without one."""
     if baseline is None and is_strict:
         raise UsageError("--strict-baseline: expected --baseline FILE with it, got none")
     return None if baseline is None else read_baseline(baseline)
@@ -157,7 +155,6 @@ def _entries(baseline: Path | None, *, is_strict: bool) -> tuple[BaselineEntry, 
 def _known(
     entries: tuple[BaselineEntry, ...] | None, records: list[RunRecord], min_schedules: int | None
 ) -> tuple[KnownPlaces, tuple[JudgedEntry, ...]]:
-    """What the baseline covers today, and what became of its rows."""
     if entries is None:
         return NOTHING, ()
     today = datetime.now(UTC).date()
@@ -166,7 +163,6 @@ def _known(
 
 
 def _fresh_rounds(records: list[RunRecord], seed: int, max_time_s: float, *, is_quiet: bool) -> FreshRounds:
-    """The gate's own rounds; the terminal is told what is measured, and each round where it is watched."""
     return FreshRounds(
         records,
         seed=seed,
@@ -182,7 +178,6 @@ def _show_progress(text: str) -> None:
 
 
 def _outputs(output: list[str] | None, prints: str) -> list[tuple[str, Path]]:
-    """The -o options. Raises UsageError for one that cannot be done as asked."""
     outputs = parse_outputs(output, prints, known=(GATE_WRITERS,))
     for at, (format_name, path) in enumerate(outputs):
         loaded(GATE_WRITERS, format_name)
@@ -214,11 +209,10 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
 
 MOST_DETAILS = 10
 WIDE = 90
-"""A cell that is longer than this, as only names from a record are, does not push the others aside."""
+"""Greatest width of a cell that widens its column; only names from a record are longer."""
 
 
 def result_lines(result: GateResult) -> list[str]:
-    """All but the last lines."""
     lines: list[str] = []
     for name, text, details in sections(result):
         lines.append(f" {name:<10} {text}")

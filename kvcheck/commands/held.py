@@ -1,9 +1,9 @@
-"""Lines of a CPU replayed on a device: what a CPU finds unordered is delayed there, and the rates are compared.
+"""CPU lines replayed on a device: operations unordered on the CPU are delayed there, and the rates are compared.
 
 Invariants:
-- On CUDA, or with a target of the user's own, this is done in a process of its own. Behind a lost context, the runs
-  that are left and the next line get a new one, and so does the next line behind a process that has died.
-- A finding is reproduced by wrong bytes under imposed delays alone. All else is UNKNOWN.
+- CUDA and the user's own targets run in a process of their own. A new one takes the remaining runs after a lost
+  context, and the next line after a death.
+- Only wrong bytes under imposed delays reproduce a finding. All else is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD = "held"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLine:
-    """What a process is asked: a line of a CPU, the device, and how often each plan of delays is run."""
+    """times: runs of each plan of delays."""
 
     line: str
     device: str
@@ -39,8 +39,7 @@ class HeldLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAnswer:
-    """What came of it. told: lines for the terminal, the head first. lost_after: with which of the runs of a plan of
-    delays the device was lost; None where the process can go on."""
+    """lost_after: the run of a plan of delays that lost the device, or None."""
 
     verdict: Verdict
     told: tuple[str, ...]
@@ -48,7 +47,7 @@ class HeldAnswer:
 
 
 def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) -> Iterator[Replayed]:
-    """The result of each line. program: the worker that replays them where the device can be lost."""
+    """program: the worker for devices that can be lost."""
     if kind_of(device) != "cuda" and all(plan.own_target is None for plan in plans):
         for plan in plans:
             done = _held(plan, device, times)
@@ -62,7 +61,6 @@ def replay_held(plans: Sequence[Plan], device: str, times: int, program: str) ->
 
 
 def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replayed:
-    """What came of a line. The runs that are left where the device was lost are made in a new process."""
     heads: list[str] = []
     rates: list[str] = []
     left, verdict = times, Verdict.UNKNOWN
@@ -78,7 +76,7 @@ def _asked(process: AskedProcess, plan: Plan, device: str, times: int) -> Replay
 
 
 def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> HeldAnswer:
-    """The answer of the process, which is closed if it cannot give another one."""
+    """Return the process's answer, and close the process if it can give no other."""
     from kvcheck.core.run.workers import Unanswered
 
     try:
@@ -92,14 +90,11 @@ def _answer(process: AskedProcess, plan: Plan, question: HeldLine) -> HeldAnswer
 
 
 def answered(text: str) -> str:
-    """In the process: the answer to a question."""
     asked: HeldLine = value_from(HeldLine, json.loads(text), "question")
     return json.dumps(to_plain(_held(parse_line(asked.line), asked.device, asked.times)))
 
 
 def _held(plan: Plan, device: str, times: int) -> HeldAnswer:
-    """Delay on a device the operations that the CPU run finds unordered, and compare the rates without and with
-    delays."""
     from kvcheck.core.stress.delayed import device_plans, tries, why_not
 
     head, runner = plan.cell, runner_of(plan)

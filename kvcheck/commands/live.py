@@ -1,12 +1,8 @@
-"""`kvcheck live URL`: a running server, judged by answers known beforehand, or by its own where nobody knows them.
-
-With --known-answers the server serves a model whose every answer is known. With --own-model it serves any model, and is
-judged by what it answers without reuse.
+"""`kvcheck live URL`: a running server, judged by known answers or by its own.
 
 Invariants:
-- What cannot be asked as it was asked is one line and exit 2, before a run has a folder: a server that does not serve
-  the model is such a line, and one without log-probabilities or cold answers for --own-model.
-- With --reference the server is compared with what the folder holds before its own scenarios run.
+- Options that the server cannot meet are one line and exit 2, before the folder of the run exists.
+- With --reference the server is compared with the folder's answers before its own scenarios run.
 """
 
 from __future__ import annotations
@@ -113,7 +109,6 @@ def live(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Run the scenarios against one server, and judge them."""
     check_subject("live", (url, *(scenarios or ())))
     check_address("URL", url)
     asked = LiveRun(

@@ -1,8 +1,8 @@
-"""`kvcheck replay` of lines of a running server: the same requests again, several times, and how often they failed.
+"""`kvcheck replay` of lines of a running server: the same requests again, and the rate of failure.
 
 Invariants:
-- The first time the requests are those of the line, word for word; afterwards they are the same situation in other
-  words, since the server may keep the first ones in its cache.
+- The first requests are the line's. Later ones make the same situation in other words, since the server may have cached
+  the first.
 - A server is not deterministic: a line that does not fail again is UNKNOWN and never fixed.
 """
 
@@ -29,7 +29,7 @@ NOT_DETERMINISTIC = "a server is not deterministic: only its requests are the sa
 
 
 def replay_live(plan: LivePlan, times: int, server: Server) -> Replayed:
-    """Send the requests of a line again. Raises UsageError where the server cannot be asked."""
+    """Send the requests of a line again. Raises UsageError."""
     folder = Path(plan.known_answers)
     if not folder.is_absolute() and not folder.exists():
         raise UsageError(
@@ -57,7 +57,7 @@ def replay_live(plan: LivePlan, times: int, server: Server) -> Replayed:
 
 
 def replay_own(plan: OwnPlan, times: int, server: Server) -> Replayed:
-    """Send the requests of a line of an own model again. Raises UsageError where the server cannot be asked."""
+    """Send the requests of a line of an own model again. Raises UsageError."""
     client = _at(server, plan).client(None)
     served = server.describe(client)
     results: list[RoundResult] = []
@@ -74,7 +74,6 @@ def replay_own(plan: OwnPlan, times: int, server: Server) -> Replayed:
 
 
 def _at(server: Server, plan: LivePlan | OwnPlan) -> Server:
-    """The server of a line."""
     return dataclasses.replace(server, url=plan.target, decode=plan.decode, api=plan.engine)
 
 

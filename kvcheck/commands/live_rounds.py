@@ -1,7 +1,7 @@
-"""A run against a server: what was asked for, its rounds, scenario by scenario, and what is printed at its end.
+"""A run against a server: its options, its rounds by scenario, and its last lines.
 
 Invariants:
-- Each round is saved before the next one. An interrupt keeps what was judged.
+- Each round is saved before the next one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Q = TypeVar("Q", bound=RoundPlan, contravariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun(Asked):
-    """Options of a run against a server. schedules: rounds of each scenario. required: evidence by kind."""
+    """schedules: rounds of each scenario. required: evidence by kind."""
 
     server: Server
     scenarios: tuple[str, ...]
@@ -53,9 +53,9 @@ class LiveRun(Asked):
 def plan_scenarios(
     asked: LiveRun, plan_of: Callable[[str], P], client: Client, served: Served, *, rounds: int
 ) -> tuple[list[RoundCell[P]], list[str]]:
-    """The scenarios of a run. Those that nobody named and this server cannot get into are left out, with a line.
+    """Return the scenarios of a run, and a line for each unnamed one that this server cannot exercise.
 
-    plan_of: the plan of a scenario. rounds: of each, where nobody named their number.
+    rounds: default number for each.
     """
     progress, untried = [], []
     for name in asked.scenarios or LIVE_SCENARIOS.names():
@@ -77,7 +77,6 @@ def plan_scenarios(
 
 
 def _advice(client: Client, scenario: ServerScenario) -> str:
-    """What to change in the server for a scenario's own evidence."""
     kind = next(iter((*scenario.needs, *scenario.any_of)))
     return client.flags.get(kind, "this engine has no way that kvcheck knows")
 
@@ -92,7 +91,7 @@ def begin(
     rounds: int,
     model: str | None = None,
 ) -> Session:
-    """The session of a run, whose first line is printed. rounds: as in plan_scenarios. Raises UsageError."""
+    """Start the session and print its first line. Raises UsageError."""
     asked.check_places()
     plan = {
         "cells": [each.plan.line() for each in progress],
@@ -111,19 +110,16 @@ def begin(
 
 
 class RoundSource(Protocol[Q]):
-    """What sends rounds of such plans, and judges them."""
-
     def run(
         self, plan: Q, *, is_last: bool = True, until: float | None = None, told: Callable[[int], None] = ...
     ) -> RoundResult:
-        """One round. Raises KeyboardInterrupt."""
+        """Run one round. Raises KeyboardInterrupt."""
 
     def taken(self, plan: Q) -> RoundResult:
-        """The judgement of a round that was interrupted."""
+        """Judge a round that was interrupted."""
 
 
 def run_rounds(session: Session, runner: RoundSource[P], progress: Sequence[RoundCell[P]], until: float | None) -> bool:
-    """All rounds, scenario by scenario; True when interrupted. Each round is saved before the next one."""
     before = [*session.results]
     for each in progress:
         ends = None
@@ -140,7 +136,6 @@ def run_rounds(session: Session, runner: RoundSource[P], progress: Sequence[Roun
 
 
 def _round(session: Session, runner: RoundSource[P], each: RoundCell[P], until: float | None) -> str | None:
-    """The next round of a scenario; why the run ends after it, or None."""
     if until is not None and time.monotonic() >= until:
         each.stop("its time was up; use a larger --max-time")
         return None
@@ -176,7 +171,6 @@ def _tell(session: Session, each: RoundCell[P]) -> None:
 
 
 def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
-    """Where evidence was read, and the noise of a scenario."""
     facts = session.facts["server"]
     assert isinstance(facts, dict)
     facts["evidence"] = {**result.sources, **facts.get("evidence", {})}
@@ -187,7 +181,7 @@ def _keep_facts(session: Session, cell: str, result: RoundResult) -> None:
 def end_rounds(
     session: Session, progress: Sequence[RoundCell[P]], required: Mapping[str, int], client: Client, untried: list[str]
 ) -> None:
-    """The rows of the record, the requirements, and what the run did not see."""
+    """Record the rows, the requirements and the untried parts."""
     total: dict[str, int] = {}
     for each in progress:
         for kind, count in each.observed.items():

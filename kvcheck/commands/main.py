@@ -1,9 +1,9 @@
-"""The kvcheck command: a table of subcommands, and the one place where errors become exit codes.
+"""The kvcheck command: a table of subcommands, and the one place that turns errors into exit codes.
 
 Invariants:
 - `kvcheck --help` imports no subcommand; a subcommand is imported when it is named.
 - Every exit code is one of docs/exit-codes.md; a crash of kvcheck itself is 70, never 1.
-- Output that cannot be written is no crash and has an exit code of its own. SIGINT and SIGTERM end a run in one way.
+- Unwritable output is no crash and has an exit code of its own. SIGINT and SIGTERM end a run in one way.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 }
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 PIPE_CLOSED = 141
-"""What a shell reports for a program whose reader, such as `head`, has gone."""
+"""Exit code of a program in a shell whose reader, such as `head`, has gone."""
 
 COMPLETING = "_KVCHECK_COMPLETE"
 """Set by a shell that completes a word."""
@@ -85,7 +85,7 @@ OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, e
 WRONG_TYPE = re.compile(
     r"Invalid value for '(?P<option>[^']+)': Input should be (?P<wanted>[^,;]+)[^;]*(?P<more>.*)", re.DOTALL
 )
-"""How typer's parser says that a value is not of the option's type."""
+"""Error of typer's parser for a value of the wrong type."""
 
 EXAMPLES: dict[str, str] = {
     "stress": "kvcheck stress | kvcheck stress retract-resume --shape glm-5.1-tiny --seed 1 | "
@@ -125,11 +125,10 @@ class LazyGroup(TyperGroup):
     """Subcommands by name; help texts come from the table."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in table order; for a shell that completes a word, those of one word."""
+        """For shell completion, return the names of one word."""
         return [name for name in COMMANDS if not (ctx.resilient_parsing and name == SERVE)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Commands by group, then kvcheck's own options."""
         width = max(map(len, COMMANDS))
         for heading, group in GROUPS.items():
             with formatter.section(heading):
@@ -138,11 +137,10 @@ class LazyGroup(TyperGroup):
             formatter.write_dl([row for each in self.get_params(ctx) if (row := each.get_help_record(ctx))])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Examples, as they are typed."""
         write_examples(self.epilog, formatter)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, imported now; for a shell that completes a word, its name and help alone."""
+        """Import a command; for shell completion, return only name and help."""
         if cmd_name not in COMMANDS:
             return None
         if ctx.resilient_parsing:
@@ -150,7 +148,6 @@ class LazyGroup(TyperGroup):
         return command_named(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is named. A shell that completes its options needs it whole; a misspelt name gets a hint."""
         if " ".join(args[:2]) == SERVE:
             args = [SERVE, *args[2:]]
         if ctx.resilient_parsing and args and args[0] in COMMANDS:
@@ -165,15 +162,13 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse, which prints the help if it is asked for."""
         try:
             return super().parse_args(ctx, args)
         except BrokenPipeError as error:
             raise _reader_left() from error
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the subcommand. A closed output pipe gets its own exit code here, since the parser would exit 1 like a
-        finding."""
+        """Run the subcommand. A closed output pipe gets its own exit code: the parser would exit 1 like a finding."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -250,7 +245,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _crashed(error: BaseException) -> int:
-    """Print an error of kvcheck itself, which is being handled; its exit code."""
     for line in traceback.format_exc().splitlines():
         complain(line)
     complain(f"kvcheck itself failed ({type(error).__name__}: {error}); please report it with the lines above")
@@ -258,7 +252,6 @@ def _crashed(error: BaseException) -> int:
 
 
 def main() -> None:
-    """Entry point of the `kvcheck` script."""
     _open_missing_streams()
     handler = _Interrupts()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -278,8 +271,8 @@ def main() -> None:
 class _Interrupts:
     """Handler of SIGINT and SIGTERM: the first raises Interrupted, MAX_SIGNALS end the process.
 
-    It is raised only after an import, a destructor or a callback of the garbage collector, where it could be lost or
-    abort the process. A line says so if that takes longer than TELL_AFTER_S.
+    During an import, a destructor or a garbage collector callback, Interrupted could be lost or abort the process: it
+    is raised afterwards, with a line after TELL_AFTER_S.
     """
 
     def __init__(self) -> None:
@@ -287,7 +280,6 @@ class _Interrupts:
         self._tell_at: float | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle one signal. Both kinds are counted together."""
         self._count += 1
         if self._count == 1:
             self._tell_at = time.monotonic() + TELL_AFTER_S
@@ -307,7 +299,7 @@ class _Interrupts:
 
 
 def _open_missing_streams() -> None:
-    """Open the null device in place of a closed stream; the next file that is opened would get its number."""
+    """Open the null device for each closed stream: the next opened file would get its number."""
     for number, mode in ((0, "r"), (1, "w"), (2, "w")):
         try:
             os.fstat(number)
@@ -325,8 +317,7 @@ def _reader_left() -> typer.Exit:
 
 
 def _parse_message(error: Any) -> str:
-    """What the option parser refused, and where it is set if it was not typed. A value of the wrong type: expected and
-    got, which the parser leaves out."""
+    """Return the parser's error with expected and got, and the place of a value that was not typed."""
     text = str(error.format_message()).rstrip(".")
     if type(error).__name__ == "MissingParameter" and error.param is not None and error.param.help:
         return f"{text}: {error.param.help.rstrip('.')}"
@@ -340,7 +331,6 @@ def _parse_message(error: Any) -> str:
 
 
 def _elsewhere(arguments: list[str]) -> str:
-    """The end of a message where the words that cannot be parsed are another command's."""
     from kvcheck.commands.elsewhere import belongs_to
 
     command, *words = arguments or [""]
@@ -351,7 +341,6 @@ def _elsewhere(arguments: list[str]) -> str:
 
 
 def _mute(stream: TextIO) -> None:
-    """Send what is still in the stream's buffer to the null device, where it cannot fail again."""
     try:
         number = stream.fileno()
     except (OSError, ValueError, AttributeError):  # not a file: nothing will be flushed at exit
@@ -360,7 +349,6 @@ def _mute(stream: TextIO) -> None:
 
 
 def command_named(name: str) -> Any:
-    """The command of that name, imported now."""
     target, summary = COMMANDS[name]
     module, _, attribute = target.partition(":")
     return _command(name, getattr(importlib.import_module(module), attribute), summary)

@@ -1,9 +1,8 @@
 """`kvcheck merge`: one record, with one verdict, of several runs: shards, or runs of other seeds.
 
 Invariants:
-- Runs that both have a cell and a seed are refused with exit code 2, so that everything is counted once.
+- Runs that share a cell and a seed are refused with exit code 2, so that everything is counted once.
 - If a shard is missing, all cells without a finding are UNKNOWN and name it.
-- The merged run is stored as any other: `kvcheck replay MERGED#N` finds its findings.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ def merge(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Read the runs, check that they can be taken together, and store their sum."""
     check_choice("--format", format_name, FORMATS)
     outputs = parse_outputs(output, format_name)
     if len(runs) < 2:
@@ -59,7 +57,6 @@ def merge(
 
 
 def _session(ctx: typer.Context, records: Sequence[RunRecord]) -> Session:
-    """The session of the merged run, with all that was found."""
     plans = [record.plan for record in records]
     session = Session(
         argv=[*ctx.obj],
@@ -81,7 +78,6 @@ def _session(ctx: typer.Context, records: Sequence[RunRecord]) -> Session:
 
 
 def _plan(plans: Sequence[dict[str, object]]) -> Mapping[str, object]:
-    """The plan of the merged record: the first one's, with the cells of all."""
     left_out = (*LIMITS, *OF_CELLS, *OF_SEEDS)
     families = [found for plan in plans if isinstance(found := plan.get("families"), dict)]
     return {
@@ -92,7 +88,6 @@ def _plan(plans: Sequence[dict[str, object]]) -> Mapping[str, object]:
 
 
 def _gap_of(records: Sequence[RunRecord]) -> Callable[[str, Evidence], str | None]:
-    """What a cell lacks for a pass with so much evidence."""
     from kvcheck.core.run.plan import parse_line
     from kvcheck.core.stress.runner import evidence_gap
 

@@ -1,8 +1,4 @@
-"""`kvcheck model`: make a known-answer model, print what a right server answers with it, keep what a server answers.
-
-Invariants:
-- The work of `make` and `answer` is in core/live/model; here are options and lines.
-"""
+"""`kvcheck model`: make a known-answer model, print its right answers, keep a server's answers."""
 
 from __future__ import annotations
 
@@ -129,7 +125,7 @@ app.command("reference", cls=Command, context_settings=CONTEXT)(reference)
 
 
 def read_ids(path: Path) -> list[int]:
-    """The token ids in a file. Raises UsageError where it is not a JSON list of whole numbers."""
+    """Return the token ids in a file. Raises UsageError unless it is a JSON list of whole numbers."""
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,6 @@
 """Options that several commands share, and their checks.
 
 Invariants:
-- A bad value is a UsageError of one line that says what was expected and what was found.
 - The environment is read here and nowhere below.
 """
 
@@ -34,7 +33,6 @@ FORMATS = ("text", "json")
 
 
 def heading(text: str) -> Callable[..., Any]:
-    """Makes options that stand under a heading in the help."""
     return partial(typer.Option, rich_help_panel=text)
 
 
@@ -65,17 +63,16 @@ ConditionalFails = Annotated[
 
 
 def draw_seed() -> int:
-    """Draw a seed for a run that names none. It is printed and recorded."""
+    """Draw a seed for a run without one. It is printed and recorded."""
     return secrets.randbelow(1_000_000)
 
 
 def repro(argv: Sequence[str], *, seed: int | None, drawn: int) -> str:
-    """The command that repeats a run, with the drawn seed if the run named none."""
     return shlex.join(["kvcheck", *argv, *([] if seed is not None else ["--seed", str(drawn)])])
 
 
 def identity(trace: str | None = None, engine: ProbeRunner | None = None, own: str | None = None) -> Identity:
-    """Digests of what a run judges. trace: of `--trace`. engine: the installed one, if any. own: MODULE:NAME."""
+    """Return digests of the judged inputs. trace: of `--trace`. own: MODULE:NAME."""
     from kvcheck.core.stress.workload.synthetic import SAMPLE
 
     target = None if engine is None else engine.start().identity
@@ -98,7 +95,6 @@ def check_positive(name: str, value: float | None) -> None:
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise UsageError unless the value is one of the known ones."""
     if value not in known:
         raise UsageError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
 
@@ -119,7 +115,7 @@ def _check_target(plan: Plan) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise UsageError or UnknownVerdict if this machine or version lacks something that the plan names."""
+    """Raise UsageError or UnknownVerdict if this machine or version lacks something in the plan."""
     from kvcheck.core.cache.backend import BACKENDS
     from kvcheck.core.cache.transfer import TRANSPORTS
     from kvcheck.core.run.runners import row_of

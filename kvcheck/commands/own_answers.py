@@ -1,7 +1,7 @@
-"""Answers of a worker to questions about a target of the user's own, which `own_target.py` asks.
+"""A worker's answers to the questions of `own_target.py` about a target of the user's own.
 
 Invariants:
-- It runs in a worker only. Results that are found on the way are sent at once.
+- Intermediate results are sent at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from kvcheck.core.run.plan import parse_line
 
 
 def answered(text: str, say: Callable[[str], None]) -> str:
-    """The answer to a question. say: writes a line before it."""
     what, given = json.loads(text)
     answer = QUESTIONS[what](lambda row: say(json.dumps({"told": to_plain(row)})), **given)
     return json.dumps({"answer": answer})

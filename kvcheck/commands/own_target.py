@@ -1,8 +1,8 @@
-"""Questions about a target of the user's own that a worker answers: its name, stories, smaller schedules, a search.
+"""Questions to a worker about a target of the user's own: its name, stories, smaller schedules, a search.
 
 Invariants:
-- The process of a command never imports the user's module: whatever that does ends a worker alone.
-- A worker that ends before it has answered raises Unanswered. `own_answers.py` makes the answers.
+- The process of a command never imports the user's module: a crash there ends a worker alone.
+- A worker that ends early raises Unanswered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def target_of(plan: Plan) -> Target:
-    """The target that the plan names, kvcheck's or the user's own, or the mutant of kvcheck's. Raises UsageError."""
+    """Return the target of a plan: kvcheck's, the user's own, or a mutant. Raises UsageError."""
     from kvcheck.core.stress.targets import TARGETS
     from kvcheck.core.stress.targets.mutants import mutant_target
     from kvcheck.core.stress.targets.own import load_own
@@ -33,14 +33,12 @@ def target_of(plan: Plan) -> Target:
 
 
 def runner_of(plan: Plan) -> ScheduleRunner:
-    """A runner in this process for the plan's target."""
     from kvcheck.core.stress.runner import ScheduleRunner
 
     return ScheduleRunner(target_of(plan))
 
 
 def unfound_mutant(mutant: str | None, *, is_found: bool) -> list[str]:
-    """A line where a bug was put back and no cell failed."""
     if mutant is None or is_found:
         return []
     from kvcheck.core.stress.targets.mutants import mutant as named
@@ -55,12 +53,12 @@ OWN = "own"
 """The argument with which a worker answers questions."""
 
 Tell = Callable[[Any], None]
-"""Takes a row, in JSON, of what is found before all is done."""
+"""Takes an intermediate result, as JSON."""
 Facts = dict[str, object]
 
 
 def identity(name: str) -> str:
-    """The code that MODULE:NAME names, in one line. Raises UsageError where it is no target."""
+    """Return the code of MODULE:NAME in one line. Raises UsageError if it is no target."""
     from kvcheck.core.run.workers import Unanswered
 
     try:
@@ -70,19 +68,18 @@ def identity(name: str) -> str:
 
 
 def stories(findings: Sequence[Finding], *, until: float) -> Mapping[str, Story]:
-    """The stories of the first causes, by id. Raises Unanswered."""
+    """Return the stories of the first causes, by id. Raises Unanswered."""
     found: dict[str, object] = {}
     _ask("stories", lambda row: found.update([row]), findings=to_plain(findings), until=until)
     return {name: value_from(Story, story, "story") for name, story in found.items()}
 
 
 def smaller(findings: Sequence[Finding], told: Callable[[str, Facts], None], *, until: float) -> None:
-    """Facts of smaller schedules, each told with the id of its finding. Raises Unanswered."""
+    """Pass facts of smaller schedules to a callback, with the id of the finding. Raises Unanswered."""
     _ask("smaller", lambda row: told(*row), findings=to_plain(findings), until=until)
 
 
 def shrink(plan: Plan, runs: int, told: Callable[[str], None], *, is_text: bool) -> Verdict:
-    """The verdict of `kvcheck shrink`, whose lines are told. Raises Unanswered."""
     return Verdict(_ask("shrink", told, line=plan.line(), runs=runs, is_text=is_text))
 
 

@@ -1,8 +1,8 @@
 """Prices on a terminal: a heading for each case, a line for each comparison.
 
 Invariants:
-- A ratio is never shown without the noise floor beside it, and one that does not lie beyond it is "not told apart".
-- What was not measured is "n/a", never 0. A time of threads is no price and is not shown.
+- A ratio is never shown without its noise floor.
+- A missing measurement is "n/a", never 0. A time of threads is no price and is not shown.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ HEAD = f"   {'arm':<26} {'size':<14} {'takes':>9}   {'compared with':<22} {'take
 
 
 def case_heading(row: BenchRow) -> str:
-    """The first line of a case."""
     where = " ".join(part for part in (row.shape, row.device) if part)
     return f" {row.case}  {where}" + (f"  ({row.note})" if row.note else "")
 
 
 def price_line(row: BenchRow) -> str:
-    """Arm, size, cost, baseline, ratio with interval, floor, share of the limit; of running servers what they say; of
-    threads how often its output was right."""
+    """Return arm, size, cost, baseline, ratio with interval, floor and share of the limit; of threads how often the
+    output was right."""
     if is_check(row):
         return f"   {row.arm:<26} {row.size:<14} right, as {row.baseline}, in {counted(len(row.ratios), 'round')}"
     told = verdict(row, None) if kind_of(row.case) == SERVER else ALIKE if is_alike(row) else None

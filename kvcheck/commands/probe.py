@@ -1,8 +1,4 @@
-"""`kvcheck probe ENGINE[:ENV]`: an installed engine, whose own code is driven in a child of its own environment.
-
-Invariants:
-- Everything the user named is checked before the engine is imported.
-"""
+"""`kvcheck probe ENGINE[:ENV]`: drives an installed engine's own code in a child of its own environment."""
 
 from __future__ import annotations
 
@@ -78,7 +74,6 @@ def probe(
     reports: Reports = True,
     resume: Resume = False,
 ) -> int:
-    """Run the probes that were named, and judge them."""
     from kvcheck.core.probes.runner import engine_env
     from kvcheck.core.run.runners import row_of
 

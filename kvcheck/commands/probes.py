@@ -1,4 +1,4 @@
-"""Installed engines as targets: which options they accept, and the child process that imports the engine.
+"""Installed engines as targets: their options, and the child process that imports the engine.
 
 Invariants:
 - An engine that cannot be imported is one line and exit 4, before a run is made.
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 def plan_facts(plans: list[Plan]) -> dict[str, object]:
-    """What the record's plan says of the cells: their first lines, of an engine's what each is about and the variables
-    it was given, and the pool family of each shape."""
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.workload.shapes import SHAPES
 
@@ -35,7 +33,7 @@ def plan_facts(plans: list[Plan]) -> dict[str, object]:
 
 @contextmanager
 def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
-    """The plan's engine, ready; None for a target of kvcheck's own. Raises UnknownVerdict."""
+    """Yield the plan's engine, started; None for kvcheck's own target. Raises UnknownVerdict."""
     if plan.probe is None:
         yield None
         return
@@ -50,14 +48,14 @@ def installed_engine(plan: Plan) -> Iterator[ProbeRunner | None]:
 
 
 def split_absent(plans: list[Plan], runner: ProbeRunner | None) -> tuple[list[Plan], list[str]]:
-    """The plans that the engine's release can run, and a line for each whose subject it has dropped."""
+    """Return the plans that the release can run, and a line for each dropped subject."""
     absent = {} if runner is None else runner.start().absent
     lines = [f"{plan.cell}: not in this release: {absent[plan.cell]}" for plan in plans if plan.cell in absent]
     return [plan for plan in plans if plan.cell not in absent], lines
 
 
 def pass_lines(floors: Sequence[tuple[Plan, int]], max_time: object) -> list[str]:
-    """How long a pass takes, where an engine's probes wait; nothing for other targets. floors: schedules of a pass."""
+    """Return how long a pass takes with an engine's waiting probes. floors: schedules of a pass."""
     from kvcheck.core.probes.runner import probe_of
 
     needed = [(probe_of(plan)[0].schedule_s, floor) for plan, floor in floors if plan.probe is not None]
@@ -73,9 +71,9 @@ def pass_lines(floors: Sequence[tuple[Plan, int]], max_time: object) -> list[str
 
 
 def reviewed_findings(record: RunRecord, findings: Sequence[Finding]) -> dict[tuple[str, str], list[Finding]]:
-    """Conditional findings that its tables know of this very release, by their cell and why they harm nobody there.
+    """Return conditional findings known of this release to be harmless, by cell and reason.
 
-    None of a cell that fails: the user asked to fail by them, or something else is wrong.
+    Failing cells are left out: the user chose to fail by them, or something else is wrong.
     """
     engine = record.environment.get("engine")
     if not isinstance(engine, dict):
@@ -97,5 +95,4 @@ def reviewed_findings(record: RunRecord, findings: Sequence[Finding]) -> dict[tu
 
 
 def engine_facts(runner: ProbeRunner | None) -> dict[str, object]:
-    """What the record says of the engine."""
     return {} if runner is None else {"engine": to_plain(runner.start())}

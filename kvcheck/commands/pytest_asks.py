@@ -1,4 +1,4 @@
-"""What a test asks for: pytest's marker and fixtures of kvcheck, by their names.
+"""Names of kvcheck's pytest marker and fixtures.
 
 Invariants:
 - Imports pytest alone.
@@ -14,6 +14,5 @@ FIXTURES = ("kvcheck_pool", "kvcheck_streams", SEED)
 
 
 def asks(item: pytest.Item) -> bool:
-    """Whether a test asks for kvcheck by its marker or a fixture."""
     names = getattr(item, "fixturenames", ())
     return item.get_closest_marker(MARKER) is not None or any(name in names for name in FIXTURES)

@@ -1,8 +1,7 @@
 """pytest's plugin: `pytest --kvcheck`, its fixtures and its marker.
 
 Invariants:
-- Without --kvcheck nothing of kvcheck but this module and `pytest_asks` is imported, and only tests that ask for
-  kvcheck are skipped.
+- Without --kvcheck only this module and `pytest_asks` are imported, and tests that use kvcheck are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 RUN = "kvcheck-run"
 MOST_SEED = 2**62
-"""What a record can hold, with room for the seeds that follow."""
+"""Greatest seed of a record, with room for the seeds that follow."""
 OFF = "needs pytest --kvcheck"
 
 

@@ -1,9 +1,9 @@
 """A run of pytest under --kvcheck: seeds of tests, findings as failures, and the record of the run.
 
 Invariants:
-- A test that asks for kvcheck and judges nothing fails.
-- A seed that failed is kept in pytest's cache until it passes, and runs first.
-- The record holds what each test judged. It is written by one process, also where pytest has several.
+- A test that uses kvcheck and judges nothing fails.
+- A failed seed is kept in pytest's cache until it passes, and runs first.
+- One process writes the record, even if pytest has several.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ JUDGED = "kvcheck_judged"
 """The attribute of a test's report that carries its Outcome, as plain JSON, from a worker to the process that waits."""
 REASON_AT_MOST = 300
 MOST_LEFT = 8
-"""Lines of what was not tried, each once for all tests."""
+"""Lines about untried settings, each once for all tests."""
 
 
 class PoolChecks:
-    """What the fixture kvcheck_pool gives."""
+    """Value of the fixture kvcheck_pool."""
 
     round_trip = staticmethod(check_round_trip)
     watch = staticmethod(watch)
@@ -48,8 +48,7 @@ class PoolChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRunOutcome:
-    """What one run of a test gave. test: its node id. cell: that without the seed. reason: why it is no evidence, or
-    None. not_tried: what its calls left out."""
+    """One run of a test. test: its node id. cell: that without the seed. reason: why it is no evidence, or None."""
 
     test: str
     cell: str
@@ -181,12 +180,10 @@ class CheckedRun:
             terminalreporter.write_line(saved if self.session.is_saved else f"kvcheck: no record in {folder}")
 
     def seed(self, item: pytest.Item) -> int:
-        """The seed of a test."""
         chosen: int = _parameters(item).get(SEED, self.config.getoption("kvcheck_seed"))
         return chosen
 
     def cell(self, item: pytest.Item) -> str:
-        """The node id of a test without its seed."""
         start, bracket, rest = item.nodeid.partition("[")
         if SEED not in _parameters(item) or not bracket:
             return item.nodeid
@@ -222,7 +219,6 @@ class CheckedRun:
         )
 
     def _results(self) -> list[ScenarioResult]:
-        """A row for each test that was judged, or that asked for it."""
         cells = dict.fromkeys([*self.planned, *(each.cell for each in self.outcomes)])
         return [self._result(cell, [each for each in self.outcomes if each.cell == cell]) for cell in cells]
 

@@ -1,7 +1,7 @@
-"""`kvcheck model reference URL DIR`: keep what a server answers cold; and the comparison of another build with it.
+"""`kvcheck model reference URL DIR`: keep a server's cold answers, and compare another build with them.
 
 Invariants:
-- Nothing is kept of a server that is not answered whole: a reference with holes would pass what it lacks.
+- One missing answer and nothing is kept: holes would pass unseen.
 - An existing reference is not replaced.
 """
 
@@ -84,17 +84,13 @@ def reference(
 
 
 def _refuse_kept(folder: Path) -> None:
-    """Raise UsageError where the folder has a reference."""
     if (folder / FILE).exists():
         raise UsageError(f"{folder / FILE} exists; expected a folder without a reference. Name another, or remove it")
 
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Make the folder before anything is asked for it; one that was made here goes again where nothing is kept.
-
-    Raises UsageError.
-    """
+    """Make the folder before any request, and remove a new one if nothing is kept. Raises UsageError."""
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +107,6 @@ def _writable(folder: Path) -> Iterator[None]:
 
 
 def _record(client: Client, plan: OwnPlan) -> tuple[tuple[Kept, ...], ArmResult, ArmResult]:
-    """All answers, and both kinds of noise. Raises UnknownVerdict where not all were answered."""
     questions = draw_questions(plan)
     answers = _answers(_send(client, alone(questions), None), questions)
     again, control = ArmResult(name="again"), ArmResult(name="control")
@@ -128,7 +123,7 @@ def _send(client: Client, round_: Round, until: float | None, told: Callable[[in
 
 
 def _answers(sent: Delivery, questions: Sequence[Question]) -> dict[int, Answer]:
-    """Cold answers by request. Raises UnknownVerdict where one lacks its log-probabilities, or was not cold."""
+    """Return cold answers by request. Raise UnknownVerdict for one without log-probabilities, or not cold."""
     found = {}
     for each in sent.exchanges:
         answer, number = each.answer, each.sending.question.number
@@ -147,7 +142,8 @@ def _answers(sent: Delivery, questions: Sequence[Question]) -> dict[int, Answer]
 def compare_with(
     session: Session, kept: Reference, client: Client, plan: OwnPlan, *, rounds: int, until: float | None
 ) -> bool:
-    """Ask this build what the reference asked, and add a row; True when interrupted. rounds: as in compare_builds."""
+    """Send the reference's requests to this build and add a row; True when interrupted. rounds: as in
+    compare_builds."""
     began = time.monotonic()
     cell = f"{OWN_MODEL}/reference/{plan.engine}"
     questions = [each.question for each in kept.kept]

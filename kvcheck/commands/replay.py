@@ -1,10 +1,8 @@
 """`kvcheck replay`: run a printed schedule again, or the findings of a run.
 
 Invariants:
-- FIXED is printed only for a run that was judged and that followed the recorded path, if there is one. A line that
-  expects no finding never failed, so it is CLEAN.
+- FIXED needs a judged run that followed the recorded path, if any. A line without an expected finding is CLEAN.
 - A finding is printed even if something else went wrong.
-- Lines of one installed engine share its child, one after the other.
 - On a device, only wrong bytes under imposed delays reproduce a finding, and FIXED is never printed.
 """
 
@@ -65,7 +63,6 @@ def replay(
         bool, typer.Option("--in-process", help="Run a target of your own in this process, for a debugger.")
     ] = False,
 ) -> int:
-    """Run each line again, and say whether it still fails."""
     from kvcheck.core.run.runners import row_of
 
     check_choice("--format", format_name, FORMATS)
@@ -108,7 +105,7 @@ def replay(
 def _replayed(
     plans: list[Plan], times: int, device: str | None, *, in_process: bool
 ) -> Iterator[tuple[Plan, Replayed]]:
-    """The result of each line of one target. An engine that does not start makes its lines UNKNOWN, and no others."""
+    """Yield the results of one target's lines. An engine that does not start makes them UNKNOWN."""
     if device is not None:
         yield from zip(plans, replay_held(plans, device, times, WORKER), strict=True)
         return
@@ -125,7 +122,6 @@ def _replayed(
 
 
 def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
-    """Run one line under the profiler."""
     from kvcheck.core.stress.profiled import profile
 
     if not is_alone or len(plans) != 1 or not plans[0].is_in_process:
@@ -142,7 +138,6 @@ def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
 
 
 def _on_device(plan: Plan, device: str) -> Plan:
-    """The device plan of a CPU plan. Raises UsageError for a plan that is for a device already or for an engine."""
     if plan.probe is not None:
         raise UsageError(f"--device {device}: a line of {plan.target} says itself where it runs; leave --device out")
     if not plan.is_in_process or plan.on_device:
@@ -151,7 +146,6 @@ def _on_device(plan: Plan, device: str) -> Plan:
 
 
 def _replay(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> Replayed:
-    """Run one plan several times; the verdict, and what to print."""
     runs = _runs(plan, times, engine, in_process=in_process)
     seen = [unconditional_first(finding for report in reports for finding in report.findings) for reports in runs]
     gave = [(findings, _why_unjudged([reports])) for findings, reports in zip(seen, runs, strict=True)]
@@ -160,8 +154,8 @@ def _replay(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: b
 
 
 def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: bool) -> list[list[Report]]:
-    """The reports of each run. On CUDA, runs are those of a process that may lose its context; then of the next one.
-    Code of the user's own may end its process too, which is the failure again."""
+    """Return the reports of each run. CUDA runs share a process until it loses its context. The user's own code may end
+    its process, which is the failure again."""
     from kvcheck.core.run.turns import run_cell
     from kvcheck.core.run.workers import died, run_in_workers
 
@@ -178,7 +172,7 @@ def _runs(plan: Plan, times: int, engine: ProbeRunner | None, *, in_process: boo
 
 
 def judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]]) -> tuple[Verdict, list[str]]:
-    """The verdict on a line's runs and lines for the terminal. seen: the findings of each run."""
+    """Return verdict and terminal lines. seen: the findings of each run."""
     times = len(runs)
     head = plan.cell
     strayed = next((report.divergence for reports in runs for report in reports if report.divergence), None)
@@ -218,12 +212,10 @@ def judge(plan: Plan, runs: list[list[Report]], seen: list[tuple[Finding, ...]])
 
 
 def _is_line(what: str) -> bool:
-    """True for what can be a schedule line only, and no name of a run."""
     return ":" in what and "=" in what
 
 
 def _line_of(run: str, number: str, out: Path, *, part: str | None, is_smaller_better: bool) -> str:
-    """The line of a finding of a stored run, of the order that proves it, or of a smaller schedule."""
     record = read_record(find_run(run, out))
     finding = next((each for each in record.findings if each.id == f"{record.run_id}.{int(number)}"), None)
     if finding is None:
@@ -241,20 +233,15 @@ def _line_of(run: str, number: str, out: Path, *, part: str | None, is_smaller_b
 
 
 def unconditional_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings in their order, conditional ones last."""
     return tuple(sorted(findings, key=lambda finding: finding.condition is not None))
 
 
 def _why_unjudged(runs: list[list[Report]]) -> str | None:
-    """Why runs without findings are no pass: an oracle broke, or the schedule exercised too little."""
     return next((report.reason for reports in runs for report in reports if report.reason), None)
 
 
 def lines_of(what: str, out: Path, *, is_smaller_better: bool = False) -> list[str]:
-    """The lines that an argument means: itself, a finding's, or those of a run's causes. Raises UsageError.
-
-    is_smaller_better: of a finding that has a smaller schedule, that one.
-    """
+    """Return the lines of an argument: itself, a finding's, or those of a run's causes. Raises UsageError."""
     run, hash_sign, _ = what.rpartition("#")
     names_finding = hash_sign and (is_stored(run) or not _is_line(run))
     if not names_finding and _is_line(what):

@@ -1,8 +1,4 @@
-"""Replayed: what the runs of one replayed line gave.
-
-Invariants:
-- Lines of schedules, probes and running servers are told alike.
-"""
+"""Replayed: the result of one replayed line of a schedule, a probe or a running server."""
 
 from __future__ import annotations
 
@@ -16,13 +12,12 @@ from kvcheck.core.run.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of one line's runs. agreed: how many had the result of the first. told: lines for the terminal."""
+    """agreed: runs with the result of the first one."""
 
     verdict: Verdict
     agreed: int
     told: list[str]
 
     def to_json(self, plan: Plan | RoundPlan, times: int) -> str:
-        """One line of JSON."""
         row = {"line": plan.line(), "cell": plan.cell, "verdict": self.verdict.value}
         return json.dumps({**row, "agreed": self.agreed, "times": times, "text": "\n".join(self.told).strip()})

@@ -1,10 +1,9 @@
 """`kvcheck report`: writes reports from records of runs, in any format of the table.
 
 Invariants:
-- A report is made from the record alone: nothing is run again, and the record is not changed.
-- Every run is read and every option checked before the first file is written.
-- A report that fails changes no verdict, whatever its writer raises. A report that was asked for and cannot be made is
-  refused before a run.
+- A report is made from the record alone.
+- All runs are read and all options checked before the first file is written.
+- A failed report changes no verdict. An impossible one is refused before a run.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReportJob:
-    """One file, or folder of tables, to be written."""
-
     record: RunRecord
     format_name: str
     path: Path
@@ -53,8 +50,8 @@ def report(
 ) -> None:
     """Write reports of runs.
 
-    Without -o: report.html and the CSV tables, beside the run.json they are made from. With -o and the name of a file
-    (html, csv or md), several runs share one page: releases by bugs.
+    Without -o: report.html and the CSV tables beside run.json. With -o and a file name, several runs share one page
+    (html, csv or md).
     """
     outputs = parse_outputs(output, known=(WRITERS, COMPARISON_WRITERS))
     named = [find_run(name, out) for name in runs]
@@ -80,10 +77,7 @@ def report(
 def parse_outputs(
     output: list[str] | None, prints: str = "text", *, known: tuple[Registry[Any], ...] = (WRITERS,)
 ) -> list[tuple[str, Path]]:
-    """The -o options of a command, each with a format of `known`. Raises UsageError for a bad one.
-
-    prints: the command's --format; beside JSON nothing else is printed.
-    """
+    """Return the -o options, each with a format of `known`. prints: the command's --format. Raises UsageError."""
     outputs = [_output(text, known) for text in output or ()]
     if prints == "json" and any(path == STDOUT for _, path in outputs):
         raise UsageError("-o github=-: stdout is the JSON that --format json asks for; leave one of the two out")
@@ -91,7 +85,6 @@ def parse_outputs(
 
 
 def _is_joint(format_name: str, path: Path, runs: int) -> bool:
-    """True if one file holds all runs: always for md, and for other formats if the path names a file."""
     is_file = path.is_file() or path.suffix.lower() == f".{format_name}"
     return format_name not in WRITERS.names() or (
         runs > 1 and is_file and not path.is_dir() and format_name in COMPARISON_WRITERS.names()
@@ -108,7 +101,6 @@ def _compare(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Pat
 
 
 def check_outputs(outputs: list[tuple[str, Path]]) -> None:
-    """Check before a run that -o can be written. Raises UsageError, or UnknownVerdict if a library is missing."""
     _refuse_collisions(outputs)
     for format_name, path in outputs:
         writers: Registry[Any] = WRITERS if format_name in WRITERS.names() else COMPARISON_WRITERS
@@ -120,10 +112,9 @@ def check_outputs(outputs: list[tuple[str, Path]]) -> None:
 def write_reports(
     record: RunRecord, folder: Path, outputs: list[tuple[str, Path]], *, beside: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Write what -o asks for, and the default reports beside run.json.
+    """Write the reports of -o, and the default ones beside run.json.
 
-    Returns the page's path, if one was written, and what could not be written and why: a report that fails leaves the
-    others and the verdict as they are.
+    Return the page's path, if any, and the reasons for failed reports, which leave the others as they are.
     """
     jobs = [ReportJob(record, format_name, path) for format_name, path in outputs]
     if beside:
@@ -142,7 +133,7 @@ def write_reports(
 def report_problem(
     writers: Registry[Callable[[S, Path], None]], format_name: str, subject: S, path: Path
 ) -> str | None:
-    """Write one report. Returns why there is none, or None if it was written."""
+    """Write one report; return why it failed, or None."""
     try:
         if path == STDOUT:
             return _tell_github(subject)
@@ -165,7 +156,7 @@ def _tell_github(subject: object) -> str | None:
 
 
 def loaded(writers: Registry[T], format_name: str) -> T:
-    """The writer of a format. Raises UnknownVerdict if a library that it needs is missing or broken."""
+    """Return the writer of a format. Raises UnknownVerdict if a library is missing or broken."""
     try:
         return writers.load(format_name)
     except ImportError as error:
@@ -174,7 +165,6 @@ def loaded(writers: Registry[T], format_name: str) -> T:
 
 
 def _output(text: str, known: tuple[Registry[Any], ...]) -> tuple[str, Path]:
-    """The two halves of FORMAT=PATH. Raises UsageError for anything else."""
     format_name, equals, path = text.partition("=")
     if not equals or not path:
         raise UsageError(f"-o {text!r}: expected FORMAT=PATH, for example -o html=report.html")
@@ -210,12 +200,11 @@ def _jobs(records: list[tuple[Path, RunRecord]], outputs: list[tuple[str, Path]]
 
 
 def _ending(format_name: str) -> str:
-    """How the name of a format's file ends, with its dot."""
     return f".{ENDINGS.get(format_name, format_name)}"
 
 
 def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
-    """Raise UsageError or UnknownVerdict unless each report can be made and written, and no record is overwritten."""
+    """Raise UsageError or UnknownVerdict unless each report can be written and overwrites no record."""
     records = {path.resolve() for path in sources}
     for format_name, path in outputs:
         for file in destinations(format_name, path):
@@ -225,7 +214,6 @@ def check_jobs(outputs: list[tuple[str, Path]], *, sources: list[Path]) -> None:
 
 
 def _refuse_collisions(outputs: list[tuple[str, Path]]) -> None:
-    """Raise UsageError where two reports have one path, or one lies inside another."""
     taken: set[Path] = set()
     for format_name, path in outputs:
         files = {file.resolve() for file in destinations(format_name, path)}

@@ -1,8 +1,7 @@
 """The cells of a run of `kvcheck stress` or `kvcheck probe`: planned, run, printed and closed.
 
 Invariants:
-- The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted with what was judged saved.
-- A pass says how many schedules ran of how many wanted, and what they did not try.
+- The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted with all judged cells saved.
 """
 
 from __future__ import annotations
@@ -64,11 +63,10 @@ class CellRun(Asked):
             )
 
     def wanted(self, *, is_once: bool) -> int:
-        """Schedules of a cell. is_once: one is enough."""
         return self.schedules or max(1 if is_once else DEFAULT_SCHEDULES, self.min_schedules or 0)
 
     def limit(self, *, is_once: bool, beside_s: float) -> Limit:
-        """The bound of a run. beside_s: CPU seconds that are left to the cell beside."""
+        """beside_s: CPU seconds left to the cell beside."""
         is_bounded = not is_once and self.schedules is None and self.max_time is None and self.within is None
         return Limit(cpu_s=DEFAULT_CPU_S - beside_s if is_bounded else None, until=self.until)
 
@@ -81,10 +79,8 @@ def run_cells(
     engine: ProbeRunner | None = None,
     beside: MooncakeCell | None = None,
 ) -> int:
-    """Run the plans that were named, and judge them. base: their plan without scenario and shape.
-
-    engine: the installed one, started. beside: the cell that a run has beside them.
-    """
+    """Run and judge the named plans. base: their plan without scenario and shape. engine: started. beside: one more
+    cell."""
     from kvcheck.core.run.runners import row_of
 
     row, beside = row_of(base), beside or MooncakeCell()
@@ -115,7 +111,6 @@ def run_cells(
 
 
 def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, interrupted: bool) -> None:
-    """Print what comes after the cells: stories, smaller schedules, and a mutant that was not found."""
     if not interrupted:
         with session.ticking():
             tell_stories(session, max_time)
@@ -129,7 +124,6 @@ def _tell_end(session: Session, mutant: str | None, max_time: float | None, *, i
 
 
 def _tell_head(session: Session, base: Plan, workers: int, engine: ProbeRunner | None) -> None:
-    """The first line of a run."""
     cells = counted(len(session.cells), "cell")
     about = f"{cells}, {counted(workers, 'process')}"
     if base.own_target is not None:
@@ -156,7 +150,7 @@ def _plan_cells(asked: CellRun, session: Session, plans: Sequence[Plan], wanted:
 
 
 def _tasks(session: Session, out: Path | None) -> list[CellTask]:
-    """What is left to run. out: the folder with the interrupted run to go on with; None: all cells start anew."""
+    """out: the folder with an interrupted run to continue, or None."""
     from kvcheck.core.run.runners import row_of
 
     if out is not None:
@@ -177,7 +171,7 @@ def _tasks(session: Session, out: Path | None) -> list[CellTask]:
 
 
 def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> bool:
-    """Take reports until all cells are done; True when interrupted. Findings are kept where an error ends the run."""
+    """Take reports until all cells are done; True when interrupted. An error keeps the findings so far."""
     session.progress(f"starting with {counted(len(tasks), 'cell')}")
     try:
         with session.ticking():
@@ -197,11 +191,10 @@ def _collect(session: Session, tasks: list[CellTask], workers: int, limit: Limit
 
 
 def _reports(tasks: list[CellTask], workers: int, limit: Limit, shared: Runner | None) -> Iterator[tuple[str, Report]]:
-    """The reports of all cells, each with its cell's id.
+    """Yield reports with their cells' ids.
 
-    Cells of real processes mostly wait: of several processes, they share one beside those of the others. A process that
-    has lost its CUDA context may be ended by what it frees, so cells on such a device run in another one. So does code
-    of the user's own, which may end its process by itself.
+    Cells of real processes mostly wait, so they share one more process. CUDA cells run in another process, which a lost
+    context may end; so does the user's own code, which may end its process.
     """
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.run.turns import take_turns
@@ -237,7 +230,7 @@ def _take(session: Session, cell: ScheduleCell, report: Report) -> None:
 
 
 def _tell_cell(session: Session, cell: ScheduleCell) -> None:
-    """The cell's line: once it has run what a pass takes, and again only if its end says something else."""
+    """Print the line of a cell that has run enough for a pass, and again only if its end differs."""
     for note in cell.notes:
         session.say(f"       {note}")
     cell.notes.clear()
@@ -250,7 +243,7 @@ def _tell_cell(session: Session, cell: ScheduleCell) -> None:
 
 
 def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
-    """The end of a cell whose process has stopped: a finding, unless the process gave another reason."""
+    """End the cell of a stopped process: a finding, unless the process gave another reason."""
     cell.is_done = True
     if report.exit_code in (2, 4, 70):
         cell.reason = report.error
@@ -262,10 +255,7 @@ def _child_died(session: Session, cell: ScheduleCell, report: Report) -> None:
 
 
 def _resume(session: Session, out: Path) -> None:
-    """Take over what the newest interrupted run with the same plan has judged: cells that ended, and begun ones.
-
-    Nothing where such runs are about something else or contradict themselves: then all cells start anew.
-    """
+    """Take over cells of the newest interrupted run of the same plan and code."""
     is_refused = False
     for record in earlier_runs(session, out):
         if record.complete or record.plan != session.plan:
@@ -293,7 +283,7 @@ def _resume(session: Session, out: Path) -> None:
 
 
 def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:
-    """Records of the other runs in a folder, newest first, but for those that cannot be read."""
+    """Yield readable records of the other runs in a folder, newest first."""
     for run_id in reversed(RunStore(out).run_ids()):
         if run_id == session.run_id:
             continue
@@ -304,13 +294,12 @@ def earlier_runs(session: Session, out: Path) -> Iterator[RunRecord]:
 
 
 def note(session: Session, text: str) -> None:
-    """Warn now, and in the record."""
     session.warnings.append(text)
     warn(text)
 
 
 def not_gone_on_with(record: RunRecord, session: Session) -> str | None:
-    """Why the session cannot continue an interrupted run of its plan, or None."""
+    """Return why the session cannot continue an interrupted run of its plan, or None."""
     if wrong := contradictions(record):
         return f"contradicts itself: {'; '.join(wrong)}"
     changed = changes(record.identity, session.identity)

@@ -1,10 +1,10 @@
 """`kvcheck stress --seeds A-B`: the schedules of many seeds, in batches that run in processes, shards or over Ray.
 
 Invariants:
-- Each batch that has ended is on disk before the next one is counted, and is not run again with --resume.
-- A finding ends its batch alone. All other batches run.
+- Each ended batch is on disk before the next one is counted, and --resume does not repeat it.
+- A finding ends its batch alone.
 - The exit code is the record's: 0 pass, 1 finding, 4 not enough evidence, 130 interrupted.
-- An earlier run is gone on with if it is of the same plan, whatever its --max-time, and of the same code.
+- An earlier run of the same plan and code is continued, whatever its --max-time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIMIT = "max_time_s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManySeeds:
-    """Options of a run of many seeds. all: of all shards. own: of this one. ray: where it runs; None: here."""
+    """Options of a run of many seeds. all: of all shards. own: of this one. ray: its address; None: here."""
 
     all: range
     own: range
@@ -57,7 +57,7 @@ class ManySeeds:
 def many_seeds(
     asked: CellRun, *, seeds: str | None, shard: str | None, ray: str | None, trace: str | None
 ) -> ManySeeds | None:
-    """The options, None for a run of one seed. Raises UsageError for options that are not read beside each other."""
+    """Return the options, or None for one seed. Raises UsageError."""
     if seeds is None:
         for name, value in (("--shard", shard), ("--ray", ray)):
             if value is not None:
@@ -71,7 +71,6 @@ def many_seeds(
 
 
 def run_seeds(asked: CellRun, cells: Sequence[Plan], many: ManySeeds) -> int:
-    """Run the batches that are left, and report. cells: plans of any seed."""
     plan = _plan(asked, cells, many)
     with closing(_crew(asked.jobs, many.ray)) as crew:
         run = _SeedsRun(asked, many, plan)
@@ -84,7 +83,6 @@ def run_seeds(asked: CellRun, cells: Sequence[Plan], many: ManySeeds) -> int:
 
 
 def _plan(asked: CellRun, cells: Sequence[Plan], many: ManySeeds) -> SeedsPlan:
-    """The checked plan. Raises UsageError."""
     from kvcheck.core.stress.seeds.batches import SeedsPlan
 
     if any(cell.on_device or not cell.is_in_process for cell in cells):
@@ -112,8 +110,6 @@ def _crew(jobs: int | None, ray: str | None) -> Crew:
 
 
 class _SeedsRun:
-    """A run in progress: its session, and the tally of the batches that have ended."""
-
     def __init__(self, asked: CellRun, many: ManySeeds, plan: SeedsPlan) -> None:
         from kvcheck.core.run.runners import row_of
         from kvcheck.core.stress.seeds.ledger import LEDGER
@@ -145,8 +141,7 @@ class _SeedsRun:
         self._done: frozenset[str] = frozenset()
 
     def go_on(self, out: Path) -> None:
-        """Take over the results of the newest run of the plan, but for those that could not be judged. Raises
-        UsageError where there is none."""
+        """Take over judged results of the newest run of the plan. Raises UsageError if there is none."""
         from kvcheck.core.stress.seeds.ledger import append, read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
 
@@ -172,7 +167,6 @@ class _SeedsRun:
         raise UsageError(f"--resume: no run with this plan under {out}; leave --resume out to begin one")
 
     def print_head(self) -> None:
-        """Print the first line."""
         session, shard = self.session, self.session.plan["shard"]
         which = f"seeds {self._seeds}" + (f", shard {shard}" if shard else "")
         about = f"{counted(len(self._plan.cells), 'cell')}, {counted(self._tally.wanted, 'batch')}"
@@ -180,7 +174,7 @@ class _SeedsRun:
         session.say()
 
     def collect(self, crew: Crew, until: float | None) -> bool:
-        """Run the batches that are not done; True when interrupted. Findings are kept where an error ends the run."""
+        """Run the remaining batches; True when interrupted. An error keeps the findings so far."""
         from kvcheck.core.stress.seeds.crew import results
         from kvcheck.core.stress.seeds.ledger import append
 
@@ -208,7 +202,6 @@ class _SeedsRun:
         return False
 
     def conclude(self, max_time_s: float | None, *, interrupted: bool) -> None:
-        """Add the stories of findings, and print the rows and the sum."""
         from kvcheck.core.stress.seeds.ledger import read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
 
@@ -232,7 +225,6 @@ class _SeedsRun:
             session.say(f" for the others, use a larger --max-time with --resume: {session.repro} --resume")
 
     def _save(self, missing: str | None = None) -> None:
-        """Save the record of the batches that have been counted. missing: why no cell can pass."""
         session, tally = self.session, self._tally
         session.findings, session.left_out = [], 0
         for of_batch in tally.findings():

@@ -1,9 +1,4 @@
-"""`kvcheck selftest`: every mutant is judged beside the fixed build.
-
-Invariants:
-- Everything the user named is checked before anything runs.
-- A row is printed and saved as soon as its mutant is judged.
-"""
+"""`kvcheck selftest`: every mutant is judged beside the fixed build."""
 
 from __future__ import annotations
 
@@ -57,7 +52,6 @@ def selftest(
     format_name: Format = "text",
     reports: Reports = True,
 ) -> int:
-    """Judge every mutant that was named."""
     check_choice("--format", format_name, FORMATS)
     from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
 
@@ -102,13 +96,12 @@ def selftest(
 
 
 def _line(mutant: Mutant, seed: int) -> str:
-    """The first schedule of the fixed build beside which a mutant is judged."""
     plan = Plan(scenario=mutant.scenario, shape=mutant.shape, decoder=mutant.decoder, strategy=mutant.strategy)
     return dataclasses.replace(plan, seed=seed).line()
 
 
 def _results(tasks: list[MutantTask], *, is_apart: bool) -> Generator[MutantResult, None, None]:
-    """The row of each mutant. is_apart: they are judged in processes of their own, which may lose their device."""
+    """is_apart: in processes of their own, which may lose their device."""
     if is_apart:
         from kvcheck.core.stress.mutant_trials import judge_apart
 

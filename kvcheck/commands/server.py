@@ -1,9 +1,9 @@
-"""How a command reaches a running server: its address, its key, and the limits of what may be sent to it.
+"""Access to a running server: its address, its key, and the limits on requests.
 
 Invariants:
-- A key comes from the environment by name. It is in no record, no line and no message.
-- Only --admin lets anything be flushed, paused or reset; only --allow-remote lets another machine be asked.
-- Each run has names of its own, so that its requests are in no cache of an earlier one.
+- A key comes from the environment by name. It is in no record, line or message.
+- Only --admin allows flush, pause and reset; only --allow-remote allows another machine.
+- Names are new in each run, so that no request is in the cache of an earlier one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ AllowRemote = Annotated[bool, reached("--allow-remote", help="Allow a server on 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server, or a pair, as the user named it. url: the only one, or that of the prefill server."""
+    """A running server, or a pair. url: the only one, or that of the prefill server."""
 
     url: str = ""
     decode: str | None = None
@@ -79,13 +79,12 @@ class Server:
     allow_remote: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a time that sockets do not take."""
         check_positive("--timeout", self.timeout_s)
         if self.timeout_s > MOST_TIMEOUT_S:
             raise UsageError(f"--timeout: expected at most {MOST_TIMEOUT_S:,.0f} seconds, got {self.timeout_s:g}")
 
     def client(self, known: KnownAnswers | None) -> Client:
-        """The client of the server. known: its model, where its answers are known. Raises UsageError."""
+        """known: the model, if its answers are known. Raises UsageError."""
         words = {} if known is None else {word: n for n, word in enumerate(Alphabet(known.parameters).words())}
         return connect(
             Connection(
@@ -101,7 +100,6 @@ class Server:
         )
 
     def _key(self) -> str | None:
-        """The key that --key-env names. Raises UsageError where the environment has none of that name."""
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env)
@@ -110,7 +108,7 @@ class Server:
         return key
 
     def describe(self, client: Client) -> Served:
-        """What the server reports of itself, its key masked. Raises UsageError where it reports nothing."""
+        """Return the server's self-description, its key masked. Raises UsageError."""
         try:
             served = client.served()
         except Trouble as trouble:
@@ -129,8 +127,7 @@ class Server:
     def connected(
         self, *, requests: int | None, concurrency: int | None, vocabulary: int | None, seed: int | None
     ) -> tuple[Client, Served, OwnPlan]:
-        """The client of a server with a model of the user's own, and the plan that all rounds share. Raises
-        UsageError."""
+        """Return the client of an own model, and the plan that all rounds share. Raises UsageError."""
         sizes = {
             "requests": DEFAULT_OWN_REQUESTS if requests is None else requests,
             "concurrency": DEFAULT_CONCURRENCY if concurrency is None else concurrency,
@@ -155,12 +152,10 @@ class Server:
 
 
 def known_answers(folder: Path) -> KnownAnswers:
-    """The model in a folder that servers are said to serve. Raises UsageError."""
     from kvcheck.core.model.folder import read_model  # it needs torch, which a command's help does not
 
     return read_model(folder)
 
 
 def facts_of(served: Served, **facts: object) -> dict[str, object]:
-    """What a record has of a server. facts: of the run, put before them."""
     return {**facts, **{name: getattr(served, name) for name in SERVED}, "said": dict(served.facts)}

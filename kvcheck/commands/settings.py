@@ -1,11 +1,11 @@
-"""Settings: options that are not typed, but set by variables or by a project's pyproject.toml.
+"""Settings: options set by variables or by a project's pyproject.toml.
 
     flag  >  KVCHECK_STRESS_MAX_TIME  >  --config FILE  >  [tool.kvcheck.stress] max-time  >  default
 
 Invariants:
-- The parser reads them itself: a variable is the `envvar` of an option, a file is the `default_map` of a command.
-- A name that no option has is an error with its place. So is one that only a person may set.
-- What sends a secret or lets others in is never taken from a file, which may be somebody else's.
+- The parser reads them: a variable is the `envvar` of an option, a file the `default_map` of a command.
+- An unknown option, or a personal one in a file, is an error with its place.
+- Options that send a secret or grant access never come from a file, which may be somebody else's.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ FILE_NAME = "pyproject.toml"
 TABLE = ("tool", "kvcheck")
 PREFIX = "KVCHECK_"
 CONFIG = f"{PREFIX}CONFIG"
-"""Names the file; empty: none is read."""
+"""Variable with the path of the file; empty: none is read."""
 PERSONAL = frozenset({"admin", "allow-remote", "key-env"})
-"""Options that no file may set: what they allow is for whoever runs the command to decide."""
+"""Options that no file may set: the user of the command alone decides on their risks."""
 PLACE = "kvcheck.settings"
-"""Where the context keeps the file and its table."""
+"""Key of the file and its table in the context."""
 
 
 def read_settings(ctx: Any) -> None:
-    """Have the parser of a command of kvcheck read what is set for it. Raises UsageError."""
     options = {_name(each): each for each in ctx.command.params if each.param_type_name == "option"}
     commands = ctx.parent.command.list_commands(ctx.parent)
     for name, option in options.items():
@@ -50,7 +49,7 @@ def read_settings(ctx: Any) -> None:
 
 
 def words_set(ctx: Any) -> list[str]:
-    """The words of the command line that stand for what is set and was not typed."""
+    """Return the command line words that stand for settings."""
     words: list[str] = []
     for each in ctx.command.params:
         if place_of(ctx, each) is None:
@@ -65,7 +64,7 @@ def words_set(ctx: Any) -> list[str]:
 
 
 def place_of(ctx: Any, option: Any) -> str | None:
-    """Where a value of an option is set; None where it was typed, or is the default."""
+    """Return the place of a setting; None for a typed or default value."""
     source = ctx.get_parameter_source(option.name)
     if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
         return None
@@ -73,17 +72,14 @@ def place_of(ctx: Any, option: Any) -> str | None:
 
 
 def _name(option: Any) -> str:
-    """The long name of an option, without dashes in front."""
     return str(next(each for each in option.opts if each.startswith("--")).removeprefix("--"))
 
 
 def _prefix(command: str) -> str:
-    """How the variables of a command begin."""
     return f"{PREFIX}{command.upper().replace('-', '_').replace(' ', '_')}_"
 
 
 def _check_variables(command: str, options: Mapping[str, Any], commands: Collection[str]) -> None:
-    """Raise UsageError for a variable of this command that names no option of it."""
     begins = _prefix(command)
     longer = tuple(_prefix(each) for each in commands if each.startswith(f"{command} "))
     known = {option.envvar for option in options.values()}
@@ -98,7 +94,7 @@ def _unknown(place: str, command: str, name: str, options: Collection[str]) -> s
 
 
 def _value(value: object, option: Any, place: str) -> object:
-    """A value as the parser reads it: texts, so that true is no number. Raises UsageError."""
+    """Return texts for the parser, so that true is no number. Raises UsageError."""
     if isinstance(value, list) and not option.multiple:
         raise UsageError(f"{place}: expected one value for {option.opts[0]}, got {value!r}")
     texts = []
@@ -110,10 +106,7 @@ def _value(value: object, option: Any, place: str) -> object:
 
 
 def _file(named: str | None) -> Path | None:
-    """The file with settings: the one that --config or the variable names, else that of the project around.
-
-    Raises UsageError if a file that was named is not there.
-    """
+    """Return the settings file of --config, of the variable, or of the project around. Raises UsageError."""
     asked = named if named is not None else os.environ.get(CONFIG)
     if asked is not None:
         path = Path(asked)
@@ -127,8 +120,8 @@ def _file(named: str | None) -> Path | None:
 
 
 def _table_of(path: Path, command: str, commands: Collection[str]) -> tuple[str, dict[str, object]]:
-    """The name and the options of a command's table. A pyproject.toml has it under [tool.kvcheck], any other file at
-    its top. Raises UsageError for what no table of the file may have."""
+    """Return name and options of a command's table: under [tool.kvcheck] in a pyproject.toml, else at the top. Raise
+    UsageError for a forbidden entry of any table."""
     before = ".".join((*TABLE, "")) if path.name == FILE_NAME else ""
     known = {each.replace(" ", "-"): each for each in commands}
     own: dict[str, object] = {}
@@ -147,7 +140,6 @@ def _table_of(path: Path, command: str, commands: Collection[str]) -> tuple[str,
 
 
 def _tables(path: Path) -> dict[str, Any] | None:
-    """The tables of commands in a file; None for a pyproject.toml that has none. Raises UsageError."""
     try:
         loaded: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

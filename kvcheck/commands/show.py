@@ -1,8 +1,7 @@
-"""`kvcheck show`: how a finding came about, as a timeline, a history and the words of the row, or as a trace.
+"""`kvcheck show`: the story of a finding, as a timeline, a history and the words of the row, or as a trace.
 
 Invariants:
-- It is made from the record alone: nothing is run again.
-- A finding without a story says why, in one sentence.
+- It is made from the record alone.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ def show(
     format_name: Format = "text",
     out: StoredIn = DEFAULT_OUT,
 ) -> int:
-    """Show how a finding came about."""
     check_choice("--format", format_name, FORMATS)
     outputs = parse_outputs(output, format_name, known=(STORY_WRITERS,))
     path, number = _named(run, finding, out)
@@ -69,7 +67,7 @@ def show(
 
 
 def _named(run: str | None, finding: str | None, out: Path) -> tuple[Path, str | None]:
-    """The record, and the finding's number or id. One word alone may be either, or RUN#N."""
+    """Return the record and the finding's number or id. One word alone may be either, or RUN#N."""
     if run is not None and finding is None and not is_stored(run):
         if named := FINDING.fullmatch(run):
             if (part := named["part"]) is not None:
@@ -91,7 +89,6 @@ def _newest(out: Path) -> Path:
 
 
 def _finding(record: RunRecord, number: str | None) -> Finding:
-    """The finding of that number or id; the first one with a story where none is named."""
     if not record.findings:
         raise UsageError(f"run {record.run_id} has no findings to show; its verdict is {record.verdict.value}")
     if number is None:

@@ -1,9 +1,8 @@
 """`kvcheck shrink`: look for a smaller schedule that fails as a printed line does.
 
 Invariants:
-- Each smaller line is printed as it is found, so an interrupted search has lost nothing.
-- It goes on from the smaller line that a finding has in its run, where there is one.
-- A line that does not fail any more is UNKNOWN, exit 4: there is nothing to make smaller.
+- Each smaller line is printed when found, so an interrupt loses nothing.
+- The search starts from a finding's stored smaller line, if any.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def shrink(
     format_name: Format = "text",
     out: StoredIn = DEFAULT_OUT,
 ) -> int:
-    """Run smaller schedules until none that is tried fails alike."""
     check_choice("--format", format_name, FORMATS)
     check_positive("--runs", runs)
     plan = _plan(what, lines_of(what, out, is_smaller_better=True))
@@ -60,7 +58,7 @@ def shrink(
 
 
 def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool) -> Verdict:
-    """Look for smaller schedules, and tell what is found, line by line."""
+    """Look for smaller schedules, and pass on each line found."""
     from kvcheck.core.stress.shrinking import shrink as smallest
     from kvcheck.core.stress.wait_search import search_waits
 
@@ -79,7 +77,7 @@ def search(plan: Plan, runs: int, tell: Callable[[str], None], *, is_text: bool)
 
 
 def _search_apart(plan: Plan, runs: int, *, is_text: bool) -> Verdict:
-    """The search in a worker. One that a schedule ends has shown that the code under test fails."""
+    """Search in a worker. A schedule that ends it has shown a failure of the code under test."""
     from kvcheck.core.run.workers import Unanswered
 
     try:
@@ -92,7 +90,6 @@ def _search_apart(plan: Plan, runs: int, *, is_text: bool) -> Verdict:
 
 
 def _plan(what: str, lines: list[str]) -> Plan:
-    """The plan of the one line. Raises UsageError."""
     if len(lines) != 1:
         raise UsageError(f"shrink {what}: expected one finding, got {len(lines)}; name one, such as {what}#1")
     if is_live_line(lines[0]) or is_own_line(lines[0]):
@@ -101,7 +98,6 @@ def _plan(what: str, lines: list[str]) -> Plan:
 
 
 def _told(plan: Plan, shrunk: Shrunk | None, waits: Waits | None) -> list[str]:
-    """Lines for the terminal."""
     if shrunk is None:
         wanted = "nothing" if plan.expect is None else f"no {plan.expect}"
         return [f" UNKNOWN  {plan.cell}: {wanted} was found, so there is nothing to shrink; see kvcheck replay"]

@@ -1,8 +1,7 @@
 """`-o github=-`: workflow commands on stdout, and the summary of a GitHub Actions step.
 
 Invariants:
-- The summary is added to the file that GITHUB_STEP_SUMMARY names, for this format alone; other steps' text stays.
-- Nothing is written where the variable is not set, and a warning says so.
+- Only this format appends to the file of GITHUB_STEP_SUMMARY.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ VARIABLE = "GITHUB_STEP_SUMMARY"
 
 
 def tell_github(subject: RunRecord | GateResult) -> str | None:
-    """Print the commands and add the summary. Returns why there is no summary, or None."""
+    """Print the commands and append the summary. Return why there is none, or None."""
     outcome = outcome_of(subject)
     for line in workflow_commands(outcome):
         say(line)

@@ -1,8 +1,7 @@
-"""The stories of a run's findings, told once its cells have ended.
+"""The stories of a run's findings, made after its cells have ended.
 
 Invariants:
-- A run without a finding does nothing here and imports nothing for it.
-- A story changes no verdict, whatever happens while it is made. A warning says that there is none.
+- A missing story is a warning and changes no verdict.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LEAST_S = 5.0
 
 
 def tell_stories(session: Session, max_time_s: float | None) -> None:
-    """Run the schedules of the first causes once more, and keep how each came about."""
+    """Rerun the schedules of the first causes, and keep their stories."""
     if not session.findings:
         return
     from kvcheck.core.run.workers import Unanswered
@@ -51,18 +50,17 @@ def tell_stories(session: Session, max_time_s: float | None) -> None:
 
 
 def leave_out(session: Session, why: str) -> None:
-    """Warn of what a run does not say beside its findings."""
     session.clear_progress()
     session.warnings.append(why)
     warn(why)
 
 
 SHRINKING_S = 20.0
-"""Seconds of wall time that it may take; never more than is left of --max-time."""
+"""Limit in seconds of wall time; never more than the rest of --max-time."""
 
 
 def look_for_smaller(session: Session, max_time_s: float | None) -> None:
-    """Shrink the first causes, and keep the line and the wait of each."""
+    """Shrink the first causes, and keep line and wait of each."""
     limit_s = SHRINKING_S if max_time_s is None else min(SHRINKING_S, max_time_s - session.elapsed_s)
     if not session.findings or limit_s <= 0:
         return

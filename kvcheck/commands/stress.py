@@ -1,8 +1,4 @@
-"""`kvcheck stress`: scenarios over shapes, each a cell of schedules, of kvcheck's own cache or of the user's code.
-
-Invariants:
-- Everything the user named is checked before anything runs.
-"""
+"""`kvcheck stress`: scenarios over shapes, each a cell of schedules, of kvcheck's own cache or of the user's code."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ from kvcheck.core.stress.mooncake_cell import mooncake_cell
 from kvcheck.core.stress.workload import WORDS
 
 OF_DEVICES = ("portfolio", "eager", "delay")
-"""Strategies on a device: it runs what it can as soon as it can, and a lane of it can be held."""
+"""Strategies on a device, which runs operations as soon as possible and can hold a lane."""
 
 
 def stress(
@@ -68,7 +64,6 @@ def stress(
     backend: given.Backend = None,
     decoder: given.Decoder = None,
 ) -> int:
-    """Run the cells that were named, and judge them."""
     asked = CellRun(
         argv=ctx.obj,
         began=time.monotonic(),
@@ -112,7 +107,6 @@ def stress(
 
 
 def _decoder_of(name: str | None) -> str:
-    """The decoder that shows a mutant, or the usual one."""
     from kvcheck.core.stress.targets.mutants import mutant
 
     return WORDS if name is None else mutant(name).decoder
@@ -124,7 +118,7 @@ def _backend_of(device: str, transport: str | None) -> str:
 
 
 def _check(plan: Plan, strategy: str) -> None:
-    """Raise UsageError for a plan that cannot run, or an order that the user named and a device does not take."""
+    """Raise UsageError for a plan that cannot run, or a strategy that a device does not take."""
     from kvcheck.core.stress.strategies import STRATEGIES
 
     check_positive("--requests", plan.requests)
@@ -141,7 +135,6 @@ def _check(plan: Plan, strategy: str) -> None:
 
 
 def _cells(base: Plan, scenarios: list[str], shapes: list[str]) -> list[Plan]:
-    """The plans of the cells that were named, or of the one that shows the mutant."""
     from kvcheck.core.run.runners import row_of
     from kvcheck.core.stress.targets.mutants import mutant
 

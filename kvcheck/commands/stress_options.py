@@ -1,7 +1,7 @@
-"""Options of `kvcheck stress`: what each means, in the words of its help.
+"""Options of `kvcheck stress`, with their help.
 
 Invariants:
-- A default that is a number has one name, which the help and the command both use.
+- A numeric default has one name, for the help and the command.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Text for the terminal: rows of cells, findings with their replay lines, the last three lines.
 
 Invariants:
-- The last lines are always verdict, report path and exit code, in this order.
 - Counts that do not apply are not printed.
-- Every line is written by `say`, `complain` or `warn`, which escape control characters.
+- Every line goes through `say`, `complain` or `warn`, which escape control characters.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ _COLOURS = {
     **dict.fromkeys(("????", "UNKNOWN", "INCONCLUSIVE", "NOT REPRODUCED"), "yellow"),
 }
 _VERDICT = re.compile(rf"^ ({'|'.join(map(re.escape, _COLOURS))})(?= |$)")
-"""The word with which a line of results begins."""
+"""First word of a line of results."""
 _CLEAR = "\r\x1b[K"
-"""Back to the beginning of a terminal's line, which is emptied."""
+"""Return to the start of a terminal line, and empty it."""
 WRITING = threading.RLock()
 """Held while a line is written: the clock of the progress line has a thread of its own."""
 USUAL_COLUMNS = 80
 
 
 def say(line: str = "") -> None:
-    """A line on stdout, its verdict coloured on a terminal. Raises OSError if it cannot be written."""
+    """Print a line on stdout, its verdict coloured on a terminal. Raises OSError."""
     text = _shown(line, getattr(sys.stdout, "encoding", None))
     is_coloured = has_colours(sys.stdout)
     if is_coloured:
@@ -68,19 +67,17 @@ def say(line: str = "") -> None:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether a stream takes colours: a terminal, unless NO_COLOR says no; anything, where FORCE_COLOR says yes."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def is_live() -> bool:
-    """Whether stderr is a terminal that can overwrite a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def passing(text: str) -> None:
-    """A line on stderr that the next one overwrites, as wide as the terminal at most; nothing where there is none."""
+    """On a terminal, replace the passing line of stderr, cut to its width."""
     if is_live():
         with WRITING:
             sys.stderr.write(f"{_CLEAR}{printable(text)[: _columns() - 1]}")
@@ -88,7 +85,6 @@ def passing(text: str) -> None:
 
 
 def _columns() -> int:
-    """Columns of the terminal that stderr is."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
     except (OSError, ValueError, AttributeError):
@@ -96,17 +92,15 @@ def _columns() -> int:
 
 
 def clear_passing() -> None:
-    """Take the line away that the next one overwrites."""
     passing("")
 
 
 HEARTBEAT_S = 30.0
-"""Seconds between two lines of progress where no terminal is."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 class ProgressLine:
-    """What goes on, with a clock that begins now: in place on a terminal; elsewhere a line each HEARTBEAT_S, as for a
-    log of CI."""
+    """Progress with a clock: in place on a terminal; elsewhere, as in a log of CI, a line each HEARTBEAT_S."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -114,11 +108,9 @@ class ProgressLine:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it began."""
         return time.monotonic() - self._began
 
     def show(self, text: str) -> None:
-        """The text with the time as of now."""
         elapsed_s = self.elapsed_s
         passing(f"{elapsed_s:6.1f}s  {text}")
         if not is_live() and elapsed_s - self._written_s >= HEARTBEAT_S:
@@ -134,28 +126,23 @@ class Terminal:
         self._line = ProgressLine()
 
     def say(self, text: str) -> None:
-        """A line of results."""
         if not self.is_quiet:
             with WRITING:
                 clear_passing()
                 say(text)
 
     def warn(self, text: str) -> None:
-        """A line about something that changes no verdict."""
         warn(text)
 
     def progress(self, text: str) -> None:
-        """What goes on now, with the time."""
         if not self.is_quiet:
             self._line.show(text)
 
     def clear(self) -> None:
-        """Remove the progress line."""
         if not self.is_quiet:
             clear_passing()
 
     def record(self, record: RunRecord) -> None:
-        """The record as JSON, where that is the format asked for."""
         if self.is_quiet:
             # In ASCII: the same JSON, whatever the encoding of stdout, and nothing that a terminal obeys.
             sys.stdout.write(json.dumps(to_plain(record), indent=1) + "\n")
@@ -163,7 +150,7 @@ class Terminal:
 
 
 def complain(message: str) -> None:
-    """A line on stderr. An error of writing it is ignored: there is no other place to report it."""
+    """Print a line on stderr, ignoring a failed write: there is no other place to report it."""
     try:
         with WRITING:
             clear_passing()
@@ -173,7 +160,6 @@ def complain(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """A line on stderr about something that changes no verdict."""
     complain(f"warning: {message}")
 
 
@@ -183,8 +169,8 @@ def _shown(line: str, encoding: str | None) -> str:
 
 
 def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[str]:
-    """One cell: verdict, id, schedules, evidence, seconds, and how many of the run's findings are conditional ones of
-    it; then why, if it is no pass, and what it has tried."""
+    """Return the lines of a cell: verdict, id, counts, seconds and conditional findings; then the reason if it is no
+    pass, and the settings tried."""
     evidence, found = row.evidence, row.coverage
     unit = rounds_word(evidence).removesuffix("s")
     counts = [
@@ -223,7 +209,6 @@ def _retract_counts(evidence: Evidence) -> list[str]:
 
 
 def _pair_counts(evidence: Evidence) -> list[str]:
-    """Transfers and how many bytes were sealed; nothing if prefill and decode are one engine."""
     sealed = evidence.words_verified.get("sealed", 0) * 8
     if not sealed:
         return []
@@ -231,7 +216,6 @@ def _pair_counts(evidence: Evidence) -> list[str]:
 
 
 def _cache_counts(evidence: Evidence) -> list[str]:
-    """Loads and evictions, and of all prompt pages how many each tier held."""
     wanted = evidence.pages_wanted or 0
     hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
     rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
@@ -243,9 +227,9 @@ def _cache_counts(evidence: Evidence) -> list[str]:
 
 
 def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:
-    """A cause with its symptoms, as a block.
+    """Return a cause with its symptoms.
 
-    record: where both are stored. None: nowhere, so that lines are whole and no story can be shown.
+    record: of the run that stores both; None: lines are whole and without a story.
     """
     finding = bug.cause
     known = CODES.get(finding.code)  # None: it is from a run that was resumed, made by another version
@@ -280,8 +264,7 @@ def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[st
 
 
 def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = None) -> list[str]:
-    """The first causes, each code before a code's second cause, and how many were left out; reviewed conditions in a
-    line a cell. record: as of bug_lines."""
+    """Return the first causes, different codes first, and the number left out; reviewed conditions as a line a cell."""
     reviewed = {} if record is None else reviewed_findings(record, findings)
     told = {finding.id for found in reviewed.values() for finding in found}
     findings = tuple(finding for finding in findings if finding.id not in told)
@@ -300,7 +283,6 @@ def findings_block(findings: tuple[Finding, ...], record: RunRecord | None = Non
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
-    """The verdict, and what it is about."""
     counts: dict[Verdict, int] = {}
     for verdict in (*(row.verdict for row in record.scenarios), *(row.verdict for row in record.mutants)):
         counts[verdict] = counts.get(verdict, 0) + 1
@@ -332,10 +314,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
 
 
 def left_out_lines(record: RunRecord) -> list[str]:
-    """How many schedules of passing cells did not run before the time was up; nothing if all ran.
-
-    An interrupted run says so itself, and how to go on.
-    """
+    """Return the number of schedules of passing cells that the time cut."""
     passing = [row for row in record.scenarios if row.verdict is Verdict.PASS]
     planned = [(row.coverage.wanted, row.schedules) for row in passing if row.coverage is not None]
     left = sum(max(0, wanted - ran) for wanted, ran in planned)
@@ -346,5 +325,4 @@ def left_out_lines(record: RunRecord) -> list[str]:
 
 
 def place_lines(record: RunRecord, where: str) -> list[str]:
-    """The last two lines: report and exit code."""
     return [f" report {where}", f" exit {record.exit_code}"]

@@ -1,14 +1,13 @@
 """Child process of `kvcheck stress --jobs`: reads tasks from stdin, writes JSON lines before and after each schedule.
 
-With an argument it answers each line that it reads with a line, until its input ends: batches of `kvcheck stress
---seeds`, mutants of `kvcheck selftest` on CUDA, lines of a CPU that `kvcheck replay` runs on CUDA, or questions about a
-target of the user's own.
+With an argument it answers line by line: batches of seeds, mutants or CPU lines on CUDA, or questions about the user's
+own target.
 
 Invariants:
-- An error is the last line, with its exit code, and ends the process with it; the parent ends the cells that were left.
+- An error is the last line, with its exit code, and ends the process; the parent ends the remaining cells.
 - An error of kvcheck or of the machine is never a finding. A process that ends without a last line is one.
-- The parent ends a run with SIGTERM. It unwinds the schedule in progress, so that temporary folders are removed.
-- Code under test cannot disturb it: its prints go to stderr, and threads that it leaves end with the process.
+- SIGTERM unwinds the schedule in progress: temporary folders are removed.
+- Code under test cannot disturb it: its prints go to stderr, and its threads end with the process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from kvcheck.core.run.turns import Report
 
 
 def main() -> int:
-    """Run the tasks on stdin, or answer line after line until it ends."""
     signal.signal(signal.SIGTERM, _end)
     said = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -59,7 +57,6 @@ def main() -> int:
 
 
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
-    """The answers to what is asked, line by line. kind: the argument of this process."""
     from kvcheck.commands import held, own_answers, own_target
     from kvcheck.core.stress import mutant_trials
     from kvcheck.core.stress.seeds import batches
@@ -74,7 +71,7 @@ def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
 
 
 def ran(text: str) -> str:
-    """The answer to the task of a batch, or the error that ended it: for a process that others have started."""
+    """Run a batch task in a process that others started; return the answer, or the error that ended it."""
     from kvcheck.core.stress.seeds.batches import answered
 
     try:
@@ -84,7 +81,6 @@ def ran(text: str) -> str:
 
 
 def _failure(error: BaseException) -> Report:
-    """What a child says of an error that ends it."""
     trouble = machine_trouble(error)
     if trouble is not None:
         return Report(error=trouble, exit_code=UnknownVerdict.exit_code)

@@ -56,8 +56,8 @@ def test_a_row_is_of_its_releases_and_capability(tmp_path: Path, version: str, h
 
 @pytest.mark.processes(starts=True)
 def test_what_a_release_dropped_is_a_line_and_no_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["stress", "--schedules", "12", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
-    base += ["--shape", "prefixes.mamba", "--target"]
+    base = ["probe", "--schedules", "12", "--seed", "1", "--out", str(tmp_path / "runs"), "--no-reports"]
+    base += ["--probe", "prefixes.mamba"]
     known = f"sglang:{release(tmp_path / 'known', '0.5.23')}"
     assert run([*base, known, "--probe", "metadata", "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)

@@ -117,9 +117,7 @@ def stress(place: Path, out: Path, shape: str, *more: str) -> tuple[int, dict[st
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("fault", "shape", "code", "lane"), BY_COMMAND)
-def test_a_fault_makes_the_command_red(
-    place: Path, tmp_path: Path, fault: str, shape: str, code: str, lane: str
-) -> None:
+def test_a_fault_makes_a_command_red(place: Path, tmp_path: Path, fault: str, shape: str, code: str, lane: str) -> None:
     ended, record = stress(place, tmp_path, shape, "--env", f"MC_STAND_IN={fault}")
     assert ended == 1
     assert (code, lane) in {(finding["code"], finding["lane"]) for finding in record["findings"]}  # type: ignore[attr-defined]
@@ -166,9 +164,7 @@ def test_the_engines_own_variables_are_passed_recorded_and_replayed(
         (["MC_X=1", "MC_X=2"], "once"),
     ],
 )
-def test_variables_that_are_not_the_engines_are_refused(
-    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_variables_of_others_are_refused(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["probe", "mooncake", *(word for each in given for word in ("--env", each))]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1

@@ -1,9 +1,8 @@
 """Cell: one scenario with its shape or options during a run, counted in schedules or in rounds, and its verdict.
 
 Invariants:
-- `decided` makes every verdict of a cell: a finding fails it, any reason against a pass leaves it UNKNOWN, and all
-  else is a PASS.
-- A cell without enough evidence has such a reason. A cell that has run enough for a pass is a PASS, whatever ends it.
+- A finding fails a cell, any reason against a pass leaves it UNKNOWN, all else is a PASS.
+- A cell that has run enough for a pass is a PASS, whatever ends it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ STOPPED = "stopped before the cell was finished"
 
 
 def decided(*, is_failed: bool, reason: str | None) -> tuple[Verdict, str | None]:
-    """Return the verdict of a cell and the code of its row. reason: why it is no pass, if it has not failed."""
     if is_failed:
         return Verdict.FAIL, None
     return (Verdict.PASS, None) if reason is None else (Verdict.UNKNOWN, NOT_EXERCISED)
 
 
 class CellPlan(Protocol):
-    """cell: the id of its row in the record. tried_with: the shape, probe or engine in it."""
+    """cell: the id of its row. tried_with: the shape, probe or engine in it."""
 
     @property
     def cell(self) -> str: ...
@@ -46,11 +44,7 @@ P = TypeVar("P", bound=CellPlan)
 
 @dataclass(slots=True, kw_only=True)
 class Cell(ABC, Generic[P]):
-    """The state of a cell during a run.
-
-    wanted: schedules or rounds planned. floor: the number that a pass needs. findings: those that fail it. reason: why
-    it is no pass, whatever else it has run.
-    """
+    """floor: schedules or rounds for a pass. findings: those that fail it. reason: why it is no pass."""
 
     plan: P
     wanted: int
@@ -66,10 +60,9 @@ class Cell(ABC, Generic[P]):
 
     @abstractmethod
     def lacks(self) -> str | None:
-        """Return why it is no pass, apart from findings; None if it is one."""
+        """Return why it is no pass, apart from findings, or None."""
 
     def beside(self) -> str | None:
-        """Return the reason of its row beside a finding."""
         return None
 
     @abstractmethod
@@ -97,13 +90,9 @@ class Cell(ABC, Generic[P]):
 
 @dataclass(slots=True, kw_only=True)
 class ScheduleCell(Cell[Plan]):
-    """A cell that is counted in schedules.
-
-    plan: its first plan. ran: numbers of completed schedules. earlier: names tried by an interrupted run. is_exercised:
-    all events that a pass needs have happened. told: number of its findings in its printed line; None: not printed yet.
-    notes: lines to print before it. within: run all schedules within so many answers, of `wanted` workloads. scope: the
-    schedules explored completely.
-    """
+    """ran: numbers of completed schedules. earlier: names tried by an interrupted run. is_exercised: all events of a
+    pass have happened. within: run all schedules within so many answers, of `wanted` workloads. scope: the schedules
+    explored completely."""
 
     fails_on_conditional: bool = False
     ran: list[int] = field(default_factory=list)
@@ -121,7 +110,6 @@ class ScheduleCell(Cell[Plan]):
         return self.is_exercised and self.shortfall(None) is None
 
     def take(self, report: Report) -> None:
-        """Add a report: of a schedule, or of its end."""
         if report.evidence is None:
             self.is_done, self.scope = True, report.scope
             self.reason = self.reason or self.shortfall(report.cut) or report.reason
@@ -158,7 +146,7 @@ class ScheduleCell(Cell[Plan]):
         return replace(self._coverage[1], wanted=max(self.wanted, self.evidence.schedules), scope=self.scope)
 
     def shortfall(self, cut: str | None) -> str | None:
-        """Return why it has run too little for a pass, with the reason for its end; None if enough or failed."""
+        """Return why it has run too little for a pass, or None."""
         if self.findings:
             return None
         why = shortfall(self.plan, self.coverage(), ran=self.evidence.schedules)
@@ -182,8 +170,8 @@ ROUND = 24
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
-    """Number of schedules that a pass needs: one of a trace, which is one workload, and of processes, whose order the
-    machine decides; all of a mutant. least: the user's own number, which can only raise the floor."""
+    """Schedules for a pass: one of a trace and of processes, whose order the machine decides; all of a mutant. least:
+    can only raise it."""
     usual = 1 if plan.trace is not None else row_of(plan).floor
     if plan.mutant is not None:
         usual = wanted
@@ -191,12 +179,10 @@ def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:
 
 
 def tried_by(plan: Plan) -> tuple[str, ...]:
-    """Order, settings and audit of one schedule, by name."""
     return row_of(plan).tried(plan)
 
 
 def coverage(plan: Plan, *, wanted: int, floor: int, ran: Collection[int], earlier: tuple[str, ...] = ()) -> Coverage:
-    """ran: numbers of the schedules that have run to their end. earlier: names tried before those."""
     planned = range(plan.schedule, plan.schedule + max(wanted, ROUND))
     tried = [*dict.fromkeys((*earlier, *_names(plan, sorted(ran))))]
     row = row_of(plan)

@@ -13,7 +13,7 @@ from kvcheck.core.base.identity import MOONCAKE_BUILDS
 
 
 def new_run_id() -> str:
-    """Date, time and eight random hex digits: ids sort by time, and runs of one second differ."""
+    """Date, time and eight random hex digits: ids sort by time."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
@@ -22,7 +22,6 @@ def tool() -> dict[str, str]:
 
 
 def environment() -> dict[str, object]:
-    """Facts that a reader needs to judge a record."""
     versions: dict[str, str | None] = {}
     for name in ("torch", "numpy", "triton", *MOONCAKE_BUILDS):
         try:

@@ -3,8 +3,8 @@
     retract-resume:shape=glm-5.1-tiny,seed=1,schedule=3
 
 Invariants:
-- Decoding an encoded plan gives an equal plan, and the line holds no character that a shell changes.
-- A line that does not decode is a UsageError with the expected and the found text.
+- Decoding an encoded plan gives an equal plan.
+- The line holds no character that a shell changes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ P = TypeVar("P")
 class LineCodec(Generic[P]):
     """Encodes and decodes the plans of one frozen dataclass of texts and whole numbers.
 
-    plan: the dataclass; its first field is the head of a line, behind `prefix`. noun: the line's name in errors.
-    always: keys written also with their defaults. needs: required keys. Fields without a default must not be empty.
-    hidden: fields without a key. joint: replaces the "_" of a field in its key. safe: unescaped characters, beside
-    letters, digits and "_.-~".
+    plan: its first field is the head of a line, behind `prefix`. always: keys written also with their defaults. joint:
+    replaces the "_" of a field in its key. safe: unescaped characters, beside letters, digits and "_.-~".
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class LineCodec(Generic[P]):
         self._always, self._needs = always, (*needs, *self._filled)
 
     def encode(self, plan: P) -> str:
-        """Return the line of a plan, without defaults."""
         values = ((key, getattr(plan, each.name), each.default) for key, each in self._fields.items())
         pairs = [
             f"{key}={quote(str(value), safe=self._safe, errors='surrogateescape')}"
@@ -64,7 +61,6 @@ class LineCodec(Generic[P]):
         return f"{self._prefix}{getattr(plan, self._head)}:{','.join(pairs)}"
 
     def decode(self, line: str) -> P:
-        """Parse a line. Raises UsageError."""
         head, colon, rest = line.strip().partition(":")
         if not colon or not head:
             raise self._error(f"expected {self._head.upper()}:key=value,..., got {line[:80]!r}")

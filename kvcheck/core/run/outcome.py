@@ -1,8 +1,4 @@
-"""Outcome: the result of one schedule of any subject. Runner: runs a schedule.
-
-Invariants:
-- A finding fails a schedule. A schedule that is no evidence, or has left its recorded path, is no pass.
-"""
+"""Outcome: the result of one schedule of any subject. Runner: runs a schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ TargetOf = Callable[[Plan], object]
 
 
 class Delays(Protocol):
-    """Result of the delays of a device. gap: why they imposed no order, or None."""
+    """gap: why the delays of a device imposed no order, or None."""
 
     @property
     def gap(self) -> str | None: ...
@@ -27,12 +23,10 @@ class Delays(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one schedule. divergence: from the recorded path of a replay. digest: of choices, events, findings.
-
-    asked: names that strategy "answers" could have answered with "no", in order. refused: the "no" answers; under
-    another strategy, only those to questions. trace: its host trace, or 0. unknown: why it is no evidence, or None.
-    is_lost: its process did not answer. is_device_lost: the device is unusable in this process.
-    """
+    """divergence: from the recorded path of a replay. digest: of choices, events, findings. asked: names that strategy
+    "answers" could have answered with "no", in order. refused: the "no" answers; under another strategy, only those to
+    questions. trace: its host trace, or 0. unknown: why it is no evidence. is_lost: its process did not answer.
+    is_device_lost: the device is unusable in this process."""
 
     plan: Plan
     findings: tuple[Finding, ...]
@@ -64,7 +58,7 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """Runs the schedules of a cell, or of all cells of a run. cpu_s: CPU seconds of a child of its own."""
+    """cpu_s: CPU seconds of a child of its own."""
 
     @property
     def cpu_s(self) -> float: ...

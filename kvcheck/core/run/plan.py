@@ -5,7 +5,7 @@
 In the line of an engine's probe, "shape" is the probe and its subject: shape=retract.nsa,target=sglang.
 
 Invariants:
-- Nothing outside the plan (and the trace file it names) influences a schedule.
+- Nothing outside the plan and its trace file influences a schedule.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ NO_EXTRAS = "no"
 class Plan:
     """One schedule of one scenario with one shape, or of one probe of an installed engine.
 
-    probe: "NAME.SUBJECT", with an empty shape. None: `target` is kvcheck's or the user's own. decoder: row of DECODERS.
-    seed, schedule: together they seed workload and strategy. ranks: "PREFILLxDECODE"; None: the scenario's own.
-    requests: None: the scenario's number, or the whole trace. trace: None: a synthetic workload. pages: most pages of a
-    request; the pool shrinks with it. faults: kinds left in, such as "aborts.store", or "none"; None: all of FAULTS.
-    choices: recorded, for strategy "replay"; the pair of operations, for "flip"; delays of a device, for "delay".
-    extras: "no" leaves out the audit of footprints. engine_env: one "NAME=VALUE" a line. expect: the finding code of a
-    printed line.
+    probe: "NAME.SUBJECT", with an empty shape. seed, schedule: together they seed workload and strategy. requests:
+    None: the scenario's number, or the whole trace. pages: most pages of a request; the pool shrinks with it. faults:
+    kinds left in, such as "aborts.store", or "none"; None: all of FAULTS. choices: recorded, for strategy "replay"; the
+    pair of operations, for "flip"; delays of a device, for "delay". extras: "no" leaves out the audit of footprints.
+    expect: the finding code of a printed line.
     """
 
     scenario: str
@@ -69,7 +67,7 @@ class Plan:
 
     @property
     def has_rank_processes(self) -> bool:
-        """Whether each rank is a process. The machine then decides the order, and no choices are recorded."""
+        """Whether each rank is a process: the machine decides the order, and no choices are recorded."""
         return self.probe is None and self.transport in PROCESS_TRANSPORTS
 
     @property
@@ -78,7 +76,6 @@ class Plan:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether lanes of a device are held: those named in the line, or the groups of the schedule."""
         return self.is_in_process and self.on_device and self.strategy == "delay"
 
     @property
@@ -88,7 +85,7 @@ class Plan:
 
     @property
     def own_target(self) -> str | None:
-        """The user's own target as MODULE:NAME, or None."""
+        """MODULE:NAME, or None."""
         return None if self.probe is not None or self.target == BUILTIN else self.target
 
     @property
@@ -126,19 +123,16 @@ def parse_line(line: str) -> Plan:
 
 
 def workload_seed(plan: Plan) -> int:
-    """Seed of the schedule's own workload; a trace is one workload."""
     number = plan.schedule if plan.trace is None else 0
     return Rng(plan.seed * 7_919 + number).next_u64() >> 16
 
 
 def further_workloads(plan: Plan, count: int) -> Iterator[Plan]:
-    """Yield `count` plans from this one on; none for a trace."""
     for number in range(count if plan.trace is None else 0):
         yield dataclasses.replace(plan, schedule=plan.schedule + number)
 
 
 def parse_ranks(text: str) -> tuple[int, int]:
-    """Parse "2x2". Raises UsageError."""
     prefill, cross, decode = text.partition("x")
     if not cross or any(not re.fullmatch("[1-9]", each) or int(each) > MOST_RANKS for each in (prefill, decode)):
         raise UsageError(

@@ -1,8 +1,8 @@
 """RUNNERS: the table of subjects and ways to run them. The first row that takes a plan runs it.
 
 Invariants:
-- Differences of subjects are in their rows, which lie with the subjects. Nothing in run/ names one.
-- A row is imported on the lookup of a plan. Importing this table loads no subject.
+- Nothing in run/ names a subject: differences are in their rows.
+- Importing this table loads no subject.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from kvcheck.core.run.plan import Plan
 
 
 class RunnerRow(ABC):
-    """Checks, runs and counts plans of one kind.
-
-    floor: schedules that a pass needs. confirms: unordered operations can be run in the other order too. is_once: a run
-    is one schedule. is_alone: cells never run at the same time. tells_notes: the terminal shows its notes too.
-    opens_device: this process works on the plan's device.
-    """
+    """floor: schedules for a pass. confirms: unordered operations can be run in the other order too. is_alone: cells
+    never run at the same time. tells_notes: the terminal shows its notes too. opens_device: this process works on the
+    plan's device."""
 
     floor: int = 1
     confirms: bool = False
@@ -48,37 +45,34 @@ class RunnerRow(ABC):
 
     @abstractmethod
     def cells(self, base: Plan, scenarios: Sequence[str], shapes: Sequence[str]) -> list[Plan]:
-        """Make the plans of a run from a plan without scenario and shape. Raises UsageError if none is left."""
+        """Make the plans of a run. Raises UsageError if none is left."""
 
     def tried(self, plan: Plan) -> tuple[str, ...]:
-        """Return the order and the settings of one schedule, each as "kind:value"."""
+        """Order and settings of one schedule, each as "kind:value"."""
         return ()
 
     def settings(self, plan: Plan) -> tuple[str, ...]:
-        """Return all settings that schedules of a cell may pick."""
         return ()
 
     def left_out(self, plan: Plan) -> tuple[str, ...]:
-        """Return the orders that no schedule of a plan's cell tries."""
         return ()
 
     def lacks(self, plan: Plan, found: Coverage) -> str | None:
-        """Return why the coverage is too little for a pass with any number of schedules; None if it is enough."""
+        """Return why the coverage is too little for a pass with any number of schedules, or None."""
         return None
 
     def is_small(self, plan: Plan) -> bool:
-        """Whether its schedules are much cheaper than others, so that many of them come first."""
         return False
 
     def cost(self, plan: Plan) -> str:
         return "it had not answered"
 
     def shows(self, plan: Plan) -> str | None:
-        """Return the subject of a cell, if its name does not show it."""
+        """The subject of a cell, if its name does not show it."""
         return None
 
     def untried(self, base: Plan, plans: Sequence[Plan]) -> list[str]:
-        """Return lines about parts that no cell of a run exercises."""
+        """Lines about parts that no cell of a run exercises."""
         return []
 
     def confirmed(self, runner: Runner, outcome: Outcome, may_go_on: Callable[[], bool]) -> tuple[Finding, ...]:

@@ -2,8 +2,8 @@
 
 Invariants:
 - run.json is complete JSON after every schedule, with `complete` false until the end.
-- A failed save does not end the run: findings stay, `is_saved` is false, and a warning has the reason.
-- It reads no environment and writes to no terminal: a Teller does the latter.
+- A failed save does not end the run: findings stay, and a warning has the reason.
+- It reads no environment and writes to no terminal: a Teller does.
 """
 
 from __future__ import annotations
@@ -49,31 +49,22 @@ TICK_S = 1.0
 
 
 class Teller(Protocol):
-    """Shows the progress of a run."""
+    def say(self, text: str) -> None: ...
 
-    def say(self, text: str) -> None:
-        """Print a line of results."""
+    def warn(self, text: str) -> None: ...
 
-    def warn(self, text: str) -> None:
-        """Print a line about something that changes no verdict."""
+    def progress(self, text: str) -> None: ...
 
-    def progress(self, text: str) -> None:
-        """Replace the progress line."""
-
-    def clear(self) -> None:
-        """Remove the progress line."""
+    def clear(self) -> None: ...
 
     def record(self, record: RunRecord) -> None:
         """Print the whole record at the end, for outputs that show it."""
 
 
 class Session:
-    """Builds one RunRecord and saves it as it grows.
-
-    results: rows that belong to no cell. facts: added by a command to the environment. repro: the command that repeats
-    the run; resumes: with --resume that command continues it. identity: digests of kvcheck's code and of a command's
-    inputs.
-    """
+    """results: rows without a cell. facts: additions of a command to the environment. repro: the command that repeats
+    the run. resumes: with --resume that command continues it. identity: digests of kvcheck's code and of a command's
+    inputs."""
 
     def __init__(
         self,
@@ -109,13 +100,11 @@ class Session:
         self.folder = out / self.run_id
 
     def withdraw(self) -> None:
-        """Remove the folder of a run that was refused before its start, if it is empty."""
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     @property
     def is_of_own_target(self) -> bool:
-        """Whether it runs code of the user."""
         targets = [keys_of(line).get("target", BUILTIN) for line in lines_of(self.plan)]
         return any(target != BUILTIN and not is_engine(target) for target in targets)
 
@@ -125,7 +114,6 @@ class Session:
 
     @staticmethod
     def cpus() -> int:
-        """Cores this process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     @property
@@ -137,7 +125,6 @@ class Session:
         self._added(cell, findings)
 
     def take(self, cell: ScheduleCell, report: Report) -> None:
-        """Add a report of a cell: of a schedule, or of its end."""
         cell.take(report)
         if report.evidence is None:
             self.save(complete=False)
@@ -152,7 +139,6 @@ class Session:
         self.progress(f"{self._ran()}, {cells}{self._left()}, now {cell.id}")
 
     def _ran(self) -> str:
-        """Schedules that ran, of the planned ones unless cells explore workloads."""
         ran = sum(each.evidence.schedules for each in self.cells.values())
         if any(each.within is not None for each in self.cells.values()):
             return counted(ran, "schedule")
@@ -163,10 +149,7 @@ class Session:
         return f", {max(0.0, most - self.elapsed_s):.0f} s left" if isinstance(most, int | float) else ""
 
     def keep(self, findings: tuple[Finding, ...]) -> None:
-        """Number findings as this run's own, for `kvcheck replay RUN#N`.
-
-        Causes come before their symptoms; the given ids are those of one schedule, or of the interrupted run.
-        """
+        """Number findings as this run's own, for `kvcheck replay RUN#N`. Causes come before their symptoms."""
         own: dict[str, str] = {}
         for finding in findings:
             symptoms = sum(each.cause is not None for each in self.findings)
@@ -236,7 +219,6 @@ class Session:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Update the time of the progress line inside the block."""
         over = threading.Event()
 
         def tick() -> None:

@@ -1,7 +1,7 @@
 """RunStore: keeps runs as `OUT/<run_id>/run.json` and finds them by name.
 
 Invariants:
-- A file is replaced in one step: a reader sees the old text or the new text, never a mixture.
+- A file is replaced in one step.
 - An error of the operating system becomes a UsageError with path, reason and the option that helps.
 """
 
@@ -32,7 +32,6 @@ class RunStore:
     out: Path
 
     def claim(self, draw: Callable[[], str]) -> str:
-        """Draw ids until one has no folder, make that folder and return the id."""
         make_folder(self.out)
         run_id = ""
         for _ in range(DRAWS):
@@ -73,10 +72,8 @@ def make_folder(folder: Path, *, elsewhere: str = ELSEWHERE) -> None:
 
 
 def write_text(path: Path, text: str, *, elsewhere: str = ELSEWHERE) -> None:
-    """Replace `path` by `text` in one step, creating its folder if needed.
-
-    For a link, the file behind it is replaced. A device or pipe is written to directly.
-    """
+    """Replace `path` in one step, creating its folder. For a link, the file behind it is replaced. A device or pipe is
+    written to directly."""
     # A lone surrogate, from an argument that is not UTF-8, is written as \udcXX: to JSON that is the same string.
     raw = text.encode("utf-8", errors="backslashreplace")
     if _is_stream(path):
@@ -93,7 +90,7 @@ def write_text(path: Path, text: str, *, elsewhere: str = ELSEWHERE) -> None:
 
 @contextmanager
 def replacing(path: Path, *, elsewhere: str = ELSEWHERE) -> Iterator[Path]:
-    """Yield the path of a draft beside `path` and rename it to `path` after the block."""
+    """Yield a draft beside `path` and rename it to `path` after the block."""
     target = _behind_links(path)
     make_folder(target.parent, elsewhere=elsewhere)
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
@@ -142,12 +139,11 @@ def write_run(record: RunRecord, folder: Path) -> Path:
 
 
 def write_json(record: RunRecord, path: Path) -> None:
-    """Write the record as JSON into the file, or as run.json into an existing folder."""
     write_text(path / RUN_FILE if path.is_dir() else path, record.to_json())
 
 
 def find_run(name: str, out: Path) -> Path:
-    """Return the run.json named by a file, by its folder, or by a run id under `out` or a unique prefix of one."""
+    """Return the run.json named by a file, a folder, or a unique prefix of a run id under `out`."""
     if name:
         given = Path(name)
         for path in (given, given / RUN_FILE, out / name / RUN_FILE):

@@ -2,10 +2,9 @@
 
 Invariants:
 - The first small cell runs FLOOR schedules first, for an early verdict. Then cells take turns up to their floors: two
-  rounds of the small cells, then one of the others. Then the cell with the least CPU time is next, with a second of
-  other cells counted as three of a small one, so that cheap schedules run more often.
-- A cell always runs up to its floor. Only a given limit of wall time ends it earlier.
-- A schedule that loses the device ends its cell, and no other schedule begins. Open cells are left.
+  rounds of the small cells, then one of the others. Then the cell with the least weighed CPU time is next.
+- Only a given limit of wall time ends a cell below its floor.
+- A schedule that loses the device ends its cell. Open cells are left.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
 
 class Exploration:
     """first: plan of the first workload; each further one has the next schedule number, and so the next variant.
-    within: most answers that differ from the eager order's. explored: number of completed workloads."""
+    within: most answers that differ from the eager order's."""
 
     def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
         self._first, self._workloads, self._within = first, workloads, within
@@ -61,7 +60,6 @@ class Exploration:
         )
 
     def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
-        """Note a run's "no" answers, questions and host trace. Return True if the trace is new."""
         is_new = trace not in self._seen
         self._seen.add(trace)
         if len(refused) < self._within:
@@ -111,13 +109,9 @@ DIED = "died"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTask:
-    """A cell to run: its first plan, the wanted number of schedules, and the least.
-
-    before: evidence of an interrupted run, which this one continues. confirms: also run unordered operations of the
-    first failing schedule in the other order. fails_on_conditional: a conditional finding ends the cell. within: run
-    all schedules within so many answers, of `schedules` workloads; None: one of each. is_exercised: an earlier process
-    had found all that a pass needs.
-    """
+    """before: evidence of an interrupted run. confirms: also run unordered operations of the first failing schedule in
+    the other order. fails_on_conditional: a conditional finding ends the cell. within: run all schedules within so many
+    answers, of `schedules` workloads; None: one of each."""
 
     plan: Plan
     schedules: int
@@ -131,8 +125,8 @@ class CellTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """cpu_s: CPU seconds of each process; after them only cells below their floors continue. until: the
-    time.monotonic() at which everything ends; all processes of a machine share that clock."""
+    """cpu_s: of each process; after it only cells below their floors continue. until: the time.monotonic() at which all
+    processes end."""
 
     cpu_s: float | None = None
     until: float | None = None
@@ -142,10 +136,9 @@ class Limit:
 class Report:
     """The outcome of one schedule, or the end of a cell (`evidence` is None).
 
-    reason: why it cannot count as a pass. gap: evidence that the cell still lacks. divergence: of a replay from its
-    recorded choices. cut: the schedule ended by the wall time limit. scope: the schedules explored completely.
-    is_note_told: the terminal shows the note too. is_left: the cell goes on in another process; `reason` is then its
-    gap. error: why its process stopped; ran: the line of the running schedule.
+    reason: why it cannot count as a pass. gap: evidence that the cell still lacks. cut: the schedule ended by the wall
+    time limit. scope: the schedules explored completely. is_left: the cell goes on in another process; `reason` is then
+    its gap. error: why its process stopped; ran: the line of the running schedule.
     """
 
     cell: int = 0
@@ -198,8 +191,7 @@ def take_turns(
 ) -> Iterator[Report]:
     """The last report of a cell marks its end, or that it is left because the device is lost.
 
-    shared: the runner of all cells; None: each cell gets its own runner. begins: called before each schedule, with the
-    number of its cell.
+    shared: the runner of all cells; None: each has its own.
     """
 
     def spent() -> float:
@@ -222,8 +214,8 @@ def take_turns(
 
 
 def due(cells: Sequence[Turns]) -> Sequence[Turns]:
-    """Above all floors, the cell with the least CPU time. Until then the earliest round, of the cells below their
-    floors and of all small cells: one above its floor waits for cells of its own size alone."""
+    """Once all cells are above their floors, return the one with the least weighed CPU time; before, the earliest round
+    of small cells and of cells below their floors."""
     if not any(cell.is_below_floor for cell in cells):
         return [min(cells, key=lambda each: each.weighed_s)]
     in_rounds = [cell for cell in cells if cell.is_below_floor or cell.is_small]
@@ -238,7 +230,7 @@ class Budget:
         self._cpu_until = None if limit.cpu_s is None else spent() + limit.cpu_s
 
     def fits(self, *, cpu_s: float, wall_s: float) -> bool:
-        """Whether half of a schedule of that expected cost still fits, so that limits are kept on average."""
+        """Whether half of such a schedule still fits, so that limits are kept on average."""
         is_in_cpu = self._cpu_until is None or self.spent() + cpu_s / 2 <= self._cpu_until
         return is_in_cpu and (self.until is None or time.monotonic() + wall_s / 2 <= self.until)
 
@@ -256,8 +248,8 @@ def reported_once(finding: Finding) -> tuple[str, str | None, str | None]:
 
 
 class Turns:
-    """A cell that is being run. If the budget ends its schedules before there is evidence, up to MORE_WORKLOADS further
-    ones follow, with workloads of their own."""
+    """A running cell. Without evidence at the end of the budget, up to MORE_WORKLOADS schedules with workloads of their
+    own follow."""
 
     def __init__(
         self,
@@ -297,7 +289,6 @@ class Turns:
 
     @property
     def comes_first(self) -> bool:
-        """It has run fewer than FLOOR schedules; used for the first micro cell."""
         return self._ran < min(self._task.floor, FLOOR)
 
     @property
@@ -349,7 +340,6 @@ class Turns:
             yield self._end(None)
 
     def leave(self) -> Iterator[Report]:
-        """End the cell in this process, leaving it to another one if it has schedules to run."""
         if not self.is_open:
             return
         is_left, gap = self._next() is not None, self._gap()
@@ -361,14 +351,14 @@ class Turns:
         yield replace(end, is_left=is_left)
 
     def _is_enough(self, findings: tuple[Finding, ...]) -> bool:
-        """Wrong calls alone end the cell once it is above its floor: later schedules make other calls."""
+        """Wrong calls alone end the cell only above its floor: later schedules make other calls."""
         ending = [each for each in findings if each.condition is None or self._task.fails_on_conditional]
         self._has_wrong_call = self._has_wrong_call or any(each.code == CALL for each in ending)
         others = any(each.code != CALL for each in ending)
         return others or (self._has_wrong_call and not self.is_below_floor)
 
     def _new_traces(self, outcome: Outcome) -> int | None:
-        """1 for a host trace that is new for its workload in this cell, else 0. None: not known."""
+        """1 for a host trace that is new for its workload in this cell, else 0; None: not known."""
         if self._exploration is not None:
             return int(self._exploration.took(outcome.refused, outcome.asked, outcome.trace))
         if not outcome.trace:

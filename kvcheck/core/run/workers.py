@@ -35,8 +35,6 @@ TOLD = {"told"}
 
 
 class Worker:
-    """A child process of a pool. has_begun: kvcheck is loaded in it."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.has_begun = False
@@ -48,12 +46,11 @@ class Worker:
         close_input(self.process)
 
     def wait(self) -> int:
-        """Its status, once its output has ended."""
         return self.process.wait()
 
 
 class Workers:
-    """A pool of processes that run the same program. kind: the argument that each gets; None: it runs cells."""
+    """A pool of processes of one program. kind: the argument of each; None: it runs cells."""
 
     def __init__(self, program: str, kind: str | None = None) -> None:
         self._program, self._arguments = program, () if kind is None else (kind,)
@@ -61,7 +58,6 @@ class Workers:
         self._workers: list[Worker] = []
 
     def start(self) -> Worker:
-        """One process more."""
         streams = StandardStreams(stdin=subprocess.PIPE)
         worker = Worker(start(self._program, *self._arguments, streams=streams, variables={"OMP_NUM_THREADS": "1"}))
         self._workers.append(worker)
@@ -69,8 +65,8 @@ class Workers:
         return worker
 
     def take(self, until: float | None) -> tuple[Worker, str | None] | None:
-        """Return the next line of a worker; None instead of the line at the end of its output. None if all took longer
-        than LATE_S after `until`, a time.monotonic()."""
+        """Return a worker and its next line, or None at the end of its output. Return None if all took longer than
+        LATE_S after `until`, a time.monotonic()."""
         while True:
             try:
                 late_s = None if until is None else max(0.0, until + LATE_S - time.monotonic())
@@ -90,7 +86,6 @@ class Workers:
 
 
 def failure(exit_code: object, text: object) -> KvcheckError:
-    """The error that a worker reports as its last line."""
     kinds: dict[object, type[KvcheckError]] = {2: UsageError, 4: UnknownVerdict}
     return kinds.get(exit_code, InternalError)(str(text))
 
@@ -114,8 +109,8 @@ class AskedProcess:
     def ask(
         self, question: object, *, until: float | None = None, told: Callable[[object], None] = lambda row: None
     ) -> object:
-        """Send a question and return the answer. until: the process's time.monotonic() limit. told: called with each
-        row before the answer. Raises Unanswered; the error of the process; and UnknownVerdict if it never began."""
+        """Send a question and return the answer. until: a time.monotonic(). Raises Unanswered; the error of the
+        process; and UnknownVerdict if it never began."""
         worker = self._worker = self._worker or self._pool.start()
         worker.tell(json.dumps(to_plain(question)))
         while (event := self._pool.take(until)) is not None:
@@ -143,8 +138,8 @@ def run_in_workers(
 ) -> Iterator[Report]:
     """Run each share of the cells in a process.
 
-    shares: numbers of tasks. worker: the module that each process runs; it calls work(). beside: tasks of one more
-    process, which begins once another cell has run up to its floor, so as not to delay the first verdict.
+    worker: the module that calls work(). beside: tasks of one more process, which begins once another cell has run up
+    to its floor, so as not to delay the first verdict.
     """
     pool = Workers(worker)
     children: dict[Worker, CellsChild] = {}
@@ -179,8 +174,6 @@ def run_in_workers(
 
 
 class CellsChild:
-    """cells: its open tasks. left: the rest of its limit."""
-
     def __init__(self, worker: Worker, cells: dict[int, CellTask], limit: Limit) -> None:
         self._worker = worker
         self.cells = dict(cells)
@@ -233,10 +226,6 @@ class CellsChild:
         yield from self._failed(Report(error=why, exit_code=exit_code))
 
     def _failed(self, report: Report) -> Iterator[Report]:
-        """Reports of the end of the running cell, else of all open ones.
-
-        Raises UsageError or InternalError if the process has raised one.
-        """
         self._has_failed = True
         if report.exit_code in (UsageError.exit_code, InternalError.exit_code):
             raise failure(report.exit_code, report.error)
@@ -266,7 +255,7 @@ def _plain(task: CellTask) -> dict[str, object]:
 
 
 def work(text: str, target_of: TargetOf, say: Callable[[str], None]) -> Iterator[str]:
-    """Run in a child: read tasks as JSON, return reports as JSON lines. say: writes a line before each schedule."""
+    """Run in a child: read tasks as JSON, return reports as JSON lines."""
     asked = json.loads(text)
     limit: Limit = value_from(Limit, asked["limit"], "limit")
     share = []

@@ -1,1 +1,1 @@
-"""Runs of many seeds: small batches of schedules, in many processes or on many machines, counted once."""
+"""Runs of many seeds: batches of schedules, in many processes or on many machines, counted once."""

@@ -1,14 +1,11 @@
 """Batches: the units of a run of many seeds, and their results.
 
-A batch is one seed of one cell: the schedules of a run with `--seed`. Where a run explores, it is one workload of that.
+A batch is one seed of one cell, or one explored workload.
 
 Invariants:
-- The line of a batch's first schedule is its name. No other batch of the plan has it.
-- Schedules of two batches never have the same workload, so counts of distinct traces add up.
-- A batch's result follows from its task and the code alone, so it may run anywhere, and twice.
-- A finding ends its batch, as it ends a cell in a run of one seed.
-- A batch that the time cut has no result: it runs again.
-- Batches travel as JSON. Nothing is unpickled.
+- The line of a batch's first schedule is its name, unique in the plan.
+- Two batches share no workload, so counts of distinct traces add up.
+- A result follows from task and code alone, so a batch may run anywhere, and twice.
 """
 
 from __future__ import annotations
@@ -34,11 +31,8 @@ BATCHES = "batches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedsPlan:
-    """The work of a run. cells: the plan of each cell, with any seed.
-
-    schedules: of each cell and seed. within: explore within so many answers; `schedules` then counts workloads, and
-    None takes one of each variant.
-    """
+    """schedules: of each cell and seed. within: explore within so many answers; `schedules` then counts workloads, and
+    None takes one of each variant."""
 
     cells: tuple[Plan, ...]
     seeds: range
@@ -46,15 +40,13 @@ class SeedsPlan:
     within: int | None = None
 
     def batches_of(self, cell: Plan) -> int:
-        """Batches of a cell for each seed."""
         if self.within is None:
             return 1
         return self.schedules or scenario_of(cell).table.variants
 
     def tasks(self, done: Collection[str] = ()) -> Iterator[BatchTask]:
-        """The batches, but for those whose lines are given. They go round: one batch of each cell, then the next of
-        each, then the next seed. So a run that is stopped early has run all cells.
-        """
+        """Yield the batches that are not done, in turn over the cells: a run that is stopped early has run all
+        cells."""
         sizes = [self.batches_of(cell) for cell in self.cells]
         schedules = (self.schedules or 1) if self.within is None else 1
         for seed in self.seeds:
@@ -65,7 +57,6 @@ class SeedsPlan:
                         yield BatchTask(line=line, schedules=schedules, within=self.within)
 
     def has(self, batch: Plan) -> bool:
-        """Whether it is the first schedule of one of the batches."""
         cell = next((each for each in self.cells if each.cell == batch.cell), None)
         return (
             cell is not None
@@ -77,8 +68,7 @@ class SeedsPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTask:
-    """A batch to run. line: its first schedule. schedules: how many; within: explore its workload instead. left_s: the
-    seconds that it may take; None: no limit."""
+    """line: its first schedule. within: explore its workload instead."""
 
     line: str
     schedules: int = 1
@@ -88,11 +78,8 @@ class BatchTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What a batch gave.
-
-    code: the digest of the kvcheck that ran it. is_whole: all its schedules have run. reason: why it cannot count as a
-    pass. note: for the record.
-    """
+    """code: the digest of the kvcheck that ran it. is_whole: all its schedules have run. reason: why it cannot count as
+    a pass."""
 
     line: str
     code: str
@@ -106,12 +93,10 @@ class BatchResult:
 
     @property
     def plan(self) -> Plan:
-        """The first schedule of its batch."""
         return parse_line(self.line)
 
 
 def result_from(value: object) -> BatchResult:
-    """The result of its JSON. Raises ValueError."""
     result: BatchResult = value_from(BatchResult, value, "batch")
     return result
 
@@ -119,7 +104,7 @@ def result_from(value: object) -> BatchResult:
 def run_batch(
     task: BatchTask, target_of: TargetOf, begins: Callable[[Plan], None] = lambda plan: None
 ) -> BatchResult | None:
-    """Run a batch in this process; None where the time cut it. begins: called before each schedule."""
+    """Run a batch in this process; None if the time cut it."""
     plan = parse_line(task.line)
     cell = CellTask(plan=plan, schedules=task.schedules, confirms=row_of(plan).confirms, within=task.within)
     began, spent = time.monotonic(), time.process_time()
@@ -155,15 +140,14 @@ def run_batch(
 
 
 def answered(text: str, target_of: TargetOf, say: Callable[[str], None] = lambda line: None) -> str:
-    """In a worker: run a task that came as JSON; the line of its answer. say: writes the line of each schedule before
-    it begins."""
+    """Run a JSON task; return the answer line."""
     task: BatchTask = value_from(BatchTask, json.loads(text), "task")
     result = run_batch(task, target_of, lambda plan: say(json.dumps({"told": plan.line()})))
     return json.dumps({"result": to_plain(result)})
 
 
 def result_of(answer: str) -> BatchResult | None:
-    """The result in the answer of a worker; None where the time cut the batch. Raises the error of the worker."""
+    """Return the result of an answer line, or None if the time cut the batch. Raises the worker's error."""
     row = json.loads(answer)
     if row.get("error") is not None:
         raise failure(row["exit_code"], row["error"])

@@ -1,7 +1,6 @@
-"""Crews: where batches run, and the fate of a batch whose process died.
+"""Crews: processes that run batches, and the fate of a batch whose process died.
 
 Invariants:
-- At most as many batches are under way as the crew has places. A batch has one result.
 - A batch whose process died runs again, in another process. One that has ended LOSSES processes is a finding (KV902).
 - A process with another kvcheck has no results: the run ends.
 """
@@ -24,13 +23,13 @@ from kvcheck.core.run.workers import TOLD, Worker, Workers, died
 from kvcheck.core.stress.seeds.batches import BATCHES, BatchResult, BatchTask, result_of
 
 LOSSES = 3
-"""Processes that a batch may end, before its death is that of what is under test."""
+"""Processes that a batch may end before its death counts as a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A batch that has ended. result: None where the time cut it. lost: why its process ended without a result. ran:
-    the line of its last schedule; None: kvcheck was not loaded yet."""
+    """result: None if the time cut it. lost: why its process ended without a result. ran: the line of its last
+    schedule; None: kvcheck was not loaded yet."""
 
     task: BatchTask
     result: BatchResult | None = None
@@ -39,23 +38,19 @@ class Ended:
 
 
 class Crew(Protocol):
-    """Runs batches, `places` at once."""
-
     places: int
 
-    def begin(self, task: BatchTask) -> None:
-        """Begin a batch."""
+    def begin(self, task: BatchTask) -> None: ...
 
     def take(self, until: float | None) -> Ended | None:
-        """The next batch that has ended; None where that took longer than a while after `until`, a time.monotonic().
-        Raises the error of a worker."""
+        """Return the next ended batch; None if none ended a while after `until`, a time.monotonic(). Raises the
+        worker's error."""
 
-    def close(self) -> None:
-        """End all that is under way."""
+    def close(self) -> None: ...
 
 
 def results(tasks: Iterable[BatchTask], crew: Crew, *, until: float | None) -> Iterator[BatchResult]:
-    """The results of batches, as they come. until: the time.monotonic() at which all ends."""
+    """Yield results as batches end. until: the time.monotonic() at which all ends."""
     left = iter(tasks)
     again: list[BatchTask] = []
     losses: dict[str, int] = {}
@@ -83,7 +78,6 @@ def results(tasks: Iterable[BatchTask], crew: Crew, *, until: float | None) -> I
 
 
 def _checked(result: BatchResult) -> BatchResult:
-    """The result, if it is of this kvcheck. Raises UnknownVerdict."""
     if result.code != code_digest():
         raise UnknownVerdict(
             f"a worker runs another kvcheck: its code is {short(result.code)}, and {short(code_digest())} here; "
@@ -93,7 +87,6 @@ def _checked(result: BatchResult) -> BatchResult:
 
 
 def _died(ended: Ended) -> BatchResult:
-    """The result of a batch that ends every process that runs it. Raises UnknownVerdict if none has begun it."""
     if ended.ran is None:
         raise UnknownVerdict(f"{LOSSES} processes ended while kvcheck was loaded in them; the last one: {ended.lost}")
     line, error = ended.task.line, f"{LOSSES} processes that ran it have ended; the last one: {ended.lost}"
@@ -102,7 +95,7 @@ def _died(ended: Ended) -> BatchResult:
 
 
 class Processes:
-    """Runs batches in so many processes of this machine. program: the module that each of them runs."""
+    """program: the module of each process."""
 
     def __init__(self, places: int, program: str) -> None:
         self.places = places

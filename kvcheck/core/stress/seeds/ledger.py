@@ -1,9 +1,8 @@
-"""The ledger of a run of many seeds: a file with one JSON line for each batch that has ended.
+"""The ledger of a run of many seeds: a file with one JSON line for each ended batch.
 
 Invariants:
-- A line is on disk before the next batch is counted. A process that is killed loses the batches under way, no other.
-- A last line that was cut off is left out. Any other damage, and a batch that is there twice or is not of the run's
-  plan, is a UsageError.
+- A line is on disk before the next batch is counted: a killed process loses only running batches.
+- A last line that was cut off is left out. Other damage, and a doubled or foreign batch, is a UsageError.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ LEDGER = "batches.jsonl"
 
 
 def append(path: Path, found: Sequence[BatchResult]) -> None:
-    """Add results, whole and on disk when this returns. Raises UsageError with the reason where that is impossible."""
     text = "".join(f"{json.dumps(to_plain(each))}\n" for each in found)
     try:
         with path.open("a", encoding="utf-8", newline="") as stream:
@@ -35,7 +33,7 @@ def append(path: Path, found: Sequence[BatchResult]) -> None:
 
 
 def read_ledger(path: Path, plan: SeedsPlan) -> tuple[list[BatchResult], bool]:
-    """The results in the ledger of a run of this plan, and whether its last line was cut off. Raises UsageError."""
+    """Return the results of a run of this plan, and whether the last line was cut off. Raises UsageError."""
     try:
         text = path.read_text(encoding="utf-8", errors="strict")
     except (OSError, UnicodeDecodeError) as error:

@@ -2,11 +2,10 @@
 
 Invariants:
 - This is the only module that imports ray.
-- A task takes and returns a line of JSON. Nothing of kvcheck's is pickled; Ray pickles between its own processes.
-- A task runs in the kvcheck installed on its node and returns its digest: results of another kvcheck are refused.
-- Ray restarts no task by itself. A batch whose worker or node is gone comes back as lost.
-- Output of Ray's own threads goes to stderr: stdout has only results of kvcheck.
-- A cluster that kvcheck started ends with it. One that it joined is left as it is.
+- Tasks and answers are lines of JSON: nothing of kvcheck is pickled. Results of another kvcheck are refused.
+- Ray restarts no task. A batch whose worker or node is gone comes back as lost.
+- Output of Ray's threads goes to stderr.
+- A cluster that kvcheck started ends with it; a joined one stays.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ VARIABLES = {
 
 
 def load_ray() -> ModuleType:
-    """Import ray. Raises UnknownVerdict if it is missing."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -47,11 +45,8 @@ def load_ray() -> ModuleType:
 
 
 class RayCrew:
-    """A task of Ray for each batch. address: "local", or that of a cluster. places: batches at once; None: one for each
-    CPU of the cluster. worker: the module whose function `ran` runs a batch; it is imported in the task.
-
-    Raises UsageError if the cluster cannot be reached.
-    """
+    """address: "local", or that of a cluster. places: batches at once; None: the CPUs of the cluster. Raises UsageError
+    if the cluster cannot be reached."""
 
     def __init__(self, address: str, *, places: int | None, worker: str, ray: ModuleType | None = None) -> None:
         self._ray: Any = ray or load_ray()
@@ -95,7 +90,6 @@ class RayCrew:
             return Ended(task=task, lost=f"{type(error).__name__}: {first}", ran=task.line)
 
     def close(self) -> None:
-        """Cancel running tasks, and leave the cluster."""
         for running in self._under_way:
             self._ray.cancel(running, force=True)
         self._ray.shutdown()
@@ -117,6 +111,5 @@ class _OfOneThread:
 
 
 def run_in_task(worker: str, text: str) -> str:
-    """Run a batch in a process of Ray. worker: the module that runs it."""
     line: str = importlib.import_module(worker).ran(text)
     return line

@@ -1,9 +1,8 @@
-"""The tally of a run of many seeds: the row and the findings of each cell, whatever the order in which batches ended.
+"""The tally of a run of many seeds: the row and the findings of each cell, whatever the order of the batches.
 
 Invariants:
-- The rows and findings follow from the set of results alone.
-- A pass takes as much as in a run of one seed: so many schedules, and evidence that the situation was reached. Where
-  workloads are explored, it also takes one that was explored whole.
+- A pass takes as many schedules and as much evidence as in a run of one seed; if workloads are explored, also one
+  explored completely.
 - A finding is reported once a cell, with the line of its first batch.
 """
 
@@ -25,11 +24,11 @@ MOST_NOTES = 40
 
 Key = tuple[str, str | None, str | None]
 Place = tuple[int, int, int]
-"""Where a batch stands in the order of all: its seed, its workload, and its cell."""
+"""Sort key of a batch: its seed, its workload, and its cell."""
 
 
 class _CellTally:
-    """The results of one cell. wanted: its batches. first: the first batch of each finding that is reported once."""
+    """wanted: its batches. first: the first batch of each finding that is reported once."""
 
     def __init__(self, plan: Plan, wanted: int) -> None:
         self.plan, self.wanted = plan, wanted
@@ -42,8 +41,6 @@ class _CellTally:
 
 
 class Tally:
-    """Counts results of a plan."""
-
     def __init__(self, plan: SeedsPlan, found: Iterable[BatchResult] = ()) -> None:
         self._schedules, self._within = plan.schedules, plan.within
         self._cells = {cell.cell: _CellTally(cell, len(plan.seeds) * plan.batches_of(cell)) for cell in plan.cells}
@@ -57,7 +54,6 @@ class Tally:
 
     @property
     def work(self) -> str:
-        """How much has been done, in words."""
         schedules = sum(cell.evidence.schedules for cell in self._cells.values())
         traces = sum(cell.evidence.traces or 0 for cell in self._cells.values())
         of_batches = f"{self.batches:,} of {counted(self.wanted, 'batch')}"
@@ -65,11 +61,10 @@ class Tally:
 
     @property
     def wanted(self) -> int:
-        """Batches of the plan."""
         return sum(cell.wanted for cell in self._cells.values())
 
     def add(self, result: BatchResult) -> bool:
-        """Count a batch, which has to be one of the plan's. True if it has a finding that is new in its cell."""
+        """Count a batch of the plan. Return True for a finding that is new in its cell."""
         plan = result.plan
         cell, place = self._cells[plan.cell], (plan.seed, plan.schedule, self._at[plan.cell])
         self.batches += 1
@@ -93,7 +88,6 @@ class Tally:
         return is_new
 
     def findings(self) -> list[tuple[Finding, ...]]:
-        """The findings of each batch that are reported with it, in the order of the batches."""
         reported = []
         for place, result in sorted(self._failing.items()):
             first = self._cells[result.plan.cell].first
@@ -103,7 +97,7 @@ class Tally:
         return reported
 
     def rows(self, *, missing: str | None = None) -> tuple[ScenarioResult, ...]:
-        """The rows of the cells. missing: why no cell can pass; None: it can."""
+        """missing: why no cell can pass, or None."""
         return tuple(self._row(cell, missing) for cell in self._cells.values())
 
     def _row(self, cell: _CellTally, missing: str | None) -> ScenarioResult:
@@ -139,7 +133,6 @@ class Tally:
         return dataclasses.replace(found, wanted=max(wanted, ran), not_tried=tuple(not_tried), scope=scope)
 
     def _why_unknown(self, cell: _CellTally, covered: Coverage) -> str | None:
-        """Why a cell without a finding is no pass; None where it is one."""
         if cell.reasons:
             return cell.reasons[min(cell.reasons)]
         if why := shortfall(cell.plan, covered, ran=cell.evidence.schedules):
