@@ -51,7 +51,7 @@ class Fence:
         return _try_lock(self._region.fileno(), fcntl.LOCK_EX)
 
 
-class Entry:
+class FenceWriter:
     """A writer's side, one for each copying thread, since a lock belongs to an open file."""
 
     def __init__(self, handle: RegionHandle) -> None:
@@ -112,7 +112,7 @@ class IpcWire(ProcessWire):
         self._announced: dict[str, bytes] = {}
         self._has_announced = threading.Condition()
         self._mapped: dict[str, _Mapped] = {}
-        self._lanes: dict[str, dict[str, tuple[CopyLane, Entry]]] = {}
+        self._lanes: dict[str, dict[str, tuple[CopyLane, FenceWriter]]] = {}
         self._behind: dict[str, deque[tuple[Message, Sequence[Signal]]]] = {}
 
     def start(self, links: Sequence[Link], *, lease_s: float = LEASE_S) -> None:
@@ -167,10 +167,10 @@ class IpcWire(ProcessWire):
                 part += [(target[to : to + size], source[at : at + size]) for at, to, size in blocks.tolist()]
         return parts
 
-    def _lane(self, peer: str, path: str, fence: RegionHandle) -> tuple[CopyLane, Entry]:
+    def _lane(self, peer: str, path: str, fence: RegionHandle) -> tuple[CopyLane, FenceWriter]:
         lanes = self._lanes.setdefault(peer, {})
         if path not in lanes:
-            entry = Entry(fence)
+            entry = FenceWriter(fence)
             lanes[path] = CopyLane(f"{self.name}>{peer}:{path}", self.backend.device), entry
         return lanes[path]
 
@@ -237,7 +237,7 @@ class IpcWire(ProcessWire):
         raise TransferError(f"{peer} sent bytes on a link that carries messages")
 
 
-def _land(entry: Entry, parts: tuple[Pairs, Pairs], late_s: float) -> None:
+def _land(entry: FenceWriter, parts: tuple[Pairs, Pairs], late_s: float) -> None:
     """Copy a write under the fence, its second part `late_s` seconds later."""
     for number, pairs in enumerate(parts):
         if number and late_s:
