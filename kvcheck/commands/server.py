@@ -61,7 +61,7 @@ Timeout = Annotated[float, reached(help="Seconds of silence after which a reques
 KeyEnv = Annotated[
     str | None, reached(metavar="NAME", help="Environment variable with the server's API key. It is not recorded.")
 ]
-Admin = Annotated[bool, reached("--admin", help="Allow calls that make the server retract all that runs.")]
+Admin = Annotated[bool, reached("--admin", help="Allow calls that retract all that runs; SGLang pauses.")]
 AllowRemote = Annotated[bool, reached("--allow-remote", help="Allow a server on another machine.")]
 
 
