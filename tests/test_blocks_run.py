@@ -26,7 +26,7 @@ from rigs.gate import vllm_run
 from test_architecture import PACKAGE
 
 from kvcheck.commands import baseline
-from kvcheck.commands.main import run
+from kvcheck.commands.main import command_named, run
 from kvcheck.core.base.record import ScenarioResult, Verdict, read_record
 from kvcheck.core.model import FAMILIES
 from kvcheck.core.model.alphabet import Alphabet
@@ -257,12 +257,14 @@ def test_the_settings_of_the_page_count(
     text = block_of("docs/settings.md", "[tool.kvcheck.stress]").text
     (tmp_path / "pyproject.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert run(["config", "show"]) == 0
-    printed = capsys.readouterr().out
     for command, options in tomllib.loads(text)["tool"]["kvcheck"].items():
-        assert command in printed
-        for name, value in options.items():
-            assert name in printed and (value if isinstance(value, str) else str(value).strip("[]'")[:12]) in printed
+        known = {word for each in command_named(command.replace("bench-serve", "bench")).params for word in each.opts}
+        assert {f"--{name}" for name in options} <= known
+    assert run(["stress", "--help"]) == 0, capsys.readouterr().err
+    text = text.replace("schedules", "shedules", 1)
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert run(["stress", "retract-resume"]) == 2
+    assert "pyproject.toml" in capsys.readouterr().err
 
 
 @pytest.mark.schedules

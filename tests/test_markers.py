@@ -44,12 +44,12 @@ sys.exit(7)
 STARTS_ONE = """
 import json, os, signal, subprocess, sys
 sys.path.append(os.environ["TESTS"])
-from kvcheck.core.base.child import Streams, start
+from kvcheck.core.base.child import StandardStreams, start
 from rigs.live_processes import children_of
 first = children_of(os.getpid())
 signal.signal(signal.SIGTERM, lambda *_: None)
 os.killpg(0, signal.SIGTERM)
-child = start("who_am_i", streams=Streams(stdin=subprocess.PIPE), leads_group=False)
+child = start("who_am_i", streams=StandardStreams(stdin=subprocess.PIPE), leads_group=False)
 now = children_of(os.getpid())
 said, _ = child.communicate("")
 print(json.dumps([os.getpid(), os.getppid(), sys.argv[1:], first, now, child.pid, json.loads(said), child.returncode]))

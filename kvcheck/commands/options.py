@@ -23,7 +23,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import code_digest, file_digest
 from kvcheck.core.base.record import Identity
 from kvcheck.core.run.line import MAX_DIGITS
-from kvcheck.core.run.plan import Plan, parse_ranks
+from kvcheck.core.run.plan import MOST_SCHEDULES, Plan, parse_ranks
 
 if TYPE_CHECKING:
     from kvcheck.core.probes.runner import ProbeRunner
@@ -146,6 +146,8 @@ def check_plan(plan: Plan) -> None:
     check_positive("requests", plan.requests)
     if plan.requests is not None and plan.requests > MAX_REQUESTS:
         raise UsageError(f"requests: expected at most {MAX_REQUESTS}, got {plan.requests}")
+    if plan.schedule > MOST_SCHEDULES:
+        raise UsageError(f"schedule: expected at most {MOST_SCHEDULES}, got {plan.schedule}")
     if len(str(abs(plan.seed))) > MAX_DIGITS:
         raise UsageError(f"--seed: expected an integer of at most {MAX_DIGITS} digits, got {plan.seed}")
     if plan.expect is not None and plan.expect not in CODES:

@@ -137,6 +137,7 @@ UNUSABLE = {
     "replay long name": (["replay", "x" * 5000], "no run 'xxx"),
     "replay many requests": (["replay", f"{LINE},requests=99999999999999999999"], "expected at most 10000000"),
     "replay trace with a null": (["replay", f"{LINE},trace=a%00b"], "trace a\\x00b: expected a JSONL file"),
+    "replay schedule": (["replay", f"{LINE},schedule=99999999999"], "schedule: expected at most 1000000"),
     "replay choices": (["replay", f"{LINE},strategy=replay,choices=zz!"], "choices are damaged"),
 }
 

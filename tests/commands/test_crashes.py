@@ -171,8 +171,10 @@ RAISED = {
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
     """Puts a target with this body into the current folder; its name."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [at for at in sys.path if not Path(at, "broken_target.py").exists()])
     monkeypatch.chdir(tmp_path)
+
+    sys.modules.pop("broken_target", None)
 
     def put(body: str) -> str:
         (tmp_path / "broken_target.py").write_text(OWN.replace("{body}", body))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from rigs.interpreted import interpreted_check, needs_numba, needs_triton
 
-from kvcheck.kernels.digest import digest_rows, digest_rows_torch, digest_torch, start_of
+from kvcheck.kernels.digest import digest_torch, start_of
+from kvcheck.kernels.digest_rows import digest_rows, digest_rows_torch
 
 Form = Callable[..., torch.Tensor]
 LISTS = ([], [4], [0, 1, 2, 3], [9, 3, 3, 0], [7, 6, 5, 1, 2, 8])

@@ -17,7 +17,7 @@ KERNEL_FOLDER = PACKAGE / "kernels"
 KERNELS = {
     "kvcheck.kernels.content:differing_torch": "kvcheck.kernels.content_rows:differing",
     "kvcheck.kernels.digest:digest_torch": "kvcheck.kernels.digest:digest",
-    "kvcheck.kernels.digest:digest_rows_torch": "kvcheck.kernels.digest:digest_rows",
+    "kvcheck.kernels.digest_rows:digest_rows_torch": "kvcheck.kernels.digest_rows:digest_rows",
     "kvcheck.kernels.hold:hold_torch": "kvcheck.kernels.hold:hold",
     "kvcheck.kernels.page_copy:copy_rows_torch": "kvcheck.kernels.page_copy:copy_rows",
     "kvcheck.kernels.page_copy:gather_rows_torch": "kvcheck.kernels.page_copy:gather_rows",

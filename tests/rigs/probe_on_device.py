@@ -46,7 +46,7 @@ def replies(environment: Path, how: str, shape: str, schedules: int, faults: Seq
         env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ from fakes.cuda import Graph, Machine, installed
 from litmus.programs import LITMUS, Litmus
 from litmus.rig import Rig
 
-from kvcheck.commands import replay, selftest, stress
+from kvcheck.commands import replay, run_cells, selftest
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import InternalError, UnknownVerdict, UsageError
 from kvcheck.core.base.record import Verdict
@@ -291,7 +291,7 @@ def test_a_build_without_an_unordered_pair_has_nothing_to_delay() -> None:
 def test_commands_impose_delays_and_say_the_rates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in (stress, selftest):
+    for command in (run_cells, selftest):
         monkeypatch.setattr(command, "worker", cuda_worker)
     monkeypatch.setattr(replay, "WORKER", cuda_worker.__name__)
     monkeypatch.setenv("CUDA_DIARY", str(tmp_path / "diary"))

@@ -27,7 +27,8 @@ from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.target import FIXED
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
 from kvcheck.kernels.content import as_unsigned
-from kvcheck.kernels.digest import combined, digest_rows
+from kvcheck.kernels.digest import combined
+from kvcheck.kernels.digest_rows import digest_rows
 
 READS = {"decode.write", "decode.read", "decode.read_index", "decode.read_state", "table.req_to_token.write"}
 OFFLOAD = {"offload.save", "offload.restore"}

@@ -18,7 +18,7 @@ from fakes import cuda_worker
 from fakes.cuda import installed
 from rigs.losing import CRASH, HELD, Losing
 
-from kvcheck.commands import replay, selftest, stress
+from kvcheck.commands import replay, run_cells, selftest
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import HardwareError, InternalError
 from kvcheck.core.base.record import Evidence, to_plain
@@ -220,7 +220,7 @@ def test_stress_goes_on_in_a_new_process_and_judges_nothing_twice(
 ) -> None:
     """The device is lost under the delays of schedule 1 of retract-resume; hicache has run one schedule by then."""
     diary = tmp_path / "diary"
-    monkeypatch.setattr(stress, "worker", cuda_worker)
+    monkeypatch.setattr(run_cells, "worker", cuda_worker)
     monkeypatch.setenv("CUDA_DIARY", str(diary))
     monkeypatch.setenv("CUDA_LOST_IN", "retract-resume schedule=1 strategy=delay")
     given = ["--device", "cuda", "--strategy", "delay", "--schedules", "3", "--seed", "1", "--no-reports"]

@@ -117,3 +117,8 @@ def test_the_cells_of_both_sizes_try_every_pair_of_settings_soon(scenario: str) 
     plans = [replace(each, schedule=at) for each in cells for at in range(6 if each.shape in MICRO_SHAPES else 3)]
     tried = len(pairs_tried(table.variant(variant_of(plan)).names for plan in plans))
     assert tried >= 0.9 * table.pairs
+
+
+def test_a_late_schedule_has_its_order_without_those_before_it_having_run() -> None:
+    cell = Plan(scenario="retract-resume", shape="llama-3-micro", seed=93)
+    assert order_of(replace(cell, schedule=60_003)).startswith("delay:")

@@ -48,7 +48,7 @@ class KnownAnswers:
 def write_model(parameters: Parameters, out: Path) -> KnownAnswers:
     """Write the model into `out`. Raises UsageError unless it is new or empty and can be written."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError(f"{out} exists; expected a folder that does not exist yet. Name another --out, or remove it")
+        raise UsageError(f"{out} exists; expected a folder that does not exist yet. Name another DIR, or remove it")
     draft = out.absolute().parent / f".{out.name}.{secrets.token_hex(4)}.tmp"
     try:
         draft.mkdir(parents=True)

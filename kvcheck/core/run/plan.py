@@ -26,6 +26,8 @@ ANSWERS = "answers"
 """The strategy whose choices are answers to the process's polls; see stress/answers.py."""
 FLOOR = 3
 """Least schedules of a cell: with an eager, a lazy and a random order, and other settings in each."""
+MOST_SCHEDULES = 1_000_000
+"""Highest number of a schedule: the orders before it are worked out first."""
 MOST_RANKS = 8
 PROCESS_RANKS = "1x1"
 """Default ranks in processes."""

@@ -27,8 +27,6 @@ RARE = ("aux", "state", "storage")
 """Groups of lanes that only some variants or shapes use."""
 BETWEEN = (ANSWERS, "random")
 """The orders between two delays, in turn."""
-BLOCK = 64
-"""Delays of a cell are worked out for so many schedules at once."""
 
 
 def order_of(plan: Plan) -> str:
@@ -43,7 +41,7 @@ def order_of(plan: Plan) -> str:
     if behind % 2:
         return BETWEEN[behind // 2 % len(BETWEEN)]
     cell = dataclasses.replace(plan, schedule=0, choices=None, expect=None, mutant=None)
-    return _delays(cell, plan.schedule // BLOCK)[plan.schedule]
+    return _delays(cell).of(plan.schedule)
 
 
 def chooser_of(plan: Plan) -> Chooser:
@@ -51,17 +49,26 @@ def chooser_of(plan: Plan) -> Chooser:
     return make_strategy(plan.strategy, seed=plan.seed, schedule=plan.schedule, choices=plan.choices, order=order)
 
 
-@cache
-def _delays(cell: Plan, block: int) -> dict[int, str]:
-    delays = dict(_delays(cell, block - 1)) if block else {}
-    scenario, shape = scenario_of(cell), shape_named(cell.shape)
-    tried = Counter(delays.values())
-    first = max(block * BLOCK, len(FIRST))
-    for number in range(first + (first - len(FIRST)) % 2, (block + 1) * BLOCK, 2):
-        variant = scenario.table.variant(variant_of(dataclasses.replace(cell, schedule=number)))
-        offered = [*scenario.lanes(variant, shape), ALL]
-        turned = [offered[(at + turn_of(cell)) % len(offered)] for at in range(len(offered))]
-        turned.sort(key=lambda each: (tried[f"delay:{each}"], each not in RARE))
-        delays[number] = f"delay:{turned[0]}"
-        tried[delays[number]] += 1
-    return delays
+class _Delays:
+    """Delays of the schedules of a cell, by number, worked out up to the highest one that was asked for."""
+
+    def __init__(self, cell: Plan) -> None:
+        self._cell, self._scenario, self._shape = cell, scenario_of(cell), shape_named(cell.shape)
+        self._delays: list[str] = []
+        self._tried: Counter[str] = Counter()
+
+    def of(self, number: int) -> str:
+        """The delay of schedule `number`: an even distance behind the FIRST ones."""
+        place = (number - len(FIRST)) // 2
+        while len(self._delays) <= place:
+            at = len(FIRST) + 2 * len(self._delays)
+            variant = self._scenario.table.variant(variant_of(dataclasses.replace(self._cell, schedule=at)))
+            offered = [*self._scenario.lanes(variant, self._shape), ALL]
+            turned = [offered[(each + turn_of(self._cell)) % len(offered)] for each in range(len(offered))]
+            turned.sort(key=lambda each: (self._tried[each], each not in RARE))
+            self._tried[turned[0]] += 1
+            self._delays.append(f"delay:{turned[0]}")
+        return self._delays[place]
+
+
+_delays = cache(_Delays)

@@ -26,7 +26,8 @@ from kvcheck.core.cache.transfer.blocks import ShardSlice
 from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, Piece
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.kernels.content import as_unsigned, mix64_int
-from kvcheck.kernels.digest import combined, digest, digest_int, digest_rows
+from kvcheck.kernels.digest import combined, digest, digest_int
+from kvcheck.kernels.digest_rows import digest_rows
 
 SEAL_BYTES = 64
 _MAGIC = int.from_bytes(b"kvc-seal", "little")
