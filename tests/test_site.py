@@ -24,9 +24,9 @@ SITE = runpy.run_path(str(ROOT / "docs" / "site_pages.py"))
 PAGES: Callable[..., list[str]] = SITE["pages"]
 LINKED: Callable[..., list[str]] = SITE["linked"]
 FIRST = {
-    "First red in ten minutes": "docs/first-red.md",
-    "The page and the story": "docs/reading-a-report.md",
-    "Your own pool": "docs/own-code.md",
+    "1. What it finds, and a first red": "docs/first-red.md",
+    "2. Read a finding": "docs/reading-a-report.md",
+    "3. Your own pool": "docs/own-code.md",
     "An installed engine": "docs/engines.md",
     "A running server": "docs/live.md",
     "Workflow files and formats": "docs/ci.md",
