@@ -169,16 +169,16 @@ RAISED = {
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """Puts a target with this body into the current folder; its name."""
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Puts a target with this body into the current folder, in a module of this name; its own name."""
     monkeypatch.setattr(sys, "path", [at for at in sys.path if not Path(at, "broken_target.py").exists()])
     monkeypatch.chdir(tmp_path)
 
     sys.modules.pop("broken_target", None)
 
-    def put(body: str) -> str:
-        (tmp_path / "broken_target.py").write_text(OWN.replace("{body}", body))
-        return "broken_target:target"
+    def put(body: str, name: str = "broken_target") -> str:
+        (tmp_path / f"{name}.py").write_text(OWN.replace("{body}", body))
+        return f"{name}:target"
 
     yield put
     sys.modules.pop("broken_target", None)
@@ -190,17 +190,18 @@ def plan_of(name: str) -> Plan:
 
 @pytest.mark.schedules
 @pytest.mark.parametrize("error", RAISED)
-def test_any_error_of_a_target_is_a_finding_with_its_place(error: str, own: Callable[[str], str]) -> None:
-    plan = plan_of(own(f"raise {error}"))
+def test_any_error_of_a_target_is_a_finding_with_its_place(error: str, own: Callable[..., str]) -> None:
+    module = f"raises_{[*RAISED].index(error)}"  # imported by this test alone
+    plan = plan_of(own(f"raise {error}", module))
     (finding, *_) = ScheduleRunner(load_own(plan.target)).run(plan).findings
     assert finding.code == "KV902" and RAISED[error] in finding.message and len(finding.message) < 4000
-    assert "Broken._table (broken_target.py:" in finding.message
+    assert f"Broken._table ({module}.py:" in finding.message
 
 
 @pytest.mark.schedules
 @pytest.mark.parametrize("error", ["MemoryError()", "OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))"])
-def test_what_the_system_raises_in_a_target_is_no_finding(error: str, own: Callable[[str], str]) -> None:
-    plan = plan_of(own(f"raise {error}"))
+def test_what_the_system_raises_in_a_target_is_no_finding(error: str, own: Callable[..., str]) -> None:
+    plan = plan_of(own(f"raise {error}", f"lacks_{error.partition('(')[0]}"))
     with pytest.raises(UnknownVerdict, match="the machine is short of"):
         ScheduleRunner(load_own(plan.target)).run(plan)
 
