@@ -78,6 +78,9 @@ BaselineFile = Annotated[
 StrictBaseline = Annotated[
     bool, typer.Option("--strict-baseline", help="Rows of the baseline that are gone fail as well.")
 ]
+MOST_DETAILS = 10
+WIDE = 90
+"""Greatest width of a cell that widens its column; only names from a record are longer."""
 
 
 def gate(
@@ -205,11 +208,6 @@ def _tell(result: GateResult, outputs: list[tuple[str, Path]], *, is_quiet: bool
         return
     for line in [*lines, f" exit {result.exit_code}"]:
         say(line)
-
-
-MOST_DETAILS = 10
-WIDE = 90
-"""Greatest width of a cell that widens its column; only names from a record are longer."""
 
 
 def result_lines(result: GateResult) -> list[str]:

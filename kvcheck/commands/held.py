@@ -14,8 +14,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvcheck.commands.own_target import runner_of
 from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.targets import runner_of
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict
 from kvcheck.core.base.record import Verdict, to_plain, value_from

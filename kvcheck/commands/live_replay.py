@@ -19,8 +19,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict
 from kvcheck.core.live.conclusion import RoundPlan
-from kvcheck.core.live.line import LivePlan
-from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.line import LivePlan, OwnPlan
 from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.runner import LiveRunner, RoundResult
 from kvcheck.core.model.alphabet import Alphabet

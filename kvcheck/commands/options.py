@@ -135,7 +135,7 @@ def check_plan(plan: Plan) -> None:
     if plan.ranks is not None:
         parse_ranks(plan.ranks)
     if plan.engine_env is not None and plan.probe is None:
-        raise UsageError("engine-env: expected a line of an installed engine beside it")
+        raise UsageError("engine_env: expected a line of an installed engine beside it")
     check_decoder(plan)
     check_bounds(plan)
     row = row_of(plan)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from kvcheck.commands.own_target import Tell, target_of
+from kvcheck.commands.own_target import Tell
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base.record import Finding, to_plain, value_from
 from kvcheck.core.run.plan import parse_line
 

@@ -28,8 +28,8 @@ from kvcheck.core.base.record import Evidence, ScenarioResult, Verdict
 from kvcheck.core.live.clients.client import Client
 from kvcheck.core.live.clients.connection import check_address
 from kvcheck.core.live.exchange import Answer, End, Question
+from kvcheck.core.live.line import OwnPlan
 from kvcheck.core.live.own.arms import ArmResult, Cold, alone, together
-from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.reference import FILE, Kept, Reference, draw_questions
 from kvcheck.core.live.own.runner import OwnRunner
 from kvcheck.core.live.own.verdict import ORACLE, BuildComparison, compare_builds

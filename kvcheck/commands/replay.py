@@ -22,16 +22,16 @@ from kvcheck.commands import server as of_server
 from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
-from kvcheck.commands.own_target import WORKER, runner_of, target_of
+from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding, Verdict, read_record
-from kvcheck.core.live.line import LivePlan, is_live_line, parse_live_line
-from kvcheck.core.live.own.plan import OwnPlan, is_own_line, parse_own_line
+from kvcheck.core.live.line import LivePlan, OwnPlan, is_live_line, is_own_line, parse_live_line, parse_own_line
 from kvcheck.core.report.wording import FINDING, PROOF, SMALL, small_line, whole_proof_line
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.run.store import find_run, is_stored

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
 from kvcheck.commands.asked import Asked
-from kvcheck.commands.exploring import plan_exploring
 from kvcheck.commands.options import check_positive, identity
-from kvcheck.commands.own_target import target_of, unfound_mutant
 from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
 from kvcheck.commands.stories import look_for_smaller, tell_stories
+from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
@@ -25,7 +24,7 @@ from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.run.cell import ScheduleCell
-from kvcheck.core.run.plan import Plan
+from kvcheck.core.run.plan import ANSWERS, Plan
 from kvcheck.core.run.session import Session
 from kvcheck.core.run.store import RUN_FILE, RunStore
 from kvcheck.core.run.turns import CellTask, Limit, Report
@@ -36,10 +35,31 @@ if TYPE_CHECKING:
     from kvcheck.core.probes.runner import ProbeRunner
     from kvcheck.core.run.outcome import Runner
 
+
+PORTFOLIO = "portfolio"
 DEFAULT_SCHEDULES = 24
 DEFAULT_CPU_S = 55.0
 """CPU seconds of each process: on an idle machine, a run of everything takes a minute and a half. A busy one takes
 longer, and tries as much."""
+
+
+def strategy_of(strategy: str, within: int | None) -> str:
+    if within is None:
+        return strategy
+    if within < 0:
+        raise UsageError(f"--answers-within {within}: expected a number from 0 on")
+    if strategy not in (PORTFOLIO, ANSWERS):
+        raise UsageError(f"--answers-within {within}: expected --strategy answers, or none; got {strategy}")
+    return ANSWERS
+
+
+def plan_exploring(cell: ScheduleCell, *, within: int, workloads: int | None) -> None:
+    """Make a cell run all schedules within so many answers. workloads: None takes one of each variant."""
+    from kvcheck.core.stress.plan_scenario import scenario_of
+
+    cell.within = within
+    cell.wanted = 1 if cell.plan.trace is not None else workloads or scenario_of(cell.plan).table.variants
+    cell.floor = cell.wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from kvcheck.commands import worker
 from kvcheck.commands.options import identity
-from kvcheck.commands.own_target import unfound_mutant
 from kvcheck.commands.probes import plan_facts
 from kvcheck.commands.run_cells import CellRun, earlier_runs, not_gone_on_with, note
 from kvcheck.commands.stories import look_for_smaller, tell_stories
+from kvcheck.commands.targets import unfound_mutant
 from kvcheck.commands.terminal import Terminal, cell_lines, complain
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
@@ -112,7 +112,7 @@ def _crew(jobs: int | None, ray: str | None) -> Crew:
 class _SeedsRun:
     def __init__(self, asked: CellRun, many: ManySeeds, plan: SeedsPlan) -> None:
         from kvcheck.core.run.runners import row_of
-        from kvcheck.core.stress.seeds.ledger import LEDGER
+        from kvcheck.core.stress.seeds.batches import LEDGER
         from kvcheck.core.stress.seeds.tally import Tally
 
         first = plan.cells[0]
@@ -142,7 +142,7 @@ class _SeedsRun:
 
     def go_on(self, out: Path) -> None:
         """Take over judged results of the newest run of the plan. Raises UsageError if there is none."""
-        from kvcheck.core.stress.seeds.ledger import append, read_ledger
+        from kvcheck.core.stress.seeds.batches import append, read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
 
         session = self.session
@@ -175,8 +175,8 @@ class _SeedsRun:
 
     def collect(self, crew: Crew, until: float | None) -> bool:
         """Run the remaining batches; True when interrupted. An error keeps the findings so far."""
+        from kvcheck.core.stress.seeds.batches import append
         from kvcheck.core.stress.seeds.crew import results
-        from kvcheck.core.stress.seeds.ledger import append
 
         saved = time.monotonic()
         self._save()
@@ -202,7 +202,7 @@ class _SeedsRun:
         return False
 
     def conclude(self, max_time_s: float | None, *, interrupted: bool) -> None:
-        from kvcheck.core.stress.seeds.ledger import read_ledger
+        from kvcheck.core.stress.seeds.batches import read_ledger
         from kvcheck.core.stress.seeds.tally import Tally
 
         session = self.session

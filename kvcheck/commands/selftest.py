@@ -25,8 +25,8 @@ from kvcheck.commands.options import (
     draw_seed,
     repro,
 )
-from kvcheck.commands.own_target import target_of
 from kvcheck.commands.report import check_outputs, parse_outputs
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import Terminal
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.record import MutantResult, Verdict

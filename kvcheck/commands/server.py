@@ -22,9 +22,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.client import Client, Trouble
 from kvcheck.core.live.clients.connection import Connection, connect
 from kvcheck.core.live.exchange import Served
-from kvcheck.core.live.line import check_sizes
-from kvcheck.core.live.own.plan import OwnPlan
-from kvcheck.core.live.own.prompts import USUAL_IDS
+from kvcheck.core.live.line import USUAL_IDS, OwnPlan, check_sizes
 from kvcheck.core.live.own.runner import USUAL_LENGTH
 from kvcheck.core.model.alphabet import Alphabet
 

@@ -15,14 +15,13 @@ import typer
 
 from kvcheck.commands import own_target
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
-from kvcheck.commands.own_target import runner_of
 from kvcheck.commands.replay import lines_of
+from kvcheck.commands.targets import runner_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.live.line import is_live_line
-from kvcheck.core.live.own.plan import is_own_line
+from kvcheck.core.live.line import is_live_line, is_own_line
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 
 if TYPE_CHECKING:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 
 from kvcheck.commands import own_target
-from kvcheck.commands.own_target import target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import warn
 from kvcheck.core.run.session import Session
 
 STORIES_S = 30.0
 """Seconds of wall time that all stories of a run may take; with --max-time at most a tenth of that."""
 LEAST_S = 5.0
+SHRINKING_S = 20.0
+"""Limit in seconds of wall time; never more than the rest of --max-time."""
 
 
 def tell_stories(session: Session, max_time_s: float | None) -> None:
@@ -53,10 +55,6 @@ def leave_out(session: Session, why: str) -> None:
     session.clear_progress()
     session.warnings.append(why)
     warn(why)
-
-
-SHRINKING_S = 20.0
-"""Limit in seconds of wall time; never more than the rest of --max-time."""
 
 
 def look_for_smaller(session: Session, max_time_s: float | None) -> None:

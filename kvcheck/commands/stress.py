@@ -8,7 +8,6 @@ import typer
 
 from kvcheck.commands import stress_options as given
 from kvcheck.commands.elsewhere import check_subject
-from kvcheck.commands.exploring import strategy_of
 from kvcheck.commands.options import (
     DEFAULT_OUT,
     Format,
@@ -22,7 +21,7 @@ from kvcheck.commands.options import (
     check_positive,
     draw_seed,
 )
-from kvcheck.commands.run_cells import CellRun, run_cells
+from kvcheck.commands.run_cells import CellRun, run_cells, strategy_of
 from kvcheck.commands.seeds import many_seeds, run_seeds
 from kvcheck.commands.terminal import passing
 from kvcheck.core.base.cells import PROCESS_TRANSPORTS, STREAMED, kind_of

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain
 from types import FrameType
 
-from kvcheck.commands.own_target import target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import complain
 from kvcheck.core.base.deadline import Interrupted
 from kvcheck.core.base.errors import InternalError, KvcheckError, UnknownVerdict, machine_trouble, text_of

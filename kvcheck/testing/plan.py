@@ -19,6 +19,7 @@ SAVED, BYSTANDER, NEXT, SAVED_LATE = 1, 2, 3, 4
 """Requests. A late save has its own, so that leftovers in a staging buffer do not pass for it."""
 MOST_PAGES = 4
 """Most pages of a drawn request; the least is two."""
+_CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,6 @@ class Trial:
                 Evidence(events=each.reads, words_verified=dict(each.words), orderings_checked=orderings)
             )
         return total
-
-
-_CURRENT: ContextVar[Trial | None] = ContextVar("kvcheck trial", default=None)
 
 
 @contextmanager

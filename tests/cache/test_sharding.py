@@ -10,8 +10,7 @@ import torch
 from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece
-from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
+from kvcheck.core.cache.pools.shape import ModelShape, rank_shape, shard_range
 from kvcheck.core.stress.workload.shapes import SHAPES, shape
 
 ATTENTION = {"k": 8, "v": 8}

@@ -19,7 +19,7 @@ from rigs.live_processes import children_of, poll
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import RunRecord, Verdict, read_record
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.stress.seeds.ledger import LEDGER
+from kvcheck.core.stress.seeds.batches import LEDGER
 
 ROOT = Path(__file__).parents[2]
 CELLS = ["retract-resume", "--shape", "llama-3-micro", "--shape", "deepseek-v3-micro", "--requests", "3"]

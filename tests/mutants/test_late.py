@@ -15,7 +15,7 @@ import pytest
 from mutants.bounds import WORKLOADS, exploration_of
 
 from kvcheck.commands.main import run
-from kvcheck.commands.own_target import unfound_mutant
+from kvcheck.commands.targets import unfound_mutant
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.stress.mutant_trials import timed_mutants

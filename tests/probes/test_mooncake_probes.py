@@ -19,7 +19,7 @@ from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 from kvcheck.core.probes.mooncake import MOONCAKE
-from kvcheck.core.probes.mooncake.memory import longest_call_s
+from kvcheck.core.probes.mooncake.names import longest_call_s
 from kvcheck.core.probes.mooncake.words import WordPlaces, held
 from kvcheck.core.run.plan import Plan, parse_line
 

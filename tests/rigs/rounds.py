@@ -15,7 +15,8 @@ from kvcheck.core.cache.hicache.node import Transfer
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.offload import Offload
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool
-from kvcheck.core.cache.scheduler.decoder import Chunk, SchedulerDeps
+from kvcheck.core.cache.scheduler.decoder import Chunk
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, Tokens
 from kvcheck.core.cache.transfer.metadata import MetadataRow
 

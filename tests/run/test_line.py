@@ -20,8 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.live.line import LivePlan, parse_live_line
-from kvcheck.core.live.own.plan import OwnPlan, parse_own_line
+from kvcheck.core.live.line import LivePlan, OwnPlan, parse_live_line, parse_own_line
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.strategies import STRATEGIES, encode_choices

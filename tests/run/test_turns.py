@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kvcheck.commands.own_target import target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line

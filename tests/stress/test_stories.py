@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rigs.ordering_histories import load, op, read, touch, write
 
-from kvcheck.commands.own_target import target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.record import Finding

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvcheck.commands.own_target import target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.core.run.plan import Plan, parse_line
 from kvcheck.core.stress.delayed import Rates, device_plans, run_both
 from kvcheck.core.stress.mutant_trials import JUDGE, judge

@@ -26,6 +26,14 @@ PROCESS_TRANSPORTS = ("tcp", "mooncake", "ipc")
 """Transports that join processes, one a rank; all others work in one process."""
 ENGINE_NAMES = ("sglang", "vllm", "lmcache", "mooncake")
 """The installed engines that can be a target; each has a row of ENGINES."""
+KINDS = ("cpu", "threads", "cuda")
+STREAMED = frozenset({"threads", "cuda"})
+"""Backends, and kinds of devices, whose work runs beside the process."""
+DRIVER = "libcuda.so.1"
+"""The library that comes with the driver of a GPU."""
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Hardware queues of a device, the most that CUDA has: lanes that share one wait for each other's holds. It counts if
+it is set before the process first uses the device."""
 
 
 def is_engine(target: str) -> bool:
@@ -66,18 +74,6 @@ def cell_of(line: str, judged: Collection[str]) -> str:
 def lines_of(plan: dict[str, object]) -> Sequence[str]:
     lines = plan.get("cells")
     return [str(line) for line in lines] if isinstance(lines, list) else []
-
-
-KINDS = ("cpu", "threads", "cuda")
-STREAMED = frozenset({"threads", "cuda"})
-"""Backends, and kinds of devices, whose work runs beside the process."""
-
-DRIVER = "libcuda.so.1"
-"""The library that comes with the driver of a GPU."""
-
-CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-"""Hardware queues of a device, the most that CUDA has: lanes that share one wait for each other's holds. It counts if
-it is set before the process first uses the device."""
 
 
 def kind_of(device: str) -> str:

@@ -12,20 +12,14 @@ Letters used in shape comments throughout the package:
 
 from __future__ import annotations
 
-from typing import NewType, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-RequestId = NewType("RequestId", int)
-PageId = NewType("PageId", int)
-SlotId = NewType("SlotId", int)
-LayerId = NewType("LayerId", int)
-
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 """Host-side ids: pages, slots or locs; one dimension unless noted."""
 PageIndices: TypeAlias = IndexArray
-SlotIndices: TypeAlias = IndexArray
 
 
 def pages_for(tokens: int, page_size: int) -> int:

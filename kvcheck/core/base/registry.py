@@ -17,6 +17,7 @@ from kvcheck.core.base.errors import UsageError
 LISTED_NAMES = 20  # names that one line of a terminal still shows
 LEAST_START, MOST_NEAR = 3, 3
 """Least length of a prefix that suggests names, and most names suggested."""
+T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -37,9 +38,6 @@ def unknown_name(kind: str, name: str, known: Collection[str], *, listed_by: str
     if listed_by is not None and len(known) > LISTED_NAMES:
         return f"unknown {kind} {name!r}: expected one of {len(known)} names{hint}; see {listed_by}"
     return f"unknown {kind} {name!r}; known: {', '.join(known)}{hint}"
-
-
-T = TypeVar("T")
 
 
 class Registry(Generic[T]):

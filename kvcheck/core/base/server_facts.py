@@ -13,6 +13,16 @@ from dataclasses import dataclass
 
 from kvcheck.core.base.record import RunRecord, ScenarioResult
 
+TOKEN = "token"
+OWN_MODEL = "own_model"
+"""The fact with the results of an own model's arms, by cell."""
+REQUIRED = "require/"
+"""Prefix of a requirement row's id; the kind of evidence follows."""
+SERVE = "serve"
+"""The argument of `kvcheck bench` for prices of running servers."""
+THROUGHPUT, FIRST_TOKEN, NEXT_TOKEN = SERVE_CASES = ("serve-throughput", "serve-first-token", "serve-next-token")
+"""The cases of such a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKind:
@@ -39,20 +49,9 @@ KINDS: Mapping[str, EvidenceKind] = {
     ),
 }
 
-TOKEN = "token"
+
 OBSERVED: Mapping[str, EvidenceKind] = {TOKEN: EvidenceKind("tokens", "tokens of answers that were judged"), **KINDS}
 """All counts of a server in a record; without judged tokens no other counts."""
-
-
-OWN_MODEL = "own_model"
-"""The fact with the results of an own model's arms, by cell."""
-REQUIRED = "require/"
-"""Prefix of a requirement row's id; the kind of evidence follows."""
-
-SERVE = "serve"
-"""The argument of `kvcheck bench` for prices of running servers."""
-THROUGHPUT, FIRST_TOKEN, NEXT_TOKEN = SERVE_CASES = ("serve-throughput", "serve-first-token", "serve-next-token")
-"""The cases of such a run."""
 
 
 def server_of(record: RunRecord) -> Mapping[str, object] | None:

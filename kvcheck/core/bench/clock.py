@@ -33,6 +33,10 @@ NO_PRICE = "threads: outputs are checked, times are no prices"
 SPIN_S = 0.5
 """Work of a device before the first round: an idle one runs at a fifth of its clock rate."""
 SPIN_ROWS, SPIN_CALLS = 2048, 200
+LIBRARY = "libnvidia-ml.so.1"
+"""Part of the driver."""
+OF_MULTIPROCESSORS = 1
+"""NVML_CLOCK_SM of nvml.h."""
 
 
 def nothing() -> None: ...
@@ -207,12 +211,6 @@ def clock_for(device: str) -> Clock:
             "see `kvcheck doctor`"
         )
     return CudaClock(torch.device("cuda", number))
-
-
-LIBRARY = "libnvidia-ml.so.1"
-"""Part of the driver."""
-OF_MULTIPROCESSORS = 1
-"""NVML_CLOCK_SM of nvml.h."""
 
 
 def sm_clock_mhz(uuid: str, open_library: Callable[[str], Any] = ctypes.CDLL) -> int | str:

@@ -30,6 +30,7 @@ REQUESTS = 4
 CONTEXT = 64
 HEADS = 8
 SLOTS = 16
+REQUEST = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +237,6 @@ class DecodeStep:
     def _pages(self, space: str, at: int) -> IndexArray:
         holding = self._holdings[at]
         return holding.window_pages if space == "window" else holding.pages
-
-
-REQUEST = 1
 
 
 class TwoHoldings:

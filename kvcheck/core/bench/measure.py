@@ -38,6 +38,9 @@ ROUND_NS = 100_000_000
 """Time of an arm in a round, above which its blocks become fewer."""
 
 WARM_BATCHES = 3
+PRESSURE_FILE = Path("/proc/pressure/cpu")
+CPU_FILE = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class Samples:
@@ -194,11 +197,6 @@ def _undisturbed(device: str) -> Iterator[None]:
             os.sched_setaffinity(0, cores)
         if was_enabled:
             gc.enable()
-
-
-PRESSURE_FILE = Path("/proc/pressure/cpu")
-CPU_FILE = Path("/proc/cpuinfo")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def noise() -> dict[str, object]:

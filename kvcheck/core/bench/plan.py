@@ -14,6 +14,8 @@ from kvcheck.core.bench import CASES
 from kvcheck.core.bench.arms import Point
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 
+Key = tuple[str, str, str, str, str | None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
@@ -49,9 +51,6 @@ class BenchPlan:
             )
         if self.seed < 0:
             raise UsageError(f"--seed: expected an integer of at least 0, got {self.seed}")
-
-
-Key = tuple[str, str, str, str, str | None]
 
 
 def key(row: BenchRow) -> Key:

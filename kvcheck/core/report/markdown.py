@@ -11,6 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+MOST_CHARS = 1000
+PLAIN = re.compile(r"[^\w .,%()/+–±;':-]|:(?=\S)|(?<!\w)_+(?!_)|(?<=[^\W_])_+(?!\w)|(?<=www)\.")
+BACKTICKS = re.compile("`+")
+
 
 def printable(text: str, keep: str = "") -> str:
     r"""Escape control, format and surrogate characters and odd spaces as \x1b or \u202e, except those in `keep`."""
@@ -19,11 +23,6 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii") for char in text
     )
-
-
-MOST_CHARS = 1000
-PLAIN = re.compile(r"[^\w .,%()/+–±;':-]|:(?=\S)|(?<!\w)_+(?!_)|(?<=[^\W_])_+(?!\w)|(?<=www)\.")
-BACKTICKS = re.compile("`+")
 
 
 def escaped(text: str) -> str:

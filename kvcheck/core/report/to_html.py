@@ -57,6 +57,35 @@ MOST_SUSPECTS = 12
 MOST_LAYERS = 192
 MOST_POSITIONS = 1 << 24
 WHY_CHARS = 300
+CAUSES_SHOWN = 100
+SYMPTOMS_SHOWN = 40
+MESSAGE_CHARS = 2000
+OTHER_CHARS = 400
+MAP_AXIS = 48
+PLAIN_JSON_BYTES = 100_000
+ANY = "any"
+KNOWN_ANSWERS = "known-answers"
+"""The oracle of running servers. Its findings name pages and positions of a request."""
+FOUND = {"killed": "K", "reproduced": "K"}
+"""Marks in the matrix for a mutant that its own oracle found, by outcome."""
+LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
+"""Marks for a mutant that its own oracle did not find, by outcome; other outcomes are not judged."""
+# One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
+LETTERS = {
+    "KV101": ("S", "stale"),
+    "KV102": ("F", "foreign"),
+    "KV103": ("T", "torn"),
+    "KV104": ("N", "never written"),
+    "KV105": ("B", "bit difference"),
+    "KV106": ("M", "misplaced"),
+    "KV2": ("O", "ordering"),
+    "KV3": ("C", "contract"),
+    "KV4": ("A", "accounting"),
+    "KV5": ("X", "output"),
+    "KV6": ("P", "protocol"),
+    "KV7": ("L", "caching"),
+    "": ("H", "hang, crash or other"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,40 +125,6 @@ def _suspect(row: object, reads: list[object]) -> Suspect | None:
 
 def _number(value: object, most: int = MOST_POSITIONS) -> int | None:
     return value if type(value) is int and 0 <= value <= most else None
-
-
-CAUSES_SHOWN = 100
-SYMPTOMS_SHOWN = 40
-MESSAGE_CHARS = 2000
-OTHER_CHARS = 400
-MAP_AXIS = 48
-PLAIN_JSON_BYTES = 100_000
-ANY = "any"
-KNOWN_ANSWERS = "known-answers"
-"""The oracle of running servers. Its findings name pages and positions of a request."""
-
-FOUND = {"killed": "K", "reproduced": "K"}
-"""Marks in the matrix for a mutant that its own oracle found, by outcome."""
-
-LACKING = {"survived": "missed", "killed-by-other": "missed", "not-begun": "not run"}
-"""Marks for a mutant that its own oracle did not find, by outcome; other outcomes are not judged."""
-
-# One letter per kind of finding, for the layer x page maps. The first prefix that fits counts.
-LETTERS = {
-    "KV101": ("S", "stale"),
-    "KV102": ("F", "foreign"),
-    "KV103": ("T", "torn"),
-    "KV104": ("N", "never written"),
-    "KV105": ("B", "bit difference"),
-    "KV106": ("M", "misplaced"),
-    "KV2": ("O", "ordering"),
-    "KV3": ("C", "contract"),
-    "KV4": ("A", "accounting"),
-    "KV5": ("X", "output"),
-    "KV6": ("P", "protocol"),
-    "KV7": ("L", "caching"),
-    "": ("H", "hang, crash or other"),
-}
 
 
 def write(record: RunRecord, path: Path) -> None:

@@ -26,6 +26,14 @@ WORST_FIRST = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.PASS)
 CELLS_NAMED = 6
 UNSEEN = ("events",)
 """Counts that cannot be taken inside a server."""
+LONG = 100
+"""Most characters of a command that a chat or a ticket does not fold."""
+PROOF = ":proof"
+"""Suffix of a number: the run in the other order, which shows the harm of a missing wait."""
+SMALL = ":small"
+"""Suffix of a number: the smaller schedule with the same failure."""
+FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<part>{PROOF}|{SMALL})?")
+"""RUN#N, an argument of commands. With a dot instead of # it is the finding's id."""
 
 
 def evidence_text(evidence: Evidence, but: tuple[str, ...] = ()) -> str:
@@ -140,18 +148,6 @@ def asset(name: str) -> str:
 
 def visible(value: object) -> object:
     return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-LONG = 100
-"""Most characters of a command that a chat or a ticket does not fold."""
-PROOF = ":proof"
-"""Suffix of a number: the run in the other order, which shows the harm of a missing wait."""
-
-SMALL = ":small"
-"""Suffix of a number: the smaller schedule with the same failure."""
-
-FINDING = re.compile(rf"(?P<run>.+)[#.](?P<number>[0-9]{{1,9}})(?P<part>{PROOF}|{SMALL})?")
-"""RUN#N, an argument of commands. With a dot instead of # it is the finding's id."""
 
 
 def replay_line(record: RunRecord, finding: Finding) -> str:

@@ -21,6 +21,8 @@ from kvcheck.core.run.turns import Report
 
 NOT_EXERCISED = "KV990"
 STOPPED = "stopped before the cell was finished"
+ROUND = 24
+"""So many schedules try every order and every setting at least once."""
 
 
 def decided(*, is_failed: bool, reason: str | None) -> tuple[Verdict, str | None]:
@@ -163,10 +165,6 @@ class ScheduleCell(Cell[Plan]):
 
     def beside(self) -> str | None:
         return f"it fails, and not all of it was judged: {self.reason}" if self.reason else None
-
-
-ROUND = 24
-"""So many schedules try every order and every setting at least once."""
 
 
 def floor_of(plan: Plan, *, wanted: int, least: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Turns: runs cells in this process, one schedule of each in turn, until all have ended.
+"""Turns: runs cells in this process, one schedule of each in turn. Its tasks, limits and reports are values.
 
 Invariants:
 - The first small cell runs FLOOR schedules first, for an early verdict. Then cells take turns up to their floors: two
@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import time
@@ -28,83 +27,20 @@ from kvcheck.core.run.runners import row_of
 
 MOST_ANSWERS = 100_000
 _ANSWER = re.compile("m?(0|[1-9][0-9]{0,8})")
-
-
-class Exploration:
-    """first: plan of the first workload; each further one has the next schedule number, and so the next variant.
-    within: most answers that differ from the eager order's."""
-
-    def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
-        self._first, self._workloads, self._within = first, workloads, within
-        self._begun = 0
-        self._left: deque[tuple[str, ...]] = deque()
-        self._seen: set[int] = set()
-        self.explored = 0
-
-    def next(self) -> Plan | None:
-        if not self._left:
-            self.explored = self._begun
-            if self._begun == self._workloads:
-                return None
-            self._begun += 1
-            self._left.append(())
-            self._seen.clear()
-        number = self._first.schedule + self._begun - 1
-        refused = self._left.popleft()
-        return dataclasses.replace(
-            self._first,
-            schedule=number,
-            strategy=ANSWERS,
-            choices=answers_text(refused),
-            extras=NO_EXTRAS if refused else None,
-        )
-
-    def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
-        is_new = trace not in self._seen
-        self._seen.add(trace)
-        if len(refused) < self._within:
-            behind = asked.index(refused[-1]) + 1 if refused else 0
-            self._left.extend((*refused, name) for name in asked[behind:])
-        return is_new
-
-    @property
-    def scope(self) -> str | None:
-        return scope_text(self.explored, within=self._within)
-
-    @property
-    def gap(self) -> str | None:
-        if self.explored == self._workloads:
-            return None
-        return (
-            f"{self.explored} of {counted(self._workloads, 'workload')} were run within "
-            f"{counted(self._within, 'answer')}; of the next one, "
-            f"{counted(len(self._left), 'schedule')} or more are left"
-        )
-
-
-def scope_text(workloads: int, *, within: int) -> str | None:
-    if not workloads:
-        return None
-    return f"every schedule within {counted(within, 'answer')} of the eager order, of {counted(workloads, 'workload')}"
-
-
-def answers_text(refused: Collection[str]) -> str:
-    return ".".join(refused) or "none"
-
-
-def parse_answers(text: str) -> tuple[str, ...]:
-    """Inverse of answers_text. Raises UsageError."""
-    names = () if text == "none" else tuple(text.split("."))
-    if len(names) > MOST_ANSWERS or not all(_ANSWER.fullmatch(each) for each in names):
-        raise UsageError(
-            'choices: expected numbers of questions and messages, such as 12.m345, or "none"; '
-            f"got {text[:40]!r}; copy the whole line"
-        )
-    return names
-
-
 DIED = "died"
 """Fact of a finding whose schedule ended its process: such a schedule is not repeated automatically."""
+UNKNOWNS = 12
+"""A cell is given up after so many schedules without a judgement. All settings have been tried by then."""
+LOSSES = 2
+"""A cell is given up after it has lost so many processes."""
+ROUNDS_OF_SMALL = 2
+"""Rounds of the small cells before each of the others, up to the floors. With more, a default run would end later."""
+WEIGHT = 3.0
+"""Weight of the CPU time of other cells than small ones behind the floors: about four rounds of those to one of it."""
+BARREN = 24
+"""Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
+MORE_WORKLOADS = 6
+"""Schedules that a cell without evidence may take beyond its budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,20 +98,6 @@ class Report:
 
     def line(self) -> str:
         return json.dumps(to_plain(self))
-
-
-UNKNOWNS = 12
-"""A cell is given up after so many schedules without a judgement. All settings have been tried by then."""
-LOSSES = 2
-"""A cell is given up after it has lost so many processes."""
-ROUNDS_OF_SMALL = 2
-"""Rounds of the small cells before each of the others, up to the floors. With more, a default run would end later."""
-WEIGHT = 3.0
-"""Weight of the CPU time of other cells than small ones behind the floors: about four rounds of those to one of it."""
-BARREN = 24
-"""Schedules of one workload in a row without a new host trace, after which more would hardly bring one."""
-MORE_WORKLOADS = 6
-"""Schedules that a cell without evidence may take beyond its budget."""
 
 
 def run_cell(number: int, task: CellTask, target_of: TargetOf, shared: Runner | None = None) -> Iterator[Report]:
@@ -430,3 +352,79 @@ class Turns:
 
     def _cut(self, plan: Plan, after_s: float) -> str:
         return f"--max-time cut its schedule {plan.schedule} after {after_s:.1f} s ({self._row.cost(plan)})"
+
+
+class Exploration:
+    """Every schedule of some workloads within so many "no" answers, as a tree of runs.
+
+    The root answers "yes" to everything. A run has a child for each question after its last "no". first: plan of the
+    first workload; each further one has the next schedule number, and so the next variant.
+    """
+
+    def __init__(self, first: Plan, *, workloads: int, within: int) -> None:
+        self._first, self._workloads, self._within = first, workloads, within
+        self._begun = 0
+        self._left: deque[tuple[str, ...]] = deque()
+        self._seen: set[int] = set()
+        self.explored = 0
+
+    def next(self) -> Plan | None:
+        if not self._left:
+            self.explored = self._begun
+            if self._begun == self._workloads:
+                return None
+            self._begun += 1
+            self._left.append(())
+            self._seen.clear()
+        number = self._first.schedule + self._begun - 1
+        refused = self._left.popleft()
+        return replace(
+            self._first,
+            schedule=number,
+            strategy=ANSWERS,
+            choices=answers_text(refused),
+            extras=NO_EXTRAS if refused else None,
+        )
+
+    def took(self, refused: tuple[str, ...], asked: tuple[str, ...], trace: int) -> bool:
+        is_new = trace not in self._seen
+        self._seen.add(trace)
+        if len(refused) < self._within:
+            behind = asked.index(refused[-1]) + 1 if refused else 0
+            self._left.extend((*refused, name) for name in asked[behind:])
+        return is_new
+
+    @property
+    def scope(self) -> str | None:
+        return scope_text(self.explored, within=self._within)
+
+    @property
+    def gap(self) -> str | None:
+        if self.explored == self._workloads:
+            return None
+        return (
+            f"{self.explored} of {counted(self._workloads, 'workload')} were run within "
+            f"{counted(self._within, 'answer')}; of the next one, "
+            f"{counted(len(self._left), 'schedule')} or more are left"
+        )
+
+
+def scope_text(workloads: int, *, within: int) -> str | None:
+    if not workloads:
+        return None
+    return f"every schedule within {counted(within, 'answer')} of the eager order, of {counted(workloads, 'workload')}"
+
+
+def answers_text(refused: Collection[str]) -> str:
+    return ".".join(refused) or "none"
+
+
+def parse_answers(text: str) -> tuple[str, ...]:
+    """Inverse of answers_text. Raises UsageError."""
+    names = () if text == "none" else tuple(text.split("."))
+    if len(names) > MOST_ANSWERS or not all(_ANSWER.fullmatch(each) for each in names):
+        raise UsageError(
+            'choices: expected numbers of questions and messages, such as 12.m345, or "none"; '
+            f"got {text[:40]!r}; copy the whole line"
+        )
+    return names

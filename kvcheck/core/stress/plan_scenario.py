@@ -6,8 +6,7 @@ import dataclasses
 from zlib import crc32
 
 from kvcheck.core.base.errors import LayoutMismatch, UsageError
-from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.cache.pools.sharding import rank_shape
+from kvcheck.core.cache.pools.shape import ModelShape, rank_shape
 from kvcheck.core.run.plan import ANSWERS, BUILTIN, FLOOR, PROCESS_RANKS, Plan, parse_ranks
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import PDTransfer
@@ -19,6 +18,10 @@ from kvcheck.core.stress.workload.jobs import Job, leading_runs
 from kvcheck.core.stress.workload.known_model import asked
 from kvcheck.core.stress.workload.shapes import ANSWERING_SHAPES, MICRO_SHAPES, TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
+
+ONE_RANK = "1x1"
+MOST_PAGES = 1000
+NO_FAULTS = "none"
 
 
 def scenario_of(plan: Plan) -> Scenario:
@@ -56,9 +59,6 @@ def _check_heads(plan: Plan, ranks: tuple[int, int]) -> None:
             rank_shape(shape_named(plan.shape), 0, size)
         except LayoutMismatch as error:
             raise UsageError(f"--ranks {plan.ranks}: {plan.shape} cannot be dealt out to them: {error}") from error
-
-
-ONE_RANK = "1x1"
 
 
 def check_decoder(plan: Plan) -> None:
@@ -105,10 +105,6 @@ def decoded(load: Load, plan: Plan, shape: ModelShape) -> Load:
     if plan.decoder != KNOWN_ANSWER:
         return load
     return dataclasses.replace(load, jobs=tuple(asked(job, shape) for job in load.jobs), decoder=plan.decoder)
-
-
-MOST_PAGES = 1000
-NO_FAULTS = "none"
 
 
 def check_bounds(plan: Plan) -> None:

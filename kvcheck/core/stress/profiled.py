@@ -17,13 +17,9 @@ import torch
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import ChunkWork, Operation, Signal
 from kvcheck.core.cache.backend.scoped import PassingBackend
-from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.cache.pools.buffers import Granularity
-from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
-from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 class MarkedBackend(PassingBackend):
@@ -72,26 +68,3 @@ def _marked(name: str, chunks: tuple[ChunkWork, ...]) -> tuple[ChunkWork, ...]:
         return run
 
     return tuple(map(marked, chunks))
-
-
-def schedule_cost(plan: Plan) -> str:
-    shape = shape_named(plan.shape)
-    requests = "the requests of the trace" if plan.trace is not None else "its requests"
-    if plan.requests is not None:
-        requests = f"{plan.requests:,} requests"
-    return (
-        f"{requests}, {token_bytes(shape):,} bytes of KV a token; next: a smaller --shape, fewer --requests or a "
-        "larger --max-time"
-    )
-
-
-def token_bytes(shape: ModelShape) -> int:
-    """Bytes of one token in all layers of the device pool, without states."""
-    total = 0
-    for space in POOLS.load(shape.family)(shape):
-        for buffer in space.buffers:
-            if buffer.rows is Granularity.TOKEN:
-                total += len(space.layers) * buffer.row_bytes
-            elif buffer.rows is Granularity.PAGE:
-                total += len(space.layers) * buffer.row_bytes // shape.page_size
-    return total

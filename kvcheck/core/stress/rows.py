@@ -15,6 +15,9 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Coverage, Finding
 from kvcheck.core.cache.backend.cuda import CudaDevice
 from kvcheck.core.cache.backend.probe import probe
+from kvcheck.core.cache.pools import POOLS
+from kvcheck.core.cache.pools.buffers import Granularity
+from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer import SHARING_TRANSPORTS
 from kvcheck.core.run.outcome import Outcome, Runner, TargetOf
 from kvcheck.core.run.plan import ANSWERS, FLOOR, NO_EXTRAS, Plan
@@ -26,7 +29,6 @@ from kvcheck.core.stress.delayed import DelayRunner
 from kvcheck.core.stress.flip import confirmed
 from kvcheck.core.stress.orders import order_of
 from kvcheck.core.stress.plan_scenario import ONE_RANK, check_decoded, scenario_of, usual_shapes, variant_of
-from kvcheck.core.stress.profiled import schedule_cost
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.strategies import DELAYS, decode_choices, delay_name, parse_pair
@@ -209,3 +211,26 @@ def _has_effect(plan: Plan, setting: str) -> bool:
         return True
     lacking = NOT_FOR_PROCESSES if plan.transport in SHARING_TRANSPORTS else NOT_FOR_PROCESSES + PATHS
     return setting.partition(":")[0] not in lacking
+
+
+def schedule_cost(plan: Plan) -> str:
+    shape = shape_named(plan.shape)
+    requests = "the requests of the trace" if plan.trace is not None else "its requests"
+    if plan.requests is not None:
+        requests = f"{plan.requests:,} requests"
+    return (
+        f"{requests}, {token_bytes(shape):,} bytes of KV a token; next: a smaller --shape, fewer --requests or a "
+        "larger --max-time"
+    )
+
+
+def token_bytes(shape: ModelShape) -> int:
+    """Bytes of one token in all layers of the device pool, without states."""
+    total = 0
+    for space in POOLS.load(shape.family)(shape):
+        for buffer in space.buffers:
+            if buffer.rows is Granularity.TOKEN:
+                total += len(space.layers) * buffer.row_bytes
+            elif buffer.rows is Granularity.PAGE:
+                total += len(space.layers) * buffer.row_bytes // shape.page_size
+    return total

@@ -37,6 +37,21 @@ POSITIONS = 4096
 """Positions that are tried for a word of 32 bits; a longer request raises it to its own position."""
 TRIED = 64
 """Requests to try for a word of 32 bits: it carries half a tag, so each takes a search."""
+OWNERS = 5
+"""Owners of a page in a history: the last ones, and the one whose words were seen."""
+FIRST_LINES = 4
+"""Lines kept at the beginning if others are left out."""
+VERBS = {
+    "decode.write": "written",
+    "decode.send_early": "sent",
+    "offload.save": "saved",
+    "offload.restore": "restored",
+    "hicache.load": "loaded",
+    "hicache.backup": "backed up",
+    "receive.mark": "marked as empty",
+}
+"""Effects of operations on a page, in a word. Others have their names."""
+STATES = {0: "failed", 3: "transferring", 4: "success"}
 
 
 def row_text(found: Mismatch) -> str:
@@ -113,25 +128,6 @@ def _half(word: int) -> int:
     return low - (1 << 32) if low >> 31 else low
 
 
-OWNERS = 5
-"""Owners of a page in a history: the last ones, and the one whose words were seen."""
-
-FIRST_LINES = 4
-"""Lines kept at the beginning if others are left out."""
-
-VERBS = {
-    "decode.write": "written",
-    "decode.send_early": "sent",
-    "offload.save": "saved",
-    "offload.restore": "restored",
-    "hicache.load": "loaded",
-    "hicache.backup": "backed up",
-    "receive.mark": "marked as empty",
-}
-"""Effects of operations on a page, in a word. Others have their names."""
-STATES = {0: "failed", 3: "transferring", 4: "success"}
-
-
 def is_computing(note: Note) -> bool:
     return isinstance(note.event, Submitted) and note.event.name.startswith(("decode.write", "decode.read"))
 
@@ -174,9 +170,6 @@ def is_of_another(notes: StoryNotes, note: Note) -> bool:
 def is_of_pages(note: Note) -> bool:
     """Allocated ids of pages, not of table rows or metadata slots."""
     return isinstance(note.event, Allocated) and unit_word(note.event.space) == "page"
-
-
-# A page
 
 
 def _of_place(notes: StoryNotes, space: str) -> list[str]:
@@ -267,9 +260,6 @@ def _handed_over(event: Event) -> str:
     if isinstance(event, TierChanged):
         return f"{'joined' if event.added else 'left'} the prefix cache"
     return type(event).__name__.lower()
-
-
-# A request
 
 
 def _of_request(notes: StoryNotes) -> list[str]:

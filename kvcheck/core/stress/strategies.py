@@ -20,6 +20,52 @@ from kvcheck.core.cache.backend.backend import Lane
 from kvcheck.core.cache.backend.simulated import Choice, Chooser, Goal, Pending
 
 _PAIR = re.compile(r"([1-9][0-9]{0,11})\.([^~]{1,80})~([1-9][0-9]{0,11})\.([^~]{1,80})")
+STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
+    "strategy",
+    {
+        "portfolio": (
+            "kvcheck.core.stress.strategies:portfolio",
+            "Runs eager, lazy and random in turn, then each delay once, with answers and random ones in between.",
+        ),
+        "eager": ("kvcheck.core.stress.strategies:eager", "Runs every operation as soon as it can run, oldest first."),
+        "lazy": (
+            "kvcheck.core.stress.strategies:lazy",
+            "Runs nothing until the process waits for it; then the youngest lane goes first.",
+        ),
+        "delay": (
+            "kvcheck.core.stress.strategies:delay",
+            "Runs one group of lanes, or all groups, only when nothing else can run; each schedule delays another.",
+        ),
+        "random": (
+            "kvcheck.core.stress.strategies:seeded_random",
+            "Picks the next operation at random; seed and schedule number fix the picks.",
+        ),
+        "answers": (
+            "kvcheck.core.stress.answers:answers",
+            "Runs only what the process asks for or waits for; chance picks the questions that are asked too early.",
+        ),
+        "replay": ("kvcheck.core.stress.strategies:replay", "Follows the choices that a schedule line recorded."),
+        "flip": (
+            "kvcheck.core.stress.strategies:flip",
+            "Runs two operations that a schedule line names in the other order.",
+        ),
+    },
+)
+LANE_GROUPS: dict[str, tuple[str, ...]] = {
+    "compute": ("forward",),
+    "d2h": ("d2h", "hicache.d2h"),
+    "h2d": ("h2d", "hicache.h2d"),
+    "storage": ("storage",),
+    "wire": ("ordered", "async.kv"),
+    "state": ("async.state",),
+    "message": ("message",),
+    "aux": ("async.aux",),
+}
+"""Lanes that are delayed together, by the beginning of their names after the name of the rank."""
+DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tuple(LANE_GROUPS))
+"""Groups of lanes that one schedule delays: each alone, then all of them."""
+FIRST = ("eager", "lazy", "random")
+"""The first orders of the portfolio, which find most bugs. A cell begins at any of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,54 +100,6 @@ class Draw:
     schedule: int
     choices: str | None
     order: str | None = None
-
-
-STRATEGIES: Registry[Callable[[Draw], Chooser]] = Registry(
-    "strategy",
-    {
-        "portfolio": (
-            "kvcheck.core.stress.strategies:portfolio",
-            "Runs eager, lazy and random in turn, then each delay once, with answers and random ones in between.",
-        ),
-        "eager": ("kvcheck.core.stress.strategies:eager", "Runs every operation as soon as it can run, oldest first."),
-        "lazy": (
-            "kvcheck.core.stress.strategies:lazy",
-            "Runs nothing until the process waits for it; then the youngest lane goes first.",
-        ),
-        "delay": (
-            "kvcheck.core.stress.strategies:delay",
-            "Runs one group of lanes, or all groups, only when nothing else can run; each schedule delays another.",
-        ),
-        "random": (
-            "kvcheck.core.stress.strategies:seeded_random",
-            "Picks the next operation at random; seed and schedule number fix the picks.",
-        ),
-        "answers": (
-            "kvcheck.core.stress.answers:answers",
-            "Runs only what the process asks for or waits for; chance picks the questions that are asked too early.",
-        ),
-        "replay": ("kvcheck.core.stress.strategies:replay", "Follows the choices that a schedule line recorded."),
-        "flip": (
-            "kvcheck.core.stress.strategies:flip",
-            "Runs two operations that a schedule line names in the other order.",
-        ),
-    },
-)
-
-LANE_GROUPS: dict[str, tuple[str, ...]] = {
-    "compute": ("forward",),
-    "d2h": ("d2h", "hicache.d2h"),
-    "h2d": ("h2d", "hicache.h2d"),
-    "storage": ("storage",),
-    "wire": ("ordered", "async.kv"),
-    "state": ("async.state",),
-    "message": ("message",),
-    "aux": ("async.aux",),
-}
-"""Lanes that are delayed together, by the beginning of their names after the name of the rank."""
-
-DELAYS: tuple[tuple[str, ...], ...] = (*((group,) for group in LANE_GROUPS), tuple(LANE_GROUPS))
-"""Groups of lanes that one schedule delays: each alone, then all of them."""
 
 
 class EagerStrategy:
@@ -263,10 +261,6 @@ def decode_choices(text: str) -> bytes:
 
 def make_strategy(name: str, *, seed: int, schedule: int, choices: str | None, order: str | None = None) -> Chooser:
     return STRATEGIES.load(name)(Draw(seed=seed, schedule=schedule, choices=choices, order=order))
-
-
-FIRST = ("eager", "lazy", "random")
-"""The first orders of the portfolio, which find most bugs. A cell begins at any of them."""
 
 
 def delay_name(groups: tuple[str, ...]) -> str:

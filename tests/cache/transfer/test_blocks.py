@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.pools.sharding import shard_range
+from kvcheck.core.cache.pools.shape import shard_range
 from kvcheck.core.cache.transfer.blocks import (
     PageRun,
     RowLayout,

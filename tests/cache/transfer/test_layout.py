@@ -11,8 +11,7 @@ from kvcheck.core.base.errors import LayoutMismatch
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
-from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.cache.pools.sharding import rank_shape
+from kvcheck.core.cache.pools.shape import ModelShape, rank_shape
 from kvcheck.core.cache.transfer.blocks import shard_slices
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, end_layout, routes
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers

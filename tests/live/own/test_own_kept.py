@@ -16,8 +16,8 @@ import pytest
 from kvcheck.core.base.cells import cell_of, is_of_server
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.exchange import Answer, End, Exchange, Question, Sending, Served
+from kvcheck.core.live.line import OwnPlan, is_own_line
 from kvcheck.core.live.own.arms import ArmResult
-from kvcheck.core.live.own.plan import OwnPlan, is_own_line
 from kvcheck.core.live.own.reference import FILE, Kept, Reference, check_alike, draw_questions, read_reference
 from kvcheck.core.live.own.verdict import compare_builds
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcheck.commands.own_target import target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.seeds.batches import BatchResult, BatchTask, SeedsPlan, answered, result_of, run_batch
 

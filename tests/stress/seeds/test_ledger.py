@@ -10,8 +10,7 @@ import pytest
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.run.plan import Plan
-from kvcheck.core.stress.seeds.batches import BatchResult, SeedsPlan
-from kvcheck.core.stress.seeds.ledger import LEDGER, append, read_ledger
+from kvcheck.core.stress.seeds.batches import LEDGER, BatchResult, SeedsPlan, append, read_ledger
 
 PLAN = SeedsPlan(cells=(Plan(scenario="hicache", shape="llama-3-micro"),), seeds=range(1, 4), schedules=24)
 

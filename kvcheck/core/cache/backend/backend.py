@@ -20,6 +20,8 @@ from kvcheck.core.base.paging import IndexArray
 
 ChunkWork = Callable[[], None]
 """The work of one chunk of an operation."""
+POISON_BYTE = 0xA5
+"""Fill of fresh memory in stress runs; no content word contains it by design."""
 
 
 class Place(Enum):
@@ -178,10 +180,6 @@ class Backend(Memory, Protocol):
 
     def idle(self) -> None:
         """Let time pass while the process has nothing to do."""
-
-
-POISON_BYTE = 0xA5
-"""Fill of fresh memory in stress runs; no content word contains it by design."""
 
 
 class HostMemory:

@@ -62,9 +62,6 @@ class MemoryStore:
     def truncate(self, key: str, *, size: int) -> None:
         self._objects[key] = self._object(key)[:size]
 
-    def swap(self, first: str, second: str) -> None:
-        self._objects[first], self._objects[second] = self._object(second), self._object(first)
-
     def drop(self, key: str) -> None:
         del self._objects[key]
 

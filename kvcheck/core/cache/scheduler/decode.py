@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvcheck.core.cache.scheduler.decoder import SchedulerDeps, take_slot_and_row
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps, take_slot_and_row
 from kvcheck.core.cache.scheduler.request import RunningRequest, SchedulerConfig, StepReport
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers

@@ -14,7 +14,8 @@ from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.cache.backend.backend import Backend, Signal
 from kvcheck.core.cache.pools.pool import Holding, KVPool
-from kvcheck.core.cache.scheduler.decoder import Chunk, Decoder, take_slot_and_row
+from kvcheck.core.cache.scheduler.decoder import Chunk, Decoder
+from kvcheck.core.cache.scheduler.parts import take_slot_and_row
 from kvcheck.core.cache.scheduler.request import Request, SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
 from kvcheck.core.cache.transfer.sender import FAILED, PENDING, REFUSED, WANTED, Sender

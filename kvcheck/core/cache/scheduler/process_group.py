@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import FileStore
 
 from kvcheck.core.base.errors import LengthMismatch
 
+LOCAL = "127.0.0.1"
+
 
 class RankGroup:
     def agree(self, known: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -26,9 +28,6 @@ class RankGroup:
             raise LengthMismatch(f"ranks bring {[len(values) for values in known]} values; expected equally many")
         least = [min(values) for values in zip(*known, strict=True)]
         return [list(least) for _ in known]
-
-
-LOCAL = "127.0.0.1"
 
 
 class GroupLost(Exception):

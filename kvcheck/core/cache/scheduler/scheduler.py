@@ -15,7 +15,8 @@ from kvcheck.core.base.errors import Hang, LengthMismatch
 from kvcheck.core.base.paging import floor_to_page, pages_for
 from kvcheck.core.cache.backend.backend import Signal
 from kvcheck.core.cache.offload import OffloadedKV
-from kvcheck.core.cache.scheduler.decoder import Chunk, SchedulerDeps
+from kvcheck.core.cache.scheduler.decoder import Chunk
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, RunningRequest, SchedulerConfig, StepReport
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray, PageIndices
-from kvcheck.core.cache.pools.sharding import shard_range
+from kvcheck.core.cache.pools.shape import shard_range
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,10 @@ from kvcheck.kernels.page_copy import copy_bytes_torch, fill_torch
 
 Units = Mapping[tuple[str, str], IndexArray]
 """Physical pages or slots by leg and space, in logical order."""
+FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
+"""As in SGLang's KVPoll: the minimum over all ranks counts, so a failure wins."""
+MARK = 0x6D61726B65642121
+"""Mixed with the generation, it fills a room's memory before anything has landed."""
 
 
 def register_memory(wire: Wire, pool: KVPool, metadata: MetadataBuffers, seals: torch.Tensor) -> None:
@@ -78,13 +82,6 @@ def room_footprints(layout: EndLayout, units: Units, request: int) -> tuple[Foot
         owners = np.full(len(ids), request, dtype=np.int64)
         touched.append(Footprint(space, names, (0, buffers[0].rows.layers), ids.copy(), owners=owners))
     return tuple(touched)
-
-
-FAILED, TRANSFERRING, SUCCESS = 0, 3, 4
-"""As in SGLang's KVPoll: the minimum over all ranks counts, so a failure wins."""
-
-MARK = 0x6D61726B65642121
-"""Mixed with the generation, it fills a room's memory before anything has landed."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,6 +31,8 @@ from kvcheck.core.live.http import CallFailed, Http, one_line
 PATH = "/v1/completions"
 _WORD = re.compile(r"<[a-z]+>|[a-z]+[0-9]+")
 _ID = "token_id:"
+_NOT_SAID = "this server does not say it; name its engine if it is one that kvcheck knows"
+_KINDS = ("host-hit", "storage-hit", "evict", "retract", "backup", "load-back", "transfer", "abort", "overtake")
 
 
 def take_completion(event: Mapping[str, object], reply: PartialAnswer, token_of: Callable[[str], int | None]) -> None:
@@ -120,10 +122,6 @@ def first_model(server: Http) -> Mapping[str, object]:
     if not cards:
         raise Unreadable("/v1/models: expected at least one model, got none")
     return table(cards[0], "data[0]")
-
-
-_NOT_SAID = "this server does not say it; name its engine if it is one that kvcheck knows"
-_KINDS = ("host-hit", "storage-hit", "evict", "retract", "backup", "load-back", "transfer", "abort", "overtake")
 
 
 class OpenAiClient:

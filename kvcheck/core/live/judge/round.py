@@ -24,6 +24,8 @@ from kvcheck.core.model.alphabet import HEADER
 
 LATEST = 512
 """Requests before a round that are searched for pages an answer may have read; more would only cost time."""
+CHANCE_BITS = 40
+"""Drawn bits that requests of two runs do not share by chance."""
 
 
 def judge_round(setting: ServerSetting, exchanges: Sequence[Exchange], sent: SentPrompts) -> Judgement:
@@ -199,10 +201,6 @@ def _message(setting: ServerSetting, exchange: Exchange, step: int, kind: WrongK
     if place.why is not None:
         text += f"; no page is named: {place.why}"
     return text
-
-
-CHANCE_BITS = 40
-"""Drawn bits that requests of two runs do not share by chance."""
 
 
 def cached_counts(setting: ServerSetting, exchanges: Sequence[Exchange], sent: SentPrompts) -> Counts:

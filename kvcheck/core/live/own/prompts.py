@@ -29,8 +29,6 @@ BLOCK, FILLING, FRAME, CODE = 16, 6, 2, 8
 """Tokens of a block, of its filling, of its opener and marker, and of its code, in this order."""
 MARKERS = 64
 SHORTEST = 2 * BLOCK
-USUAL_IDS = 1000
-"""Token ids that every model in use has."""
 LEAST_IDS = 256
 SPECIAL = 300
 """Lower ids are often bytes or special tokens; they are left out if the vocabulary is large enough."""
@@ -39,6 +37,10 @@ LEAST_LENGTH = 64
 
 Span = tuple[int, int]
 """(first, end): tokens of a request from `first` to below `end`."""
+CHANCE = 1e-9
+"""Largest probability of a false finding in a whole run."""
+FEW = 8
+"""Owners of a run that are kept: those that share a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +176,6 @@ class OwnQuestions:
 
     def _marker(self, block: int) -> int:
         return self._markers[block % MARKERS]
-
-
-CHANCE = 1e-9
-"""Largest probability of a false finding in a whole run."""
-FEW = 8
-"""Owners of a run that are kept: those that share a prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

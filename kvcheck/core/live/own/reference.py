@@ -19,7 +19,7 @@ from pathlib import Path
 from kvcheck.core.base.errors import UsageError, why_unread
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.live.exchange import Answer, End, Question, Served
-from kvcheck.core.live.own.plan import OwnPlan
+from kvcheck.core.live.line import OwnPlan
 from kvcheck.core.live.own.prompts import SHORTEST, OwnQuestions, ids_of
 
 FILE = "reference.json"

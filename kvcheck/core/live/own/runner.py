@@ -23,6 +23,7 @@ from kvcheck.core.live.doubts import WHOLE, CounterCheck, doubts, new_prompts
 from kvcheck.core.live.exchange import Answer, Counters, End, Exchange, Question, Sending, Served
 from kvcheck.core.live.health import judge_health
 from kvcheck.core.live.judge.verdicts import ASSUMED_PAGE
+from kvcheck.core.live.line import OwnPlan
 from kvcheck.core.live.own.arms import (
     ArmResult,
     Cold,
@@ -35,7 +36,6 @@ from kvcheck.core.live.own.arms import (
     page_groups,
     together,
 )
-from kvcheck.core.live.own.plan import OwnPlan
 from kvcheck.core.live.own.prompts import LEAST_LENGTH, Needles, OwnQuestions, ids_of, recites, shortest_run
 from kvcheck.core.live.own.statistic import (
     MORE_CONTROLS,

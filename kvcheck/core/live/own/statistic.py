@@ -28,6 +28,18 @@ from enum import Enum
 from kvcheck.core.live.exchange import Answer
 
 _FLOAT32 = 2.0**-24
+ALPHA = 1.0 / 200.0
+"""Largest share of runs without a fault that may end in a finding."""
+WIDE = 5.0
+LEAST_NATS = 0.5
+MOST_SUSPECTS = 8
+MORE_CONTROLS = 24
+"""Most further control arms for a finding about one request that is too near."""
+MARGIN = 5.0
+REPEATS = 12
+"""Repeats of a suspect, and of its fresh copies."""
+GIVE_UP = 3
+"""First repeats of a suspect, one of which has to be wide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +102,6 @@ def _lacking(one: _StepRow, two: _StepRow) -> float:
 def _rest(logprob: float) -> float:
     """The largest log-probability of all other tokens together; float32 rounds values nearer to 1."""
     return math.log(max(-math.expm1(min(logprob, 0.0)), _FLOAT32))
-
-
-ALPHA = 1.0 / 200.0
-"""Largest share of runs without a fault that may end in a finding."""
-WIDE = 5.0
-LEAST_NATS = 0.5
-MOST_SUSPECTS = 8
-MORE_CONTROLS = 24
-"""Most further control arms for a finding about one request that is too near."""
-MARGIN = 5.0
-REPEATS = 12
-"""Repeats of a suspect, and of its fresh copies."""
-GIVE_UP = 3
-"""First repeats of a suspect, one of which has to be wide."""
 
 
 class Ground(Enum):

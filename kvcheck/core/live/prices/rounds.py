@@ -22,6 +22,8 @@ from kvcheck.core.base.server_facts import FIRST_TOKEN, NEXT_TOKEN, THROUGHPUT
 from kvcheck.core.live.exchange import Answer, End, Exchange
 
 US = 1e6
+CONTROL = "control"
+"""The baseline again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +102,6 @@ METRICS: Mapping[str, Callable[[Times], float | None]] = {
     NEXT_TOKEN: lambda times: _median(times.next_s),
 }
 """Case of the record -> its microseconds; None if unknown."""
-
-
-CONTROL = "control"
-"""The baseline again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,9 @@ from typing import Any
 
 from kvcheck.core.probes.frame.probe import Rig
 
+LENGTH = 64
+"""Most positions of a request."""
+
 
 class PrefixPages:
     """Pages by the prefix whose last tokens they hold. size: tokens of a page."""
@@ -50,10 +53,6 @@ class PrefixPages:
     def clear(self) -> None:
         self._pages.clear()
         self._prefix.clear()
-
-
-LENGTH = 64
-"""Most positions of a request."""
 
 
 @dataclass(frozen=True, slots=True)

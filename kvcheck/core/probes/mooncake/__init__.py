@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
-from kvcheck.core.probes.mooncake.words import NAMES
+from kvcheck.core.probes.mooncake.names import NAMES
 
 MOONCAKE: Final = EngineSpec(
     name="mooncake",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping
 from enum import IntEnum
 
 REGION = 16 << 20
@@ -84,17 +83,3 @@ class MappedMemory:
 
 def offset(plane: Plane, peer: int, at: int) -> int:
     return (int(plane) * MOST_PEERS + peer) * REGION + at
-
-
-STATED = "MC_TRANSFER_TIMEOUT"
-SOON = {STATED: "10", "MC_TCP_PROGRESS_TIMEOUT_SEC": "3", "MC_TCP_STATUS_TIMEOUT_SEC": "3"}
-"""Settings of probes in which calls fail: shorter limits than the library's own, for the same outcome."""
-LEAST_S = 5
-"""The library replaces a shorter limit by this one."""
-USUAL_S = 30
-PATIENCE_S = 20.0
-
-
-def longest_call_s(variables: Mapping[str, str]) -> float:
-    stated = variables.get(STATED, "")
-    return max(LEAST_S, int(stated) if stated.isdecimal() else USUAL_S) + PATIENCE_S

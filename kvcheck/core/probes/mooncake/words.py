@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass
-from typing import Final
 
 WORD = 8
 MOST_GENERATIONS = 1 << 24
@@ -113,22 +112,3 @@ def _kind(place: int, tag: int, expected: int, owner: int, generation: int, owne
     if place != expected:
         return "misplaced"
     return "wanted" if when == generation else "older" if when < generation else "newer"
-
-
-_ENGINE = "mooncake.engine:TransferEngine"
-NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "engine": (_ENGINE,),
-    "register": (f"{_ENGINE}.register_memory",),
-    "unregister": (f"{_ENGINE}.unregister_memory",),
-    "sync": (f"{_ENGINE}.transfer_sync_write",),
-    "batch": (f"{_ENGINE}.batch_transfer_sync_write",),
-    "async": (f"{_ENGINE}.batch_transfer_async_write",),
-    "async.status": (f"{_ENGINE}.get_batch_transfer_status",),
-    "submit": (f"{_ENGINE}.transfer_submit_write",),
-    "submit.status": (f"{_ENGINE}.transfer_check_status",),
-    "notified.sync": (f"{_ENGINE}.transfer_sync",),
-    "notified.batch": (f"{_ENGINE}.batch_transfer_sync",),
-    "notification": ("mooncake.engine:TransferNotify",),
-    "notification.list": (f"{_ENGINE}.get_notifies",),
-    "opcode": ("mooncake.engine:TransferOpcode",),
-}

@@ -20,6 +20,8 @@ from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.markdown import code_block, code_span, escaped
 from kvcheck.core.report.wording import replay_line, seen_text
 
+MOST_SHOWN = 100
+
 
 class TroubleKind(Enum):
     FINDING = "finding"
@@ -96,7 +98,6 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
     )
 
 
-MOST_SHOWN = 100
 WORDS = {TroubleKind.GAP: " (unknown: no pass)", TroubleKind.CONDITIONAL: " (changes no verdict)"}
 
 

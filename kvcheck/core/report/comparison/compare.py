@@ -32,6 +32,8 @@ SERVERS = "servers"
 
 CONDITIONAL = "conditional "
 """Prefix of the code of a finding under an assumption."""
+LEAST_RUNS = 3
+"""Fewest runs of a trend; two runs have a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,10 +330,6 @@ def counts(cell: ComparisonEntry) -> str:
     parts += [counted(cell.words, "word")] if cell.words else []
     parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
     return ", ".join(parts)
-
-
-LEAST_RUNS = 3
-"""Fewest runs of a trend; two runs have a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ NAMED = 8
 """Most untried strategies and settings named in a line."""
 
 HEADINGS = ("verdict", "row", "budget", "measured (95 %)", "noise floor", "slower from", "rounds")
+MOST_LINES = 100
 
 
 def cells(row: GatedRow) -> tuple[str, ...]:
@@ -184,9 +185,6 @@ def summary_text(result: GateResult) -> str:
     known = 0 if result.baseline is None else result.baseline.count(EntryStatus.KNOWN)
     nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
     return ", ".join(parts) or nothing
-
-
-MOST_LINES = 100
 
 
 def write(result: GateResult, path: Path) -> None:

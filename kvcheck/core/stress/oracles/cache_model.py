@@ -24,6 +24,11 @@ from kvcheck.core.stress.workload.tier_events import (
     Transferred,
 )
 
+RANKS = ("lru", "lfu", "priority")
+"""The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""
+USED, USES, PRIORITY = range(len(RANKS))
+ROOT = b""
+
 
 class PlainCache:
     def __init__(self, pages: int) -> None:
@@ -70,12 +75,6 @@ class CachingRules:
             self.findings.append(
                 Finding(code=code, oracle=self.name, request=request, tier=tier, page=page, message=message)
             )
-
-
-RANKS = ("lru", "lfu", "priority")
-"""The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""
-USED, USES, PRIORITY = range(len(RANKS))
-ROOT = b""
 
 
 @dataclass(slots=True, eq=False)

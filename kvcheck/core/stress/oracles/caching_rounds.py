@@ -22,6 +22,12 @@ from kvcheck.core.stress.workload.report_events import Reported
 from kvcheck.core.stress.workload.tier_events import Answered, Moving, Refused, TierChanged, Transferred
 
 COMPANIONS = ("window", "state")
+LOOKS = 2
+"""A finished copy is acknowledged, and a due backup is started, within so many looks of the cache at its copies, and
+one round more. A cache may skip every other look."""
+TURNS = 2
+"""Loads for each engine, after which each has had one."""
+HOST = "host."
 
 
 class AnswerRules(CachingRules):
@@ -116,14 +122,6 @@ class AnswerRules(CachingRules):
         if any(cache.is_locked(tier, each) for tier in ("device", "host") for each in event.chain):
             return False
         return len(event.tiers) > 1 or cache.stays(event.tiers[0], "full", event.chain[-1]) is None
-
-
-LOOKS = 2
-"""A finished copy is acknowledged, and a due backup is started, within so many looks of the cache at its copies, and
-one round more. A cache may skip every other look."""
-TURNS = 2
-"""Loads for each engine, after which each has had one."""
-HOST = "host."
 
 
 @dataclass(slots=True, eq=False)

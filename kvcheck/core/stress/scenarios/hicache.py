@@ -36,8 +36,8 @@ from kvcheck.core.stress.scenarios.serving import (
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.stress.targets.target import HostTier, Target
 from kvcheck.core.stress.workload.events import Emit, Event, Resumed, Retracted
-from kvcheck.core.stress.workload.handover import Readers
 from kvcheck.core.stress.workload.jobs import session_jobs
+from kvcheck.core.stress.workload.observation import Readers
 from kvcheck.core.stress.workload.tier_events import Damaged, Modelled, StoreKeeps
 
 SYNTHETIC_PAGES = 11

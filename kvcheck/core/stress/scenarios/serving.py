@@ -39,11 +39,11 @@ from kvcheck.core.stress.workload.events import (
     SitesKnown,
 )
 from kvcheck.core.stress.workload.footprints import row_sites
-from kvcheck.core.stress.workload.handover import Readers
 from kvcheck.core.stress.workload.host_inspector import HostHits, HostInspector
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
 from kvcheck.core.stress.workload.known_model import known_model
+from kvcheck.core.stress.workload.observation import Readers
 from kvcheck.core.stress.workload.report_events import Sent
 from kvcheck.core.stress.workload.room_inspector import WordInspector
 from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows

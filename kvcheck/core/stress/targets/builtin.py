@@ -6,7 +6,7 @@ from kvcheck.core.base.paging import pages_for
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, CacheConfig, HiCache
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.storage import Namespace
-from kvcheck.core.cache.scheduler.decoder import SchedulerDeps
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.request import Request, StepReport
 from kvcheck.core.stress.targets.observe import Observer, PaddingCheck, WatchedOffload, reported, sized
 from kvcheck.core.stress.targets.pair import PairEngine

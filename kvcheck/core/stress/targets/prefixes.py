@@ -30,6 +30,8 @@ PINNED = {
     "host": ("being backed up", "being loaded", "being stored"),
 }
 """By tier, the states of a prefix that it may not give up."""
+KeyOf = Callable[[Namespace, str, bytes], str]
+"""See StorageTier.key_of."""
 
 
 class CachedPrefixes:
@@ -176,10 +178,6 @@ def _whole(node: Node) -> tuple[bytes, ...]:
 
 def _name(node: Node) -> str:
     return node.chain[-1].hex()
-
-
-KeyOf = Callable[[Namespace, str, bytes], str]
-"""See StorageTier.key_of."""
 
 
 def others_of(mine: Namespace) -> tuple[Namespace, ...]:

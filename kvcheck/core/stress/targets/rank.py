@@ -13,9 +13,9 @@ from kvcheck.core.base.errors import InternalError
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.scoped import ScopedBackend, scoped
 from kvcheck.core.cache.pools.pool import KVPool
-from kvcheck.core.cache.pools.sharding import rank_shape, shard_range
+from kvcheck.core.cache.pools.shape import rank_shape, shard_range
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
-from kvcheck.core.cache.scheduler.decoder import SchedulerDeps
+from kvcheck.core.cache.scheduler.parts import SchedulerDeps
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.request import StepReport
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout, routes, sources_of

@@ -37,6 +37,9 @@ from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.stress.workload.events import Emit
 
+FirstWords = Mapping[tuple[str, str], int]
+"""By space and buffer: the first word of this rank's row in the model's whole row; 0 if left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpaceCount:
@@ -88,10 +91,6 @@ class HostTier:
     rank: int = 0
     ranks: int = 1
     has_neighbours: bool = False
-
-
-FirstWords = Mapping[tuple[str, str], int]
-"""By space and buffer: the first word of this rank's row in the model's whole row; 0 if left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.stress.workload import handover
 from kvcheck.core.stress.workload.events import Emit, Forward, Saw, Verified
 from kvcheck.core.stress.workload.footprints import SpaceTouch, pass_touches
-from kvcheck.core.stress.workload.handover import INDEX_READERS, Observation, Readers
 from kvcheck.core.stress.workload.jobs import Job, token_authors
 from kvcheck.core.stress.workload.mismatch import Mismatch
+from kvcheck.core.stress.workload.observation import INDEX_READERS, Observation, Readers
 from kvcheck.core.stress.workload.passes import PassPlan, locs_of_places, piece_of_tokens, plan_pass
 from kvcheck.kernels.content import as_signed, mix64_int, rows_torch
 from kvcheck.kernels.content_rows import differing

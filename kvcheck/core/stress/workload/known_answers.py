@@ -25,10 +25,10 @@ from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.stress.workload import handover
 from kvcheck.core.stress.workload.events import Emit, Forward, Saw, Verified
 from kvcheck.core.stress.workload.footprints import SpaceTouch, pass_touches
-from kvcheck.core.stress.workload.handover import INDEX_READERS, Readers
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_attention import Asking, known_attention
 from kvcheck.core.stress.workload.known_model import DeltaNet, known_model
+from kvcheck.core.stress.workload.observation import INDEX_READERS, Readers
 from kvcheck.core.stress.workload.passes import ChunkPositions, locs_of_places, piece_of_tokens, places_of
 
 

@@ -28,6 +28,24 @@ from kvcheck.core.model.parameters import STATE_DISTANCE, Parameters
 from kvcheck.core.stress.workload.jobs import Job, token_authors
 
 L2_EPS = 1e-6
+ARCHITECTURES = {
+    "mha": "llama",
+    "swa": "llama",
+    "mla": "deepseek-v3",
+    "nsa": "deepseek-v32",
+    "mamba": "qwen3-next",
+}
+"""The architecture whose weights are used, by pool family."""
+LENGTH = 1024
+"""Most tokens of a request and its answer."""
+NODES = 16
+"""The walk is not used, so its alphabet is the smallest."""
+LATENT_HEADS = 4
+"""Heads that read one latent."""
+TOP_K = 4
+"""Positions that an indexer picks: the header, the one of the question, and one more. All prompts are longer."""
+FAR = 5
+"""Distance of the reads of even requests in layers without window or state."""
 
 
 class DeltaNet:
@@ -88,26 +106,6 @@ class DeltaNet:
 
 def _unit(rows: torch.Tensor) -> torch.Tensor:
     return rows * torch.rsqrt(rows.pow(2).sum(-1, keepdim=True) + L2_EPS)
-
-
-ARCHITECTURES = {
-    "mha": "llama",
-    "swa": "llama",
-    "mla": "deepseek-v3",
-    "nsa": "deepseek-v32",
-    "mamba": "qwen3-next",
-}
-"""The architecture whose weights are used, by pool family."""
-LENGTH = 1024
-"""Most tokens of a request and its answer."""
-NODES = 16
-"""The walk is not used, so its alphabet is the smallest."""
-LATENT_HEADS = 4
-"""Heads that read one latent."""
-TOP_K = 4
-"""Positions that an indexer picks: the header, the one of the question, and one more. All prompts are longer."""
-FAR = 5
-"""Distance of the reads of even requests in layers without window or state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

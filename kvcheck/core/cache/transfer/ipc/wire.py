@@ -35,6 +35,12 @@ from kvcheck.core.cache.transfer.sockets.link import LEASE_S, FrameKind, Link
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_blocks
 
+READY_S = 60.0
+WORD = 8
+"""Bytes of a word; blocks are cut between words."""
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+"""(target, source) of each block, [bytes] uint8."""
+
 
 # writer, for each copy    take a shared lock of the fence, copy, release it; no lock, no copy
 # owner, for a lost peer   take the exclusive lock: then no copy is in progress, and none begins
@@ -84,14 +90,6 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-READY_S = 60.0
-WORD = 8
-"""Bytes of a word; blocks are cut between words."""
-
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-"""(target, source) of each block, [bytes] uint8."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,20 @@ from kvcheck.core.base.errors import TransferError
 LEASE_S = 15.0
 BEATS_OF_A_LEASE = 8
 MOST_BEAT_S = 0.5
+HEADER = struct.Struct("=BI")
+MOST_BYTES = 64 << 20
+SEND_S = 20.0
+HELLO_S = 60.0
+STRANGER_S = 10.0
+"""Longest handshake of a new connection; peers finish it at once."""
+MOST_GREETINGS = 32
+"""Handshakes at a time. If there are more, the eldest is dropped: a peer takes milliseconds."""
+PROOF_BYTES = 1024
+"""Longest frame before the proof of the key."""
+LOOK_S = 0.05
+"""Interval at which a listener checks for new links, or for free descriptors."""
+DIGEST_BYTES = 32
+LOCAL = "127.0.0.1"
 
 
 class Pulse:
@@ -63,22 +77,6 @@ class Pulse:
         link.close()
 
 
-HEADER = struct.Struct("=BI")
-MOST_BYTES = 64 << 20
-SEND_S = 20.0
-HELLO_S = 60.0
-STRANGER_S = 10.0
-"""Longest handshake of a new connection; peers finish it at once."""
-MOST_GREETINGS = 32
-"""Handshakes at a time. If there are more, the eldest is dropped: a peer takes milliseconds."""
-PROOF_BYTES = 1024
-"""Longest frame before the proof of the key."""
-LOOK_S = 0.05
-"""Interval at which a listener checks for new links, or for free descriptors."""
-DIGEST_BYTES = 32
-LOCAL = "127.0.0.1"
-
-
 class FrameKind(IntEnum):
     """MESSAGE, ENGINE, FENCE: JSON. DATA: bytes for regions. BEAT: empty. GONE: never sent."""
 
@@ -93,6 +91,7 @@ class FrameKind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in FrameKind if kind is not FrameKind.GONE}
+
 
 Handler = Callable[[str, FrameKind, bytearray], None]
 """Called by the link's thread with the peer and a frame of it."""

@@ -14,6 +14,9 @@ from typing import Any, Final
 from kvcheck.core.probes.frame.guard import fitted
 from kvcheck.core.probes.frame.names import Names
 
+STATE_CHUNK: Final = 4
+"""Tokens between two states of a recurrent model. Without it, some releases read a model's configuration for it."""
+
 
 def plain_manager() -> dict[str, Any]:
     ones = ("attn_tp_size", "attn_cp_size", "attn_dp_size", "state_tp_size", "pp_size", "dcp_size", "kv_shard_size")
@@ -56,10 +59,6 @@ def plain_manager() -> dict[str, Any]:
         "_make_worker_recv": lambda socket, *_: socket.recv_multipart,
         "_start_heartbeat_checker_thread": lambda: None,
     }
-
-
-STATE_CHUNK: Final = 4
-"""Tokens between two states of a recurrent model. Without it, some releases read a model's configuration for it."""
 
 
 def prepare(names: Names) -> None:

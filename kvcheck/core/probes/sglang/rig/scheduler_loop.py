@@ -28,6 +28,25 @@ from kvcheck.core.probes.sglang.rig.pools import STATES, SmallPool, optional
 
 REQUEST_NEEDS = ("request", "request.sampling")
 VOCABULARY = 1 << 20
+CHUNK = 8
+INPUT = 1 << 12
+RATIO = 0.1
+"""new_token_ratio: the share of possible output for which room is reserved; small, so that requests are retracted."""
+RUNNING = 5
+STATES_EACH = 3
+"""States that the engine's own sizing counts for a running request."""
+SQUEEZE = 6
+"""One decode in so many retracts a request despite enough room."""
+SCHEDULER_NEEDS = (
+    *REQUEST_NEEDS,
+    "tree.params",
+    "tree.release",
+    "batch",
+    "batch.abort",
+    "batch.adder",
+    "batch.added",
+    "batch.algorithm",
+)
 
 
 def make_request(rig: Rig, name: str, prompt: Sequence[int], outputs: int) -> Any:
@@ -90,27 +109,6 @@ def extend_to(request: Any, end: int) -> None:
     request.fill_ids = request.origin_input_ids[:end]
     if hasattr(request, "set_extend_range"):
         request.set_extend_range(0, end)
-
-
-CHUNK = 8
-INPUT = 1 << 12
-RATIO = 0.1
-"""new_token_ratio: the share of possible output for which room is reserved; small, so that requests are retracted."""
-RUNNING = 5
-STATES_EACH = 3
-"""States that the engine's own sizing counts for a running request."""
-SQUEEZE = 6
-"""One decode in so many retracts a request despite enough room."""
-SCHEDULER_NEEDS = (
-    *REQUEST_NEEDS,
-    "tree.params",
-    "tree.release",
-    "batch",
-    "batch.abort",
-    "batch.adder",
-    "batch.added",
-    "batch.algorithm",
-)
 
 
 class SchedulerLoop:
