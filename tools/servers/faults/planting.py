@@ -30,40 +30,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-STALE, FOREIGN, LOST_LOAD = "stale", "foreign", "lost-load"
+STALE, FOREIGN = "stale", "foreign"
 WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE = "window-longer", "window-shorter", "sink-lost", "sink-twice"
 RULES = (WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE)
 """Kinds that break a rule of attention, not a page."""
-KINDS = (STALE, FOREIGN, LOST_LOAD, *RULES)
+KINDS = (STALE, FOREIGN, *RULES)
 ORDERS, LOG = "KVCHECK_FAULT_ORDERS", "KVCHECK_FAULT_LOG"
 """Variables with the paths of the order and of the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """kind: stale leaves the page's former content, foreign puts another request's page there, lost-load leaves the
-    former content of a page that comes back from a lower tier. window-longer and window-shorter: the layer's window has
-    one position more or less; sink-lost: it has no sink; sink-twice: each of its sinks is doubled. page: of the
-    request, from 0; negative: from the last page that the prefill or the load fills. every: of so many candidates one.
-    most: pages in all. same: 1: a foreign page is the page of another request in the same place, where there is one.
-    A rule is broken until its order is taken away, and has no page.
+    """kind: stale leaves the page's former content, foreign puts another request's page there. window-longer and
+    window-shorter: the layer's window has one position more or less; sink-lost: it has no sink; sink-twice: each of its
+    sinks is doubled. page: of the request, from 0; negative: from the last page that the prefill fills. same: 1: a
+    foreign page is the page of another request in the same place, where there is one. A page is planted once; a rule
+    is broken until its order is taken away, and has no page.
     """
 
     kind: str
     layer: int
     page: int = 0
-    every: int = 1
-    most: int = 1
     same: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.layer < 0 or self.every < 1 or self.most < 1:
-            raise ValueError(f"an order has a kind of {KINDS}, a layer, and counts of at least 1; got {self}")
+        if self.kind not in KINDS or self.layer < 0:
+            raise ValueError(f"an order has a kind of {KINDS} and a layer; got {self}")
 
     def give(self, path: Path) -> None:
         """Write it to where the plug-in reads it, in one step."""
         draft = path.with_name(f"{path.name}.tmp")
-        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "every", "most", "same")}
+        fields = {name: getattr(self, name) for name in ("kind", "layer", "page", "same")}
         draft.write_text(json.dumps(fields), encoding="utf-8")
         os.replace(draft, path)
 
@@ -103,15 +100,14 @@ class Planter:
     page_size: int
     _order: Order | None = None
     _stamp: tuple[int, int] | None = None
-    _seen: int = 0
-    _done: int = 0
+    _is_done: bool = False
     _held: dict[int, Held] = field(default_factory=dict)
     _damaged: dict[tuple[int, int], set[str]] = field(default_factory=dict)
     _began_with_hit: dict[str, bool] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
     def order(self) -> Order | None:
-        """The order as the file has it now; None where it has none, or all of it has been done."""
+        """The order as the file has it now; None where it has none, or it has been done."""
         try:
             stat = self.orders.stat()
         except FileNotFoundError:
@@ -120,9 +116,9 @@ class Planter:
         stamp = (stat.st_mtime_ns, stat.st_ino)
         if stamp != self._stamp:
             self._order = Order(**json.loads(self.orders.read_text(encoding="utf-8")))
-            self._stamp, self._seen, self._done = stamp, 0, 0
+            self._stamp, self._is_done = stamp, False
             self._told.clear()
-        return self._order if self._order is not None and self._done < self._order.most else None
+        return None if self._is_done else self._order
 
     def candidates(self, order: Order, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         """Rows and the page of each that the order falls on in this step."""
@@ -130,9 +126,7 @@ class Planter:
             filled = row.filled(self.page_size)
             page = order.page if order.page >= 0 else filled.stop + order.page
             if page in filled:
-                self._seen += 1
-                if self._seen % order.every == 0:
-                    yield row, page
+                yield row, page
 
     def behind_hits(self, rows: Sequence[Row]) -> list[int]:
         """Which rows are of requests that the cache held a beginning of when they were first computed. Called for each
@@ -159,7 +153,7 @@ class Planter:
 
     def planted(self, order: Order, row: Row, page: int, source: tuple[int, Held] | None) -> None:
         """Note that the order was done to this page of this request."""
-        self._done += 1
+        self._is_done = True
         block = row.blocks[page]
         self._damaged[order.layer, block] = {row.request}
         first = page * self.page_size
