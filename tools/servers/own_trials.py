@@ -37,8 +37,8 @@ from kvcheck.core.live.own.prompts import FRAME
 from tools.servers import sglang_cpu, vllm_cpu
 from tools.servers.faults.planting import FOREIGN, STALE, Order, events, fault_log, fault_orders
 from tools.servers.kvcheck_run import run_kvcheck
-from tools.servers.published_tables import append
 from tools.servers.serving import serving
+from tools.tables.measured import append
 
 PROJECT = Path(__file__).parents[2]
 ENGINES = {"sglang": sglang_cpu, "vllm": vllm_cpu}

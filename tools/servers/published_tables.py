@@ -1,9 +1,9 @@
-"""The CSV files of published pages about servers: rows are added to them, and tables are made of them.
+"""Tables of published pages about servers, made of the CSV files beside them.
 
     python -m tools.servers.published_tables
 
 Invariants:
-- A figure is counted from the rows of a file, never typed. `test_published_tables.py` compares the pages with it.
+- A figure is counted from the rows of a file, never typed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,6 @@ def read(path: Path) -> list[dict[str, str]]:
     """The rows of a file."""
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
-
-
-def append(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    """Add rows to a file, which has its head once."""
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 def reuse(rows: Sequence[Row]) -> list[str]:

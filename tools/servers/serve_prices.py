@@ -29,8 +29,8 @@ from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.prices import verdict
 from tools.servers import sglang_cpu, vllm_cpu
 from tools.servers.kvcheck_run import run_kvcheck
-from tools.servers.published_tables import append
 from tools.servers.serving import Command, serving
+from tools.tables.measured import append
 
 PROJECT = Path(__file__).parents[2]
 MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")

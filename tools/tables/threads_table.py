@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import sys
 import time
@@ -29,6 +28,7 @@ from kvcheck.core.stress.delayed import Rates, device_plans, run_both
 from kvcheck.core.stress.mutant_trials import JUDGE, judge
 from kvcheck.core.stress.runner import ScheduleRunner, Workloads
 from kvcheck.core.stress.targets.mutants import MUTANTS, mutant
+from tools.tables.measured import measured
 
 SEED, SCHEDULES = 1, 32
 COLUMNS = (
@@ -97,13 +97,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--only", action="append", default=[])
     given = parser.parse_args()
-    with given.out.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for row in rows(given.only, given.runs):
-            writer.writerow(row)
-            stream.flush()
-            sys.stdout.write(f"{row}\n")
+    for row in measured(given.out, COLUMNS, rows(given.only, given.runs)):
+        sys.stdout.write(f"{row}\n")
 
 
 if __name__ == "__main__":
