@@ -1,10 +1,6 @@
 """A server that speaks as SGLang or vLLM do and answers what a right one answers, with one fault if it is told so.
 
-    python tests/fakes/server.py --engine sglang --model DIR --fault foreign-page --port 30000
-
-Invariants:
-- Right answers come from `answers`; see rigs.model_engine for the cache, and rigs.wrong_answers for wrong answers.
-- The faults of WRONG need another request before them (but for other-model), so that the first answer is right.
+python tests/fakes/server.py --engine sglang --model DIR --fault foreign-page --port 30000
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Questions, and clients of an address that ask them.
-
-Invariants:
-- The model is small, and each question is one that its rules answer.
-"""
+"""Questions, and clients of an address that ask them."""
 
 from __future__ import annotations
 

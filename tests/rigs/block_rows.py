@@ -1,9 +1,4 @@
-"""Which test runs or compares each fenced block of the documents, or why it is only parsed: one table.
-
-Invariants:
-- A row has its document and how the first line of the block begins. tests/test_blocks.py refuses a block without one.
-- A command that is not run has its reason: what it needs that a test does not have.
-"""
+"""Which test runs or compares each fenced block of the documents, or why it is only parsed: one table."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Pages in headless Chromium: copies of them in frames of several widths, and what a script in each copy sees.
-
-Invariants:
-- The page under test is the copy's text but for one script at its end and the hash that lets it run.
-- One browser opens all pages in all widths, with a profile of its own, and reaches no network.
-- A page that says nothing is an error, so a check cannot pass because it did not run.
-"""
+"""Pages in headless Chromium: copies of them in frames of several widths, and what a script in each copy sees."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What CI systems accept of the files they read, written by hand: elements, attributes, types and limits.
-
-Invariants:
-- Each reader raises AssertionError for a file that its system refuses or shows wrongly; `test_ci_formats.py` fails
-  each on literal bad files.
-"""
+"""What CI systems accept of the files they read, written by hand: elements, attributes, types and limits."""
 
 from __future__ import annotations
 

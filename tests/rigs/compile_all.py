@@ -4,9 +4,6 @@
 
 What is compiled lies in Triton's cache, where launches find it: so later jobs spend their time on what they measure. A
 machine without a device compiles for an H100. Exit 1 where a class of launches does not compile.
-
-Invariants:
-- The driver is not asked for anything but the device's capability: compiling is all that is done.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""What a test may do without saying so: its markers, kept true while it runs.
-
-Invariants:
-- A test that starts a process, forks, or runs a whole schedule without the marker for it fails, whatever the product
-  makes of the refusal.
-- git, which every run of a command asks what it is about, is not there for a test that starts no process.
-"""
+"""What a test may do without saying so: its markers, kept true while it runs."""
 
 from __future__ import annotations
 

@@ -7,9 +7,6 @@ tests/kernels/test_ahead_of_time.py compiles that list for real GPUs on a machin
     i32:16  i32   an integer that fits into 32 bits and is a multiple of 16, or is not; i64 does not fit
     1             the integer 1, which Triton compiles in
     none          no value
-
-Invariants:
-- A class follows from the arguments alone, by the rules by which Triton itself tells compiled kernels apart.
 """
 
 from __future__ import annotations

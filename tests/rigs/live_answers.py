@@ -1,8 +1,4 @@
-"""Literal exchanges with a server of known answers: right by default, with what a test changes.
-
-Invariants:
-- An exchange without changes is one that a right server makes.
-"""
+"""Literal exchanges with a server of known answers: right by default, with what a test changes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""KV pools in plain torch, as people write them, for tests of kvcheck.testing.
-
-Invariants:
-- A pool whose name does not say otherwise saves and loads all of its buffers.
-"""
+"""KV pools in plain torch, as people write them, for tests of kvcheck.testing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""One room between a sender and a receiver of one rank each over the in-process wire, driven by hand.
-
-Invariants:
-- Memory of both ends is filled with bytes of its own, so nothing is right by luck.
-- What arrived is compared with the source row by row, by logical page, without the product's pairing.
-"""
+"""One room between a sender and a receiver of one rank each over the in-process wire, driven by hand."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """A small pool with requests in several states, and a saved value of one, to make calls of that have to be refused.
 
-    request 1: two pages, saved    2: one page    3: nothing yet    4: closed; its row and pages are request 6's
-            5: closed, its row is free
-
-Invariants:
-- Whatever a call submits, allocates or frees is counted, so `kept` shows that a refused call changed nothing.
+request 1: two pages, saved    2: one page    3: nothing yet    4: closed; its row and pages are request 6's
+        5: closed, its row is free
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""tools/gate_trials.py: the gate on an arm beside itself, how trials are counted, and what a planted slow-down waits.
-
-Invariants:
-- What is measured is replaced by literal rows: nothing here depends on how fast this machine is.
-"""
+"""tools/gate_trials.py: the gate on an arm beside itself, on literal rows in the place of measured ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU.
-
-Invariants:
-- Jobs are made up or run nothing, but for the processes that show how a job is ended and what three jobs leave.
-"""
+"""`make gpu`: what runs, what is left out and why, what an end means, what an interruption leaves. Without a GPU."""
 
 from __future__ import annotations
 

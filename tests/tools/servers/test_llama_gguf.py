@@ -1,8 +1,4 @@
-"""A known-answer model as a GGUF file: what is read back from its bytes, and that the rotation stays the same.
-
-Invariants:
-- The reader here knows the format from its description, not from the writer.
-"""
+"""A known-answer model as a GGUF file: what is read back from its bytes, and that the rotation stays the same."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""When a trial of own models plants a page, and which one; without a server.
-
-Invariants:
-- The page of a needle is the one whose code the request asks for.
-"""
+"""When a trial of own models plants a page, and which one; without a server."""
 
 from __future__ import annotations
 

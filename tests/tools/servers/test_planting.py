@@ -1,8 +1,4 @@
-"""Which pages a planted fault falls on, and what is noted of it: batches of a few requests, written out.
-
-Invariants:
-- Pages have four tokens; block numbers tell the requests apart.
-"""
+"""Which pages a planted fault falls on. Pages have four tokens; block numbers tell requests apart."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The frame that starts and stops servers of engines, with a server of the standard library in an engine's place.
-
-Invariants:
-- Each test says which processes there were, and sees them gone.
-"""
+"""The frame that starts and stops servers of engines, with a server of the standard library in an engine's place."""
 
 from __future__ import annotations
 

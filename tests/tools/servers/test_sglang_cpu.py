@@ -1,8 +1,4 @@
-"""How SGLang's servers are started: flags, environment, stand-ins and faults of each variant.
-
-Invariants:
-- No engine is started.
-"""
+"""How SGLang's servers are started: flags, environment, stand-ins and faults of each variant."""
 
 from __future__ import annotations
 

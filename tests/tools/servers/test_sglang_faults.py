@@ -1,7 +1,6 @@
 """Faults in SGLang: a model runner and pools of a few lines, under the names that the faults look for.
 
-Invariants:
-- A page has two tokens; the pool holds six pages of one layer. What a request writes is its own number.
+A page has two tokens; the pool holds six pages of one layer. What a request writes is its own number.
 """
 
 from __future__ import annotations

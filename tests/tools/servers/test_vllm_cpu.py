@@ -1,4 +1,4 @@
-"""How vLLM's CPU build and llama.cpp are started: nothing is; `make real-servers` sees the flags that they really have."""
+"""How vLLM's CPU build and llama.cpp are started; `make real-servers` sees the flags that they really have."""
 
 from __future__ import annotations
 

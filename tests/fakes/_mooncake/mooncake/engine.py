@@ -2,10 +2,6 @@
 
 MC_STAND_IN names the fault: early, torn, late, unawaited, unregistered, late-failure,
 early-notification, dies-with-peer.
-
-Invariants:
-- Without a fault a write is done when its receiver has said that it landed, and refused memory is not touched.
-- The receiver's answer comes from the process that holds the memory, so a stopped one answers nothing.
 """
 
 import ctypes
