@@ -1,8 +1,4 @@
-"""`kvcheck bench serve` against servers that speak as engines do: exit codes, rows, refusals, what reads its runs.
-
-Invariants:
-- Nothing here compares times that a machine took: prices are judged in tests/live/prices.
-"""
+"""`kvcheck bench serve` against servers that speak as engines do: exit codes, rows, refusals, what reads its runs."""
 
 from __future__ import annotations
 

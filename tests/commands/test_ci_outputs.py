@@ -1,8 +1,4 @@
-"""`-o` with formats for CI: where they are written, what goes to stdout, what is refused before a run.
-
-Invariants:
-- No test depends on the GITHUB_STEP_SUMMARY of the machine that runs it.
-"""
+"""`-o` with formats for CI: where they are written, what goes to stdout, what is refused before a run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The command line from outside: exit codes, one-line messages, interrupted runs.
-
-Invariants:
-- Commands run through kvcheck.commands.main.run, as the installed script does; only signals and pipes need a process.
-- Seeds are fixed, so each verdict below is the same on every machine.
-"""
+"""The command line from outside: exit codes, one-line messages, interrupted runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The command line under abuse: hostile text, full disks, missing libraries, damaged folders, impatient users.
-
-Invariants:
-- Whatever happens around a run, its verdict is printed and kept, or the command ends before it runs.
-"""
+"""The command line under abuse: hostile text, full disks, missing libraries, damaged folders, impatient users."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Shell completion: commands, their options and subcommands, as a shell asks for them.
-
-Invariants:
-- The shell asks by variables, and the answer stands on stdout, a line each.
-"""
+"""Shell completion: commands, their options and subcommands, as a shell asks for them."""
 
 from __future__ import annotations
 

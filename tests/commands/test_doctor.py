@@ -1,8 +1,4 @@
-"""doctor tells what is missing and how to get it; list and explain show every table, and name the near match.
-
-Invariants:
-- What a machine lacks is simulated here; no test depends on a GPU, on Mooncake or on a quiet machine.
-"""
+"""doctor tells what is missing and how to get it; list and explain show every table, and name the near match."""
 
 from __future__ import annotations
 

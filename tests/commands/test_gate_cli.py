@@ -1,8 +1,4 @@
-"""`kvcheck gate` from outside: exit codes, one-line refusals, fresh rounds, interruptions.
-
-Invariants:
-- What is measured is replaced by literal rows: nothing here depends on how fast this machine is.
-"""
+"""`kvcheck gate` from outside: exit codes, one-line refusals, fresh rounds, interruptions."""
 
 from __future__ import annotations
 

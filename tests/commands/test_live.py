@@ -1,8 +1,4 @@
-"""`kvcheck live URL` against a server that has one fault: exit code, finding and what is said.
-
-Invariants:
-- Each fault of the fake server has a row here, and the code that it has to end in.
-"""
+"""`kvcheck live URL` against a server that has one fault: exit code, finding and what is said."""
 
 from __future__ import annotations
 

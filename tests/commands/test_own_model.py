@@ -1,8 +1,4 @@
-"""`kvcheck live --own-model` and `kvcheck model reference` against a server whose answers nobody knows beforehand.
-
-Invariants:
-- Each fault of the engine has the code that it ends in here, and each legal noise is green.
-"""
+"""`kvcheck live --own-model` and `kvcheck model reference` against a server whose answers nobody knows beforehand."""
 
 from __future__ import annotations
 

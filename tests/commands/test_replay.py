@@ -1,8 +1,4 @@
-"""What a replay may claim: FIXED needs evidence and the recorded path, and a target that ends the process is a finding.
-
-Invariants:
-- Lines come from real runs of one seed; what is changed about them is done in the test.
-"""
+"""Claims of a replay: FIXED needs evidence and the recorded path; a target that ends the process is a finding."""
 
 from __future__ import annotations
 

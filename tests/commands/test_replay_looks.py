@@ -1,8 +1,4 @@
-"""`kvcheck replay` seen from outside: a profile of a schedule.
-
-Invariants:
-- A profile changes no verdict. What cannot be profiled or judged is one line.
-"""
+"""`kvcheck replay` seen from outside: a profile of a schedule."""
 
 from __future__ import annotations
 
