@@ -28,6 +28,7 @@ METHODS_OF_A_PROTOCOL = 12
 DRAWERS = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
 MOVE_BYTES = frozenset({"copy_", "to", "cpu", "cuda", "synchronize", "wait_event", "wait_stream"})
 """Methods that parts of the cache leave to the backend and the kernels."""
+REPLAYED = ("core.stress", "core.run")
 PARTS = tuple(f"core.cache.{name}" for name in ("pools", "offload", "hicache", "transfer", "scheduler"))
 
 parsed: Callable[[str], ast.Module] = cache(ast.parse)
@@ -70,15 +71,16 @@ def check_tables(module: str, tree: ast.Module) -> Iterator[str]:
 def check_bans(module: str, tree: ast.Module) -> Iterator[str]:
     """Calls, methods and attributes that this module may not use."""
     for node in nodes_of(tree):
+        called = node.func if isinstance(node, ast.Call) else None
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "committed":
             if module != "core.cache.pools.pool":
                 yield f"line {node.lineno}: .committed = is banned here: KVPool.commit is its one writer"
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in MOVE_BYTES and is_under(module, *PARTS):
-                yield f"line {node.lineno}: .{node.func.attr}() is banned here: backend and kernels move bytes"
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("hash", "id") and is_under(module, "core.stress", "core.run"):
-                yield f"line {node.lineno}: {node.func.id}() is banned here: a schedule must replay"
+        elif isinstance(called, ast.Attribute) and called.attr in MOVE_BYTES and is_under(module, *PARTS):
+            yield f"line {called.lineno}: .{called.attr}() is banned here: a backend and the kernels move bytes"
+        elif (
+            isinstance(called, ast.Name) and called.id in ("hash", "id") and is_under(module, "core.stress", "core.run")
+        ):
+            yield f"line {called.lineno}: {called.id}() is banned here: a schedule must replay"
 
 
 def check_docstring(module: str, tree: ast.Module) -> Iterator[str]:

@@ -293,13 +293,6 @@ def test_destinations_are_what_a_writer_writes(format_name: str, name: str, tmp_
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(said)
 
 
-def test_a_report_does_not_replace_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = RunStore(tmp_path).save(FAILED)
-    assert run(["report", str(path), "-o", f"html={path}"]) == 2
-    assert "expected another file than the record" in capsys.readouterr().err
-    assert path.read_text(encoding="utf-8") == FAILED.to_json()
-
-
 @pytest.mark.schedules
 def test_resume_skips_damaged_runs_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -43,25 +43,6 @@ def test_lanes_that_are_threads_are_threads_of_the_profile(tmp_path: Path) -> No
     assert len(set(of.values())) > 1, of
 
 
-@pytest.mark.parametrize("more", [["--times", "2"], ["--device", "threads"], [SMALL]])
-def test_a_profile_is_of_one_run(more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", SMALL, "--profile", str(tmp_path / "p"), *more]) == 2
-    assert capsys.readouterr().err.startswith("kvcheck: --profile: expected one line of one process")
-
-
-def test_a_profile_that_cannot_be_written_is_told_before_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["replay", SMALL, "--profile", str(tmp_path / "none" / "p.json")]) == 2
-    assert "p.json: No such file or directory; name a file in another folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [".", "", "/"])
-def test_a_folder_is_no_file_for_a_profile(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["replay", SMALL, "--profile", name]) == 2
-    assert "Is a directory; name a file in another folder" in capsys.readouterr().err
-
-
 def test_a_profile_that_is_interrupted_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(runner: ScheduleRunner, plan: object, **given: object) -> None:
         raise KeyboardInterrupt
