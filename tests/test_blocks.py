@@ -1,9 +1,4 @@
-"""Every fenced block of the documents has a row that says which test runs it, compares it, or why it is only parsed.
-
-Invariants:
-- A block without a row fails, and so does a row without a block, and a row that names a test that does not exist.
-- Every command of kvcheck in a block, run or not, is taken by kvcheck's own parser, and names what its tables have.
-"""
+"""Every fenced block of the documents has a row that says which test runs it, compares it, or why it is only parsed."""
 
 from __future__ import annotations
 

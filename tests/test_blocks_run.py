@@ -1,9 +1,4 @@
-"""Blocks of the documents that are run as they are printed, or read by what reads such a file.
-
-Invariants:
-- Each block is run in a folder of its own, with the runs and files that its page speaks of, and ends as its row says.
-- Where a page runs everything, settings in that folder make the runs small. What is typed is what the page has.
-"""
+"""Blocks of the documents that are run as they are printed, or read by what reads such a file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Documents name what exists: every path, command, option, module and link of the project's markdown.
-
-Invariants:
-- A check is a function of (document, text) that returns complaints; each is failed below on a literal bad text.
-- What exists only after a command has run, or belongs to another program, is a row with its reason.
-- CHANGELOG.md is left out: it is history, and names options and files that later versions took away.
-"""
+"""Documents name what exists: every path, command, option, module and link of the project's markdown."""
 
 from __future__ import annotations
 

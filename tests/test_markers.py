@@ -1,8 +1,4 @@
-"""Markers of tests: what is refused without them, and what a forked process is.
-
-Invariants:
-- Each guard is shown to refuse what it is for, and nothing is started by it.
-"""
+"""Markers of tests: what is refused without them, and what a forked process is."""
 
 from __future__ import annotations
 

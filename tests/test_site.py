@@ -1,8 +1,4 @@
-"""The site of the documents: its menu has every page once, files that pages link come along, mkdocs builds it strictly.
-
-Invariants:
-- Without mkdocs all but the build is tested. With it, a page with a dead link is shown to fail the same build.
-"""
+"""The site of the documents: its menu has every page, files that pages link come along, mkdocs builds it strictly."""
 
 from __future__ import annotations
 

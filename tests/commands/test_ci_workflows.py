@@ -1,9 +1,4 @@
-"""docs/ci: each file is well formed, hides no verdict, and says by its own steps what a change brings.
-
-Invariants:
-- Steps are run as they are printed. What they would install is written down instead, and the engine of a fork, which is
-  not there, is a mutant of kvcheck's own cache.
-"""
+"""docs/ci: each file is well formed, hides no verdict, and says by its own steps what a change brings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The command line under abuse: hostile text, full disks, missing libraries, damaged folders, impatient users.
-
-Invariants:
-- Whatever happens around a run, its verdict is printed and kept, or the command ends before it runs.
-"""
+"""The command line under abuse: hostile text, full disks, missing libraries, damaged folders, impatient users."""
 
 from __future__ import annotations
 
@@ -295,13 +291,6 @@ def test_destinations_are_what_a_writer_writes(format_name: str, name: str, tmp_
     said = destinations(format_name, tmp_path / name)
     WRITERS.load(format_name)(FAILED, tmp_path / name)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(said)
-
-
-def test_a_report_does_not_replace_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = RunStore(tmp_path).save(FAILED)
-    assert run(["report", str(path), "-o", f"html={path}"]) == 2
-    assert "expected another file than the record" in capsys.readouterr().err
-    assert path.read_text(encoding="utf-8") == FAILED.to_json()
 
 
 @pytest.mark.schedules

@@ -1,8 +1,4 @@
-"""Errors of the code under test: each is a finding of its cell, and all other cells are judged.
-
-Invariants:
-- Faults are put into kvcheck's own cache for the time of a test, or into a target of one's own in a file of the test.
-"""
+"""Errors of the code under test: each is a finding of its cell, and all other cells are judged."""
 
 from __future__ import annotations
 

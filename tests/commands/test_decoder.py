@@ -50,31 +50,3 @@ def test_a_mutant_is_shown_by_the_decoder_of_its_card_and_its_line_replays(
     assert (finding["code"], parse_line(finding["schedule"]).decoder) == ("KV501", "known-answer")
     assert run(["replay", finding["schedule"], "--times", "2"]) == 1
     assert "identical each time" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--decoder", "wods"], "did you mean 'words'"),
-        (["--decoder", "known-answer", "--shape", "llama-3-tiny"], "expected a shape of llama-answers"),
-        (["hicache", "--decoder", "known-answer", "--shape", "glm-5.1-tiny"], "expected a shape of llama-answers"),
-        (["pd-transfer", "--decoder", "known-answer", "--ranks", "2x2"], "expected --ranks 1x1"),
-        (
-            ["--decoder", "known-answer", "--transport", "tcp"],
-            "expected --transport loopback, got tcp; next: the same ",
-        ),
-        (["--decoder", "known-answer", "--device", "threads"], "expected --device cpu, got threads; next: the same "),
-        (["--mutant", "window-one-short", "--shape", "gpt-oss-tiny"], "expected a shape of llama-answers"),
-    ],
-)
-def test_what_a_decoder_cannot_decode_is_refused(
-    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["stress", *given, "--out", str(tmp_path)]) == 2
-    assert said in capsys.readouterr().err
-    assert not list(tmp_path.glob("*/run.json"))
-
-
-def test_decoders_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["list", "decoders"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["words", "known-answer"]

@@ -1,8 +1,4 @@
-"""The Dockerfile: what it names is in this tree, and the image it makes runs kvcheck where docker is there.
-
-Invariants:
-- Without a docker that answers, the image is not tried, and a skip says so.
-"""
+"""The Dockerfile: what it names is in this tree, and the image it makes runs kvcheck where docker is there."""
 
 from __future__ import annotations
 

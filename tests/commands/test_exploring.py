@@ -56,23 +56,6 @@ def test_a_mutant_is_found_and_its_line_replays(tmp_path: Path, capsys: pytest.C
     assert run(["replay", finding.schedule, "--out", str(tmp_path)]) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--answers-within", "-1"], "--answers-within -1: expected a number from 0 on"),
-        (["--answers-within", "1", "--strategy", "random"], "expected --strategy answers, or none; got random"),
-        (["--strategy", "answers", "--backend", "eager"], "--strategy answers: expected --backend simulated"),
-        (["--answers-within", "1", "--device", "cuda"], "--strategy answers: expected --backend simulated"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    assert run([*CELL, *words, "--out", str(tmp_path)]) == 2
-    assert says in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.schedules
 def test_a_resumed_run_still_says_what_an_explored_cell_left_out_nowhere(tmp_path: Path) -> None:
     words = [*CELL, "--answers-within", "0", "--schedules", "3", "--out", str(tmp_path)]

@@ -1,9 +1,4 @@
-"""A disk that is full, and reports that break: what was judged is told, and decides the exit code.
-
-Invariants:
-- A finding exits 1 and is on stdout, whether or not a file could be written.
-- A pass whose record was never saved is no pass; one whose reports alone failed is.
-"""
+"""A disk that is full, and reports that break: what was judged is told, and decides the exit code."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""docs/own-code.md and its example: the commands end as the page says, its outputs are those, its code is the code.
-
-Invariants:
-- The example runs in a copy of its folder, as a user would run it.
-- A block of output belongs to the test that the comment above it names; each line of it was printed.
-"""
+"""docs/own-code.md and its example: the commands end as the page says, its outputs are those, its code is the code."""
 
 from __future__ import annotations
 

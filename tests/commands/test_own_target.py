@@ -1,8 +1,4 @@
-"""A target of the user's own: what may be named, that its line runs it again, and what is refused or UNKNOWN.
-
-Invariants:
-- Modules of a test have a name of their own, since Python keeps what it has imported.
-"""
+"""A target of the user's own: what may be named, that its line runs it again, and what is refused or UNKNOWN."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""pytest --kvcheck in a project of its own: what is skipped, shown, kept and recorded.
-
-Invariants:
-- Each test starts pytest as a user does, with the entry point of pyproject.toml.
-"""
+"""pytest --kvcheck in a project of its own: what is skipped, shown, kept and recorded."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""README.md: its tables agree with the published verdicts, its sample is what is printed, its links lead somewhere.
-
-Invariants:
-- A name in backticks of a table's row is a probe or a subject of one; the row has the worst verdict of its cells.
-"""
+"""README.md: its tables agree with the published verdicts, its sample is what is printed, its links lead somewhere."""
 
 from __future__ import annotations
 

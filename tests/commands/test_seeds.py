@@ -211,30 +211,6 @@ def test_a_time_that_is_over_leaves_batches_for_another_go(tmp_path: Path, capsy
     assert all(row.coverage and "2 of 2 workloads" in row.coverage.not_tried for row in record.scenarios)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--seeds", "9-5"], "--seeds: expected"),
-        (["--seeds", "1-3", "--shard", "0/2"], "--shard: expected I/N"),
-        (["--shard", "1/2"], "expected --seeds A-B beside it"),
-        (["--ray", "auto"], "expected --seeds A-B beside it"),
-        (["--seeds", "1-3", "--seed", "1"], "--seed: not for a run of many seeds"),
-        (["--seeds", "1-3", "--trace", "sample"], "--trace: not for a run of many seeds"),
-        (["--seeds", "1-3", "--min-schedules", "3"], "--min-schedules: not for a run of many seeds"),
-        (["--seeds", "1-3", "--device", "threads"], "expected schedules of one process on a CPU"),
-        (["--seeds", "1-3", "--resume"], "--resume: no run with this plan under"),
-        (["--seeds", "1-3", "--ray", "local", "--target", "some:engine"], "leave --target some:engine out, or --ray"),
-    ],
-)
-def test_wrong_input_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    assert run(["stress", "--out", str(tmp_path / "out"), *words]) == 2
-    printed = capsys.readouterr()
-    assert says in printed.err and printed.out == "" and len(printed.err.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists() or not [*(tmp_path / "out").iterdir()]
-
-
 def workers_of(pid: int) -> list[int]:
     """Processes of Ray below this one that run a batch."""
     found = []

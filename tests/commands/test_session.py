@@ -1,8 +1,4 @@
-"""The session keeps findings with ids of the run: causes before symptoms, each symptom with its cause, within limits.
-
-Invariants:
-- Findings come as the judge of one schedule gives them, with ids of that schedule.
-"""
+"""A session keeps findings with ids of the run: causes first, each symptom with its cause, within limits."""
 
 from __future__ import annotations
 

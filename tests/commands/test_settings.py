@@ -1,8 +1,4 @@
-"""Settings: which place wins, what a record has of it, and what is refused with its place.
-
-Invariants:
-- Commands run on stand-ins or are refused before any work; nothing here runs a schedule but what is marked so.
-"""
+"""Settings: which place wins, what a record has of it, and what is refused with its place."""
 
 from __future__ import annotations
 

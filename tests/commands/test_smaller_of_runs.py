@@ -1,8 +1,4 @@
-"""Smaller schedules in a run: what was found stays, whatever becomes of the search, and a stored line can be replayed.
-
-Invariants:
-- The session here is real; what searches is replaced, but for one whole run.
-"""
+"""Smaller schedules in a run: the finding stays, whatever becomes of the search, and a stored line can be replayed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Stories in a run: a story that breaks, or is interrupted, takes no finding and no verdict with it.
-
-Invariants:
-- The session here is real; what makes stories is replaced.
-"""
+"""Stories in a run: a story that breaks, or is interrupted, takes no finding and no verdict with it."""
 
 from __future__ import annotations
 

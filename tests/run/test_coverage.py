@@ -148,11 +148,6 @@ def test_pass_says_how_much_it_tried(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
 
 
-def test_user_raises_the_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*SMALL, "--schedules", "3", "--min-schedules", "4", "--out", str(tmp_path)]) == 2
-    assert "--min-schedules 4: expected at most --schedules, which is 3" in capsys.readouterr().err
-
-
 @pytest.mark.schedules
 def test_mutant_whose_time_is_up_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what = ["stress", "retract-resume", "--mutant", "offload-skips-index-buffer", "--shape", "llama-3-tiny"]

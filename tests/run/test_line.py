@@ -1,8 +1,4 @@
-"""One codec for the lines of all plans: a line holds the whole plan and survives a shell.
-
-Invariants:
-- Whatever a plan holds, its line gives the same plan back; whatever else is typed is a UsageError that says why.
-"""
+"""One codec for the lines of all plans: a line holds the whole plan and survives a shell."""
 
 from __future__ import annotations
 

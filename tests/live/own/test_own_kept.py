@@ -1,8 +1,4 @@
-"""Kept references of own models: what is written is read back, and what was changed is refused.
-
-Invariants:
-- Each refusal names what was expected.
-"""
+"""Kept references of own models: what is written is read back, and what was changed is refused."""
 
 from __future__ import annotations
 
