@@ -6,19 +6,11 @@ Invariants:
 
 from __future__ import annotations
 
+from kvcheck.core.cache.events import Allocated, Chosen, Computed, Event, Freed, LookedUp, StoreQueried, TierChanged
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.oracle import judge
-from kvcheck.core.stress.workload.events import Allocated, Event, Freed
-from kvcheck.core.stress.workload.tier_events import (
-    Chosen,
-    Computed,
-    Declared,
-    LookedUp,
-    StoreQueried,
-    TierChanged,
-    Transferred,
-)
+from kvcheck.core.stress.workload.events import Declared, Transferred
 
 Events = tuple[Event, ...]
 

@@ -16,7 +16,7 @@ import torch
 from rigs.settings import with_settings
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import Footprint, Operation, Place
+from kvcheck.core.cache.backend.backend import Footprint, Operation, Place, Submitted
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS, HostPool
@@ -34,7 +34,6 @@ from kvcheck.core.stress.strategies import EagerStrategy
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant
 from kvcheck.core.stress.targets.target import FIXED, TargetParts
-from kvcheck.core.stress.workload.events import Submitted
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 

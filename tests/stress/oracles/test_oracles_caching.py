@@ -22,22 +22,11 @@ from rigs.cache_histories import (
     rules,
 )
 
+from kvcheck.core.cache.events import Chosen, Computed, Locked, Refused, Stored, StoreQueried, TierChanged
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.caching import SOON, CachingOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.stress.workload.events import Aborted, Counted, Finished, Forward
-from kvcheck.core.stress.workload.tier_events import (
-    Chosen,
-    Computed,
-    Declared,
-    Locked,
-    Modelled,
-    Refused,
-    Stored,
-    StoreQueried,
-    TierChanged,
-    Transferred,
-)
+from kvcheck.core.stress.workload.events import Aborted, Counted, Declared, Finished, Forward, Modelled, Transferred
 
 STATES = Modelled(page_size=2, window=0, has_state=True)
 WINDOW = Modelled(page_size=2, window=4, has_state=False)

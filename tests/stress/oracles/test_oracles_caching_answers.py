@@ -24,9 +24,9 @@ from rigs.cache_histories import (
     rules,
 )
 
-from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.workload.events import Allocated, Completed, Submitted
-from kvcheck.core.stress.workload.tier_events import Answered, Flushed, Locked, Modelled, Moving, Refused, Transferred
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Allocated, Flushed, Locked, Refused
+from kvcheck.core.stress.workload.events import Answered, Modelled, Moving, Transferred
 
 WITH_STATES = Modelled(page_size=1, window=0, has_state=True)
 WITH_WINDOWS = Modelled(page_size=1, window=3, has_state=False)

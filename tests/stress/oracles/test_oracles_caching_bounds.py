@@ -25,23 +25,21 @@ from rigs.cache_histories import (
     rules,
 )
 
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Locked, Refused, RoomWanted, Stored, StoreQueried
 from kvcheck.core.stress.oracles.caching_rounds import LOOKS, TURNS
 from kvcheck.core.stress.oracles.caching_store import VAIN
-from kvcheck.core.stress.workload.events import Aborted, Completed, Counted, Submitted
-from kvcheck.core.stress.workload.report_events import Reported, Sent
-from kvcheck.core.stress.workload.tier_events import (
+from kvcheck.core.stress.workload.events import (
+    Aborted,
+    Counted,
     Damaged,
     Declared,
     Deleted,
-    Locked,
     Modelled,
     Moving,
-    Refused,
-    RoomWanted,
-    Stored,
+    Reported,
+    Sent,
     StoreKeeps,
-    StoreQueried,
     Transferred,
 )
 

@@ -14,17 +14,16 @@ import pytest
 from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Event, RoomMarked
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.workload.events import (
-    Event,
     Expected,
     Forward,
     Leased,
     Padding,
     RoomDrained,
-    RoomMarked,
     Saw,
     SitesKnown,
     Verified,

@@ -12,11 +12,12 @@ import pytest
 
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
+from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.accounting import AccountingOracle
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import Oracle, judge
-from kvcheck.core.stress.workload.events import Counted, Event, Expected, Mapped, Padding, Returned
+from kvcheck.core.stress.workload.events import Counted, Expected, Mapped, Padding, Returned
 
 POISON = -0x5A5A5A5A5A5A5A5B
 """0xA5A5A5A5A5A5A5A5, signed."""

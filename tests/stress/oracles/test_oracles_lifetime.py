@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Allocated, Event, Freed
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.lifetime import LifetimeOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.stress.workload.events import Allocated, Completed, Event, Freed, Submitted
 
 Ids = tuple[int, ...]
 

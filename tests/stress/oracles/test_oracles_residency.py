@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Event, LookedUp, TierChanged
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
-from kvcheck.core.stress.workload.events import Event
-from kvcheck.core.stress.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Modelled, Transferred
 
 
 def chain(text: str) -> tuple[bytes, ...]:

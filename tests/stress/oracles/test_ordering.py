@@ -17,21 +17,13 @@ from hypothesis import strategies as st
 from rigs.examples import examples
 from rigs.ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, write
 
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Footprint, LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
+from kvcheck.core.cache.events import Event, Freed
 from kvcheck.core.stress.access_log import LOG_MAX, AccessLog
 from kvcheck.core.stress.clocks import Clock, Clocks
 from kvcheck.core.stress.history import Handler, History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
-from kvcheck.core.stress.workload.events import (
-    Event,
-    Freed,
-    LaneWaited,
-    ProcessDrained,
-    ProcessJoined,
-    Recorded,
-    Submitted,
-)
 
 Make = Callable[[], OrderingOracle]
 

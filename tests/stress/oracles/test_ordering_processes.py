@@ -16,19 +16,13 @@ from rigs.examples import examples
 from rigs.ordering_histories import RIGHT, WRONG, load, op, read, touch, write
 from stress.oracles.test_ordering import LANES, UNITS, Make, clash, verdict, with_clocks
 
+from kvcheck.core.cache.backend.backend import LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
+from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.clocks import Clock, Clocks, joined
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
-from kvcheck.core.stress.workload.events import (
-    Event,
-    LaneWaited,
-    ProcessActs,
-    ProcessDrained,
-    ProcessJoined,
-    Recorded,
-    Submitted,
-)
+from kvcheck.core.stress.workload.events import ProcessActs
 
 A, B, C, HARNESS = ProcessActs("a"), ProcessActs("b"), ProcessActs("c"), ProcessActs("")
 

@@ -13,7 +13,7 @@ from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.cache_model import PlainCache
 from kvcheck.core.stress.oracles.caching import CachingOracle
 from kvcheck.core.stress.oracles.oracle import judge
-from kvcheck.core.stress.workload.tier_events import Modelled
+from kvcheck.core.stress.workload.events import Modelled
 
 STATES = Modelled(page_size=2, window=0, has_state=True)
 WINDOW = Modelled(page_size=2, window=4, has_state=False)
