@@ -35,7 +35,7 @@ every_backend = pytest.mark.parametrize(
         pytest.param(ThreadsBackend, id="threads"),
         pytest.param(lambda seer: SimulatedBackend(Explorer(), seer), id="simulated, at once"),
         pytest.param(lambda seer: SimulatedBackend(Lazy(), seer), id="simulated, lazy"),
-        pytest.param(lambda seer: CudaBackend(observer=seer), id="cuda", marks=pytest.mark.gpu),
+        pytest.param(lambda seer: CudaBackend(emit=seer), id="cuda", marks=pytest.mark.gpu),
     ],
 )
 Make = Callable[[Onlooker], Backend]

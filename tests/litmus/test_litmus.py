@@ -182,7 +182,7 @@ def test_memory_is_released_once_and_allocated_once(make: Callable[[], Backend])
         pytest.param(lambda seer: SimulatedBackend(Explorer(), seer), id="simulated"),
         pytest.param(EagerBackend, id="eager"),
         pytest.param(ThreadsBackend, id="threads"),
-        pytest.param(lambda seer: CudaBackend(observer=seer), id="cuda", marks=pytest.mark.gpu),
+        pytest.param(lambda seer: CudaBackend(emit=seer), id="cuda", marks=pytest.mark.gpu),
     ],
 )
 def test_an_observer_is_told_of_each_operation_once_and_in_causal_order(make: Callable[[Onlooker], Backend]) -> None:

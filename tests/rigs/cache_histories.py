@@ -10,37 +10,36 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvcheck.core.cache.backend.backend import Footprint
-from kvcheck.core.stress.workload.events import (
-    Aborted,
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import (
     Allocated,
-    Completed,
-    Counted,
-    Event,
-    Finished,
-    Forward,
-    Freed,
-    Submitted,
-)
-from kvcheck.core.stress.workload.report_events import Reported, Sent
-from kvcheck.core.stress.workload.tier_events import (
-    Answered,
     Chosen,
     Computed,
-    Damaged,
-    Declared,
-    Deleted,
     Flushed,
+    Freed,
     Locked,
     LookedUp,
-    Modelled,
-    Moving,
     Refused,
     RoomWanted,
     Stored,
-    StoreKeeps,
     StoreQueried,
     TierChanged,
+)
+from kvcheck.core.stress.workload.events import (
+    Aborted,
+    Answered,
+    Counted,
+    Damaged,
+    Declared,
+    Deleted,
+    Event,
+    Finished,
+    Forward,
+    Modelled,
+    Moving,
+    Reported,
+    Sent,
+    StoreKeeps,
     Transferred,
 )
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.workload.events import (
-    Allocated,
-    Event,
-    Freed,
+from kvcheck.core.cache.backend.backend import (
+    Footprint,
     LaneWaited,
+    Place,
     ProcessDrained,
     ProcessJoined,
     Recorded,
     Submitted,
 )
+from kvcheck.core.cache.events import Allocated, Event, Freed
 
 Span = tuple[int, int]
 

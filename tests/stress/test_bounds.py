@@ -22,9 +22,8 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.scenario import ABORTS, FAULTS, STORE
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.workload.events import Aborted, Faulted
+from kvcheck.core.stress.workload.events import Aborted, Damaged, Faulted
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, shape
-from kvcheck.core.stress.workload.tier_events import Damaged
 
 CELLS = [
     (scenario, name)

@@ -17,15 +17,15 @@ from fakes.cuda import LOST, Machine, installed
 from rigs.losing import HELD, PLAN, Losing
 
 from kvcheck.core.base.errors import HardwareError
-from kvcheck.core.cache.backend.backend import Place
+from kvcheck.core.cache.backend.backend import Completed, Place, Submitted
 from kvcheck.core.cache.backend.cuda import CudaDevice
 from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.delayed import DelayRunner, tries, why_not
 from kvcheck.core.stress.device_end import LANES_MOST, DeviceEnd
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.workload.events import Broke, Completed, Submitted
+from kvcheck.core.stress.workload.events import Broke
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_an_error_of_the_target_is_told_beside_that_of_the_device(machine: Machi
 )
 def test_what_is_told_goes_by_what_the_device_said(said: str, way: str, machine: Machine) -> None:
     history, found = History(), list[str]()
-    end = DeviceEnd("cuda:1", machine.backend(observer=OperationEvents(history.emit)), history)
+    end = DeviceEnd("cuda:1", machine.backend(emit=history.emit), history)
     for number in range(1, LANES_MOST + 4):
         history.emit(Submitted(number, f"copy{number}", f"lane{number}", (), ()))
     history.emit(Completed(1))

@@ -7,11 +7,12 @@ from collections import Counter
 from rigs.situations import StillEngine
 
 from kvcheck.core.base.situations import PAIR, SITUATIONS, STATES, TREE, Situation, never_reached, situations_of
+from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.scenarios.disturber import ABORTED_SHARE, CAUSED, MOST, PACE, Disturber
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.serving import Feed
 from kvcheck.core.stress.targets.target import Standing
-from kvcheck.core.stress.workload.events import Aborted, Event, Happened
+from kvcheck.core.stress.workload.events import Aborted, Happened
 from kvcheck.core.stress.workload.jobs import Job
 
 LEGAL = (

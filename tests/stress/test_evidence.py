@@ -9,22 +9,12 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.core.base.record import Evidence
+from kvcheck.core.cache.backend.backend import Submitted
+from kvcheck.core.cache.events import Allocated, Event, Freed, RoomChanged
 from kvcheck.core.cache.transfer.receiver import FAILED, SUCCESS, TRANSFERRING
 from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import History
-from kvcheck.core.stress.workload.events import (
-    Allocated,
-    Event,
-    Expected,
-    Freed,
-    Restored,
-    Resumed,
-    Retracted,
-    RoomChanged,
-    Saved,
-    Submitted,
-    Verified,
-)
+from kvcheck.core.stress.workload.events import Expected, Restored, Resumed, Retracted, Saved, Verified
 
 TABLE = ("full.latent",)
 

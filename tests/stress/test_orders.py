@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvcheck.core.cache.backend.backend import Submitted
+from kvcheck.core.cache.events import Event
 from kvcheck.core.run.plan import ANSWERS, Plan, parse_line
 from kvcheck.core.stress.orders import chooser_of, order_of
 from kvcheck.core.stress.plan_scenario import variant_of
@@ -22,7 +24,6 @@ from kvcheck.core.stress.scenarios.variants import pairs_tried
 from kvcheck.core.stress.strategies import FIRST, LANE_GROUPS, DelayStrategy, delay_name
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
-from kvcheck.core.stress.workload.events import Event, Submitted
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES, TINY_SHAPES
 from kvcheck.core.stress.workload.shapes import shape as shape_named
 

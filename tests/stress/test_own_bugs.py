@@ -21,7 +21,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
-from kvcheck.core.stress.workload.report_events import Reported
+from kvcheck.core.stress.workload.events import Reported
 
 FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [

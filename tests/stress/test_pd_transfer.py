@@ -17,7 +17,8 @@ import pytest
 from rigs.settings import with_settings
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.backend.backend import Signal, Submitted
+from kvcheck.core.cache.events import Event, RoomChanged
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.messages import Drained, Message, Want
 from kvcheck.core.cache.transfer.receiver import SUCCESS, Receiver
@@ -35,15 +36,12 @@ from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
     Counted,
-    Event,
     Failed,
     Faulted,
     Finished,
     Overdue,
     Retried,
     Returned,
-    RoomChanged,
-    Submitted,
 )
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape
 

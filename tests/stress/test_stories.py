@@ -21,6 +21,8 @@ from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import MOST_EDGES, MOST_LINES, MOST_STEPS, MOST_WORDS, Story
+from kvcheck.core.cache.backend.backend import Completed, LaneWaited, ProcessJoined, Submitted
+from kvcheck.core.cache.events import Allocated, Event, Freed
 from kvcheck.core.report.story_text import story_lines
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.flip import confirmed
@@ -31,20 +33,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.stories import MOST_STORIES, UNMADE, stories, with_stories
 from kvcheck.core.stress.story_notes import AFTER, MOST_NOTES, StoryNotes
 from kvcheck.core.stress.story_telling import tell
-from kvcheck.core.stress.workload.events import (
-    Allocated,
-    Completed,
-    Event,
-    Expected,
-    Freed,
-    LaneWaited,
-    ProcessJoined,
-    Retracted,
-    Saved,
-    Saw,
-    SitesKnown,
-    Submitted,
-)
+from kvcheck.core.stress.workload.events import Expected, Retracted, Saved, Saw, SitesKnown
 from kvcheck.core.stress.workload.mismatch import Mismatch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "story.txt"

@@ -193,7 +193,7 @@ def turn_logic(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator
 
 
 def negate_condition(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Change]:
-    if not isinstance(node, ast.If | ast.While | ast.IfExp) or (isinstance(node, ast.If) and source.only_tells(node)):
+    if not isinstance(node, ast.If | ast.While | ast.IfExp) or (isinstance(node, ast.If) and source.only_reports(node)):
         return
     test = node.test
     is_turned = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], TURNED_ROUND)

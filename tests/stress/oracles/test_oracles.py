@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Footprint, Submitted
+from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.oracles.accounting import AccountingOracle
@@ -23,7 +24,6 @@ from kvcheck.core.stress.workload.events import (
     Closed,
     Counted,
     Descriptor,
-    Event,
     Expected,
     Finished,
     Forward,
@@ -32,7 +32,6 @@ from kvcheck.core.stress.workload.events import (
     Restored,
     Returned,
     Saved,
-    Submitted,
 )
 
 TABLE = ("full.latent", "full.index_k_with_scale")

@@ -12,6 +12,7 @@ import pytest
 
 from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
+from kvcheck.core.cache.events import RoomMarked
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.content import ContentOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
@@ -22,7 +23,6 @@ from kvcheck.core.stress.workload.events import (
     Leased,
     Padding,
     RoomDrained,
-    RoomMarked,
     Saw,
     SitesKnown,
     Verified,

@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.lifetime import LifetimeOracle
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
-from kvcheck.core.stress.workload.events import Allocated, Completed, Event, Freed, Submitted
+from kvcheck.core.stress.workload.events import Event
 
 Ids = tuple[int, ...]
 

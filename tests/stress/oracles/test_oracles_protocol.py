@@ -11,28 +11,22 @@ import pytest
 
 from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Event, GaveUp, RoomChanged, RoomMarked, SealsFitted
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.protocol import ProtocolOracle
 from kvcheck.core.stress.workload.events import (
     Aborted,
-    Completed,
     Decided,
-    Event,
     Failed,
     Faulted,
     Finished,
-    GaveUp,
     HandoversKnown,
     LimitsNamed,
     Overdue,
     Retried,
-    RoomChanged,
-    RoomMarked,
-    SealsFitted,
     SitesKnown,
-    Submitted,
     Unsealed,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import pytest
 
+from kvcheck.core.cache.events import Chosen, Event, Evicted, TierChanged
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.reports import ReportsOracle
-from kvcheck.core.stress.workload.events import Aborted, Broke, Decided, Event, Forward, ProcessActs, Restored, Saved
-from kvcheck.core.stress.workload.report_events import EvictionsCounted, Reported, Sent
-from kvcheck.core.stress.workload.tier_events import Chosen, Evicted, TierChanged
+from kvcheck.core.stress.workload.events import (
+    Aborted,
+    Broke,
+    Decided,
+    EvictionsCounted,
+    Forward,
+    ProcessActs,
+    Reported,
+    Restored,
+    Saved,
+    Sent,
+)
 
 TABLE = ("full.k", "full.v")
 SENT = Sent(7, 0, 40)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from rigs.cache_histories import history
 
+from kvcheck.core.cache.events import LookedUp, TierChanged
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
-from kvcheck.core.stress.workload.tier_events import LookedUp, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Transferred
 
 STATES, WINDOW = "model 2 states", "model 2 window=4"
 """Of a window of four tokens, the token behind three pages sees the second and the third."""

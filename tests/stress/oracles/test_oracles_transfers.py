@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.transfers import ANSWERED_IN, TransfersOracle
-from kvcheck.core.stress.workload.events import Broke, Completed, Event, ProcessActs, Submitted
-from kvcheck.core.stress.workload.report_events import MessageEmitted, Reported, Sent
+from kvcheck.core.stress.workload.events import Broke, MessageEmitted, ProcessActs, Reported, Sent
 
 SOURCE, RANK = "prefill-0", "decode-0"
 TO, FROM = f"{SOURCE}>{RANK}", f"{RANK}>{SOURCE}"

@@ -15,20 +15,12 @@ from rigs.examples import examples
 from rigs.ordering_histories import RIGHT, WRONG, Said, load, op, read, touch, write
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Footprint, LaneWaited, ProcessDrained, ProcessJoined, Recorded, Submitted
 from kvcheck.core.stress.access_log import LOG_MAX
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, judge
 from kvcheck.core.stress.oracles.ordering import OrderingOracle
-from kvcheck.core.stress.workload.events import (
-    Event,
-    LaneWaited,
-    ProcessActs,
-    ProcessDrained,
-    ProcessJoined,
-    Recorded,
-    Submitted,
-)
+from kvcheck.core.stress.workload.events import Event, ProcessActs
 
 
 def verdict(*events: Event) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from stress.ranks.test_real_processes import TroubledSupervisor, importable, out
 
 from kvcheck.core.cache.backend.region_backend import RegionBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks
 from kvcheck.core.cache.transfer.messages import Done, Drained, Want
 from kvcheck.core.cache.transfer.sockets.link import SEND_S, FrameKind, Link, LinkLost
@@ -26,7 +27,6 @@ from kvcheck.core.cache.transfer.sockets.wire import COUNTS, SocketWire
 from kvcheck.core.stress.ranks.quarantine import Quarantine
 from kvcheck.core.stress.ranks.supervisor import RankReport
 from kvcheck.core.stress.ranks.verdict import RankJudgement
-from kvcheck.core.stress.workload.events import Allocated, Freed
 
 __all__ = ["importable"]
 

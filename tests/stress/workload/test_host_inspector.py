@@ -12,8 +12,9 @@ import torch
 from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base import content
+from kvcheck.core.cache.events import Event
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.stress.workload.events import Event, Saw, Verified
+from kvcheck.core.stress.workload.events import Saw, Verified
 from kvcheck.core.stress.workload.host_inspector import HostInspector
 from kvcheck.core.stress.workload.mismatch import Mismatch
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape

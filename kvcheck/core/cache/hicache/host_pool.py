@@ -21,7 +21,8 @@ import torch
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch, UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import ChunkWork, Footprint, Memory, Place
-from kvcheck.core.cache.pools.allocator import AllocationListener, IdAllocator
+from kvcheck.core.cache.events import Emit
+from kvcheck.core.cache.pools.allocator import IdAllocator
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.kernels.page_copy import copy_block_torch, copy_bytes_torch, copy_rows
 
@@ -55,7 +56,7 @@ class HostPool:
         layout: str,
         method: str,
         backend: Memory,
-        listener: AllocationListener | None = None,
+        emit: Emit | None = None,
     ) -> None:
         _require("host layout", layout, HOST_LAYOUTS)
         _require("copy method", method, COPY_METHODS)
@@ -72,8 +73,7 @@ class HostPool:
         self._specs = {spec.name: spec for spec in specs}
         self._units = {spec.name: units[spec.name] for spec in specs}
         self.allocators: dict[str, IdAllocator] = {
-            name: IdAllocator(f"host.{name}", count=count, first=0, listener=listener)
-            for name, count in self._units.items()
+            name: IdAllocator(f"host.{name}", count=count, first=0, emit=emit) for name, count in self._units.items()
         }
         self._pages: dict[tuple[str, str], torch.Tensor] = {}
         order = _ORDERS[layout]

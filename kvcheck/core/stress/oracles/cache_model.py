@@ -12,17 +12,10 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Computed, Locked, LookedUp, TierChanged
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen, longest_prefix
-from kvcheck.core.stress.workload.tier_events import (
-    Computed,
-    Declared,
-    Locked,
-    LookedUp,
-    Modelled,
-    TierChanged,
-    Transferred,
-)
+from kvcheck.core.stress.workload.events import Declared, Modelled, Transferred
 
 RANKS = ("lru", "lfu", "priority")
 """The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""

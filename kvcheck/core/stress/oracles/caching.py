@@ -21,23 +21,30 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvcheck.core.cache.events import (
+    Allocated,
+    Chosen,
+    Computed,
+    Flushed,
+    Freed,
+    Locked,
+    LookedUp,
+    Refused,
+    RoomWanted,
+    TierChanged,
+)
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, PlainCache, allocator_of
 from kvcheck.core.stress.oracles.caching_rounds import AnswerRules, RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
-from kvcheck.core.stress.workload.events import Allocated, Counted, Finished, Forward, Freed
-from kvcheck.core.stress.workload.report_events import Reported, Sent
-from kvcheck.core.stress.workload.tier_events import (
-    Chosen,
-    Computed,
+from kvcheck.core.stress.workload.events import (
+    Counted,
     Declared,
-    Flushed,
-    Locked,
-    LookedUp,
+    Finished,
+    Forward,
     Modelled,
-    Refused,
-    RoomWanted,
-    TierChanged,
+    Reported,
+    Sent,
     Transferred,
 )
 

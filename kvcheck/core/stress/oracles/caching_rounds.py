@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Refused, TierChanged
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT, CachingRules
 from kvcheck.core.stress.oracles.residency import first_seen
-from kvcheck.core.stress.workload.events import Completed, Submitted
-from kvcheck.core.stress.workload.report_events import Reported
-from kvcheck.core.stress.workload.tier_events import Answered, Moving, Refused, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Answered, Moving, Reported, Transferred
 
 COMPANIONS = ("window", "state")
 LOOKS = 2

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kvcheck.core.cache.backend.backend import Submitted
+from kvcheck.core.cache.events import Stored, StoreQueried
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT, CachingRules
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen
-from kvcheck.core.stress.workload.events import Aborted, Submitted
-from kvcheck.core.stress.workload.tier_events import Damaged, Deleted, Stored, StoreKeeps, StoreQueried, Transferred
+from kvcheck.core.stress.workload.events import Aborted, Damaged, Deleted, StoreKeeps, Transferred
 
 VAIN = 3
 """Most fetches in a row without a page. The builtin cache fetches once. An engine may try again, but has to compute the

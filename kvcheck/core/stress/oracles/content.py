@@ -16,6 +16,7 @@ from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.deviation import Deviation, Elsewhere, Expectation, Owners, classify, origin_of
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import RoomMarked
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.workload.events import (
@@ -25,7 +26,6 @@ from kvcheck.core.stress.workload.events import (
     Padding,
     ProcessActs,
     RoomDrained,
-    RoomMarked,
     Saw,
     SitesKnown,
     Verified,

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
-from kvcheck.core.stress.workload.events import Forward, ProcessActs, Restored, Retried, Saved, Submitted
+from kvcheck.core.stress.workload.events import Forward, ProcessActs, Restored, Retried, Saved
 
 _PADDED = ("full", "window", "state", "rows")
 

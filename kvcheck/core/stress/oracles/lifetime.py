@@ -17,10 +17,10 @@ import numpy as np
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_text
-from kvcheck.core.stress.workload.events import Allocated, Completed, Freed, Submitted
 
 _NOBODY = 0
 

@@ -14,19 +14,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.access_log import AccessLog, Overlap
-from kvcheck.core.stress.clocks import Clock, Clocks, at
-from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_word
-from kvcheck.core.stress.workload.events import (
+from kvcheck.core.cache.backend.backend import (
+    Footprint,
     LaneWaited,
-    ProcessActs,
+    Place,
     ProcessDrained,
     ProcessJoined,
     Recorded,
     Submitted,
 )
+from kvcheck.core.stress.access_log import AccessLog, Overlap
+from kvcheck.core.stress.clocks import Clock, Clocks, at
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_word
+from kvcheck.core.stress.workload.events import ProcessActs
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.workload.events import Aborted, Allocated, Forward, Freed, ProcessActs
-from kvcheck.core.stress.workload.report_events import Reported, Sent, Sized
+from kvcheck.core.stress.workload.events import Aborted, Forward, ProcessActs, Reported, Sent, Sized
 
 DECODE = "decode"
 PAGED = ("full", "window")

@@ -14,24 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Completed, Submitted
+from kvcheck.core.cache.events import GaveUp, RoomChanged, SealsFitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.content import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.workload.events import (
     Aborted,
-    Completed,
     Decided,
     Failed,
     Faulted,
     Finished,
-    GaveUp,
     HandoversKnown,
     LimitsNamed,
     Overdue,
     Retried,
-    RoomChanged,
-    SealsFitted,
-    Submitted,
     Unsealed,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch

@@ -21,11 +21,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Chosen, Evicted, TierChanged
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.workload.events import Aborted, Broke, Decided, Forward, ProcessActs, Restored, Saved
-from kvcheck.core.stress.workload.report_events import EvictionsCounted, Reported, Sent
-from kvcheck.core.stress.workload.tier_events import Chosen, Evicted, TierChanged
+from kvcheck.core.stress.workload.events import (
+    Aborted,
+    Broke,
+    Decided,
+    EvictionsCounted,
+    Forward,
+    ProcessActs,
+    Reported,
+    Restored,
+    Saved,
+    Sent,
+)
 
 UNSENT, WAITING, ADMITTED, JOINED, RESTING, ENDED = "unsent", "waiting", "admitted", "joined", "retracted", "ended"
 PREFILL, DECODE = "prefill", "decode"

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import LookedUp, TierChanged
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
-from kvcheck.core.stress.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Modelled, Transferred
 
 SPACES = ("full", "window", "state")
 

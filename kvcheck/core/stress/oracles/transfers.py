@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Completed, Submitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.workload.events import Broke, Completed, ProcessActs, Submitted
-from kvcheck.core.stress.workload.report_events import MessageEmitted, Reported, Sent
+from kvcheck.core.stress.workload.events import Broke, MessageEmitted, ProcessActs, Reported, Sent
 
 ANSWERED_IN = 3
 PREFILL, DECODE = "prefill", "decode"
