@@ -55,8 +55,8 @@ class SglangPair:
         return replace(
             decode,
             longest=min(longest, default=None),
-            has_host_tier=prefill.has_host_tier or decode.has_host_tier,
-            has_storage=prefill.has_storage or decode.has_storage,
+            has_host_tier=_either(prefill.has_host_tier, decode.has_host_tier),
+            has_storage=_either(prefill.has_storage, decode.has_storage),
             mode="pair",
             bootstrap=prefill.bootstrap,
             facts=facts | {"prefill.pool": prefill.pool, "prefill.page": prefill.page},
@@ -111,6 +111,11 @@ class SglangPair:
             if self._room is None:
                 raise Trouble(f"{self._prefill.reach.server.address} names no bootstrap port; is it a prefill server?")
             return self._room
+
+
+def _either(one: bool | None, other: bool | None) -> bool | None:
+    """None, which is unknown, unless one has it or both lack it."""
+    return True if one or other else None if None in (one, other) else False
 
 
 def _prefill(call: CompletionCall, prefilling: Future[Answer]) -> None:
