@@ -27,7 +27,7 @@ from kvcheck.core.live.judge import judge_round
 from kvcheck.core.live.judge.round import by_chance
 from kvcheck.core.live.judge.steps import SentPrompts
 from kvcheck.core.live.judge.verdicts import Counts, Judgement, ServerSetting, Wrong, finding
-from kvcheck.core.live.line import LivePlan
+from kvcheck.core.live.line import LivePlan, OwnPlan
 from kvcheck.core.live.questions import Questions, Subject
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
 from kvcheck.core.live.scenarios.scenario import Sizes
@@ -230,12 +230,10 @@ class LiveRunner:
             () if is_whole else (f"{plan.cell}: round {plan.round + 1} was cut short, and is judged as far as it came",)
         )
         return RoundResult(
-            evidence=Evidence(
-                schedules=1, events=len(exchanges), requests=judged.requests, observed=dict(sorted(seen.counts.items()))
-            ),
+            evidence=seen.evidence(events=len(exchanges), requests=judged.requests),
             sources=seen.sources,
             moved=seen.moved,
-            findings=tuple(_placed(each, plan) for each in findings),
+            findings=tuple(placed(each, plan) for each in findings),
             reasons=tuple(reasons),
             notes=(*cut, *judged.notes, *_told_once(troubles), *trouble, *beside.notes),
             elsewhere=beside.elsewhere,
@@ -278,20 +276,26 @@ class LiveRunner:
 
 def check_cold(question: Question, answer: Answer) -> None:
     """Raise UsageError if a cold request was not answered. A server whose tokens are wrong is judged."""
+    expected = "a server that takes token ids and serves the folder that --known-answers names"
+    check_answered(question, answer, expected, is_answered=answer.end is End.DONE)
+    if not answer.tokens:
+        raise _other_model("requests", question, answer)
+
+
+def check_answered(question: Question, answer: Answer, expected: str, *, is_answered: bool) -> None:
+    """Raise UsageError for a cold request without an answer, or read as another prompt. expected: of the server."""
     if answer.end in (End.UNREACHED, End.SILENT):
         raise UsageError(f"the server did not answer one cold request: {answer.reason or answer.end.value}; is it up?")
-    if answer.end is not End.DONE:
+    if not is_answered:
         raise UsageError(
             f"one cold request of {len(question.ids)} tokens was not answered ({answer.end.value}): {answer.reason}; "
-            "expected a server that takes token ids and serves the folder that --known-answers names"
+            f"expected {expected}"
         )
     if answer.prompt_tokens not in (None, len(question.ids)):
         raise UsageError(
             f"the server counted {answer.prompt_tokens} tokens in a prompt of {len(question.ids)}: it adds or drops "
             "tokens; ask it by token ids, without a template and without special tokens"
         )
-    if not answer.tokens:
-        raise _other_model("requests", question, answer)
 
 
 def _other_model(kind: str, question: Question, answer: Answer) -> UsageError:
@@ -332,9 +336,9 @@ def _may_have_retracted(client: Client, before: Counters | None, after: Counters
     return not known or any(after[name] != before.get(name, 0.0) for name in known)
 
 
-def _placed(found: Finding, plan: LivePlan) -> Finding:
+def placed(found: Finding, plan: LivePlan | OwnPlan) -> Finding:
     line = plan.line()
-    scenario, _, shape = plan.cell.partition("/")
+    scenario, _, shape = plan.cell.rpartition("/")
     return dataclasses.replace(found, scenario=scenario, shape=shape, schedule=line, replay=f"kvcheck replay '{line}'")
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from kvcheck.core.live.clients.asking import CompletionCall, converse
 from kvcheck.core.live.clients.client import Reach, Trouble
 from kvcheck.core.live.clients.reading import PartialAnswer
-from kvcheck.core.live.clients.sglang import COMPUTED, COUNTED, FLAGS, SAID, SglangClient
+from kvcheck.core.live.clients.sglang import SglangClient
 from kvcheck.core.live.exchange import Answer, Counters, End, Sending, Served
 from kvcheck.core.live.http import CallFailed
 
@@ -26,10 +26,10 @@ class SglangPair:
 
     engine = "sglang"
     has_salts = True
-    counted: Mapping[str, tuple[str, ...]] = COUNTED
-    computed: Mapping[str, tuple[str, ...]] = COMPUTED
-    said = SAID
-    flags: Mapping[str, str] = {**FLAGS, "transfer": "start both servers with --enable-metrics"}
+    counted = SglangClient.counted
+    computed = SglangClient.computed
+    said = SglangClient.said
+    flags: Mapping[str, str] = {**SglangClient.flags, "transfer": "start both servers with --enable-metrics"}
 
     def __init__(self, *, prefill: Reach, decode: Reach) -> None:
         self._prefill, self._decode = SglangClient(prefill), SglangClient(decode)
