@@ -179,6 +179,7 @@ def _judge_known_answers(asked: LiveRun, folder: Path | None) -> int:
     alphabet = Alphabet(known.parameters)
     runner = LiveRunner(client, alphabet, timeout_s=server.timeout_s, is_balanced=bool(server.metrics))
     runner.begin(served, names=base.names)
+    runner.check_positions()
     session = begin(asked, base.seed, served, progress, untried, rounds=DEFAULT_ROUNDS)
     facts = facts_of(
         served,

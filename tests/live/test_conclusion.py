@@ -12,10 +12,12 @@ from rigs.live_client import ALPHABET, ScriptedClient, right
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Verdict
 from kvcheck.core.live.conclusion import RoundCell, common_place
-from kvcheck.core.live.exchange import Answer, End, Sending
+from kvcheck.core.live.exchange import Answer, End, Sending, Served
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.runner import LiveRunner, RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
+from kvcheck.core.model.alphabet import Alphabet
+from kvcheck.core.model.answers import answers
 
 PLAN = LivePlan(
     scenario="prefix-cache", target="http://127.0.0.1:1", known_answers="m", engine="scripted", requests=8, longest=512
@@ -108,6 +110,46 @@ def test_a_first_cold_request_that_is_wrong_is_judged_where_the_next_is_right() 
 def test_a_server_that_is_wrong_from_the_first_token_on_three_times_serves_another_model() -> None:
     with pytest.raises(UsageError, match="3 cold requests"):
         begun(lambda sending: right(sending, tokens=(9,) * 8))
+
+
+def test_a_server_whose_model_has_another_distance_serves_another_model() -> None:
+    other = Alphabet(dataclasses.replace(ALPHABET.parameters, distance=23))
+
+    def answer(sending: Sending) -> Answer:
+        ids = sending.question.ids
+        return right(sending, tokens=answers(other, ids, len(sending.question.expected)))
+
+    with pytest.raises(UsageError, match="does not serve this model: 3 cold position tests"):
+        begun(answer).check_positions()
+
+
+def test_a_server_that_errs_in_all_after_a_right_first_answer_is_judged() -> None:
+    seen: list[Sending] = []
+
+    def answer(sending: Sending) -> Answer | None:
+        seen.append(sending)
+        return None if len(seen) == 1 else right(sending, tokens=(9,) * len(sending.question.expected))
+
+    runner = begun(answer)
+    runner.check_positions()
+    assert runner.run(PLAN).findings
+
+
+@pytest.mark.parametrize(
+    ("host", "storage", "why_not", "unlikely"),
+    [
+        (False, False, "no host or storage tier", "whether it has a storage tier"),
+        (False, None, None, "whether it has a storage tier"),
+        (None, None, None, "whether it has a host tier"),
+        (None, True, None, None),
+    ],
+)
+def test_an_unknown_tier_is_not_an_absent_one(
+    host: bool | None, storage: bool | None, why_not: str | None, unlikely: str | None
+) -> None:
+    hicache, served = LIVE_SCENARIOS.load("hicache"), Served(engine="e", has_host_tier=host, has_storage=storage)
+    for seen, text in ((hicache.why_not(served), why_not), (hicache.unlikely(served), unlikely)):
+        assert (seen is None) == (text is None) and (text or "") in (seen or "")
 
 
 @pytest.mark.parametrize(

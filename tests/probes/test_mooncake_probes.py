@@ -34,6 +34,7 @@ FAULTS = [
     ("landing.submit", "early", {("KV203", "early")}),
     ("landing.async", "torn", {("KV103", "torn")}),
     ("registration.batch", "unregistered", {("KV308", "up to one byte behind the registered memory")}),
+    ("registration.batch", "refused-elsewhere", {("KV308", "to memory that was never registered")}),
     ("failure.refused", "unregistered", {("KV308", "accepted")}),
     ("failure.frozen", "unawaited", {("KV203", "early")}),
     ("failure.refused", "late-failure", {("KV203", "after-failure")}),

@@ -110,7 +110,7 @@ def test_every_operator_is_tried_above() -> None:
         "def f(a):\n    raise ValueError(f'{a[1]} {a < 2}', a[1])\n",
         "def f(a):\n    assert a < 1, a[2]\n",
         "class A:\n    def f(self, a):\n        self._emit(Took(a, 1))\n",
-        "class A:\n    def f(self, a):\n        if self._emit is not None and not a:\n            self._emit(T(a, 1))\n",
+        "class A:\n    def f(self, a):\n        if self._emit is not None:\n            self._emit(T(a, 1))\n",
         "class A:\n    def f(self, a):\n        self.rows.report_wanted('device', a, 1)\n",
         "class A:\n    def _report_lock(self, a):\n        self.took(a, 1)\n",
         "class A:\n    def states(self):\n        return f(self.a, self.b[1])\n",

@@ -1,6 +1,6 @@
 """A stand-in for the transfer engine: it moves bytes over loopback sockets, and says when they have landed.
 
-MC_STAND_IN names the fault: early, torn, late, unawaited, unregistered, late-failure,
+MC_STAND_IN names the fault: early, torn, late, unawaited, unregistered, refused-elsewhere, late-failure,
 early-notification, dies-with-peer.
 """
 
@@ -165,6 +165,9 @@ class TransferEngine:
             start <= address and address + len(data) <= start + size for start, size in self._regions.items()
         )
         if not is_known and self._fault != "unregistered":
+            if self._fault == "refused-elsewhere":
+                start, size = max(self._regions.items(), key=lambda region: region[1])
+                self._put([(start + size // 2, data)])
             return REFUSED
         whole = [(address, data)]
         if self._fault == "early":
