@@ -21,6 +21,7 @@ from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
 from kvcheck.core.report.gate.text import row_text, run_text, summary_text
 from kvcheck.core.report.prices import is_check
+from kvcheck.core.report.view import verdicts_text
 from kvcheck.core.report.wording import conditional_text, coverage_text, evidence_text
 
 RUN = "run"
@@ -93,17 +94,13 @@ def of_record(record: RunRecord) -> CiOutcome:
     if not cases:
         missing.append(_gap(record, "nothing judged", "the run judged and measured nothing"))
     name = f"kvcheck {record.argv[0]}" if record.argv and record.argv[0] != "kvcheck" else "kvcheck"
-    counts = [
-        f"{number} {word}"
-        for verdict, word in ((Verdict.FAIL, "failed"), (Verdict.UNKNOWN, "unknown"), (Verdict.PASS, "passed"))
-        if (number := sum(case.verdict is verdict for case in cases))
-    ]
+    counts = verdicts_text(case.verdict for case in cases)
     judged = evidence_text(record.evidence)
     return CiOutcome(
         name=name,
         verdict=record.verdict.value.upper(),
         exit_code=record.exit_code,
-        summary="; ".join(part for part in (", ".join(counts), judged and f"judged: {judged}") if part),
+        summary="; ".join(part for part in (counts, judged and f"judged: {judged}") if part),
         cases=_closed(cases, missing, record.exit_code, record.repro),
         warnings=record.warnings,
         facts=_facts(record),

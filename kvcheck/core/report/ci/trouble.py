@@ -18,7 +18,8 @@ from kvcheck.core.base.codes import CODES
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.markdown import code_block, code_span, escaped
-from kvcheck.core.report.wording import replay_line, seen_text
+from kvcheck.core.report.view import seen_text
+from kvcheck.core.report.wording import replay_line
 
 MOST_SHOWN = 100
 
