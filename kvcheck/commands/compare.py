@@ -7,7 +7,6 @@ Invariants:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
 from kvcheck.core.report import CHANGES_WRITERS, COMPARISON_WRITERS
-from kvcheck.core.report.comparison.changes import Change, Changes, ChangeState, changes, line_of, version_of
+from kvcheck.core.report.comparison.changes import Changes, change_lines, changes, version_of
 from kvcheck.core.report.comparison.compare import compare as side_by_side
 from kvcheck.core.run.store import find_run
 
@@ -85,19 +84,11 @@ def _report(found: Changes, before: RunRecord, after: RunRecord, format_name: st
 
 def _lines(found: Changes) -> list[str]:
     lines = [f" problem    {text}" for text in found.problems]
-    for state in ChangeState:
-        groups = found.grouped(state)
-        if not groups:
-            continue
-        lines.append(f" {state.value:<13} {len(found.of(state))}")
-        lines += [line for rows in groups[:MOST_TOLD] for line in _group(rows)]
-        if len(groups) > MOST_TOLD:
-            lines.append(f"            and {len(groups) - MOST_TOLD} more; -o json=FILE has them all")
+    for state, count, rows in change_lines(found):
+        lines.append(f" {state.value:<13} {count}")
+        for text, replay in rows[:MOST_TOLD]:
+            lines += [f"            {text}", *([f"              again  {replay}"] if replay else [])]
+        if len(rows) > MOST_TOLD:
+            lines.append(f"            and {len(rows) - MOST_TOLD} more; -o json=FILE has them all")
     lines += [f" note       {text}" for text in found.notes]
     return [*lines, "", f" {found.verdict}  {found.summary}"]
-
-
-def _group(rows: Sequence[Change]) -> list[str]:
-    first = rows[0]
-    line = [f"              again  {first.replay}"] if first.replay and first.state is ChangeState.NEW else []
-    return [f"            {line_of(rows)}", *line]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.ci.to_github import outcome_of, summary, workflow_commands
+from kvcheck.core.report.ci.outcome import outcome_of
+from kvcheck.core.report.ci.to_github import summary, workflow_commands
 from kvcheck.core.report.gate.result import GateResult
 
 VARIABLE = "GITHUB_STEP_SUMMARY"

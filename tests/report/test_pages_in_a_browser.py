@@ -10,7 +10,6 @@ from report.test_cell_matrix import cell
 from report.test_comparison import INDEX, LENGTHS, NEW, OLD, RETRACT, release
 from report.test_gate_result import BUDGET, SLOW, gate
 from report.test_price_drawing import LARGER, ROW, STEP
-from report.test_trend import FIRST, SECOND, THIRD
 from rigs.browser import CHROMIUM, SCHEMES, WIDTHS, Opened, open_pages
 from rigs.gate import bench_run
 from rigs.literal_record import FAILED, MARKUP, PASSED, UNJUDGED
@@ -31,7 +30,6 @@ OPENED = {
     "bench": "PASS",
     "comparison": "FAIL",
     "releases": "FAIL",
-    "trend": "FAIL",
     "gate": "FAIL",
     "selftest": "FAIL",
 }
@@ -55,11 +53,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
         "pass": render(passed),
         "fail": render(FAILED),
         "bench": render(replace(PASSED, scenarios=(), bench=(ROW, LARGER, STEP))),
-        "comparison": comparison_page(compare([OLD, NEW])),
+        "comparison": comparison_page(compare([OLD, replace(NEW, bench=(ROW,))])),
         "releases": comparison_page(
             compare([OLD, NEW, *(release(f"0.5.{n}{'.post1' * (n % 4 == 0)}", VERDICTS) for n in range(20, 28))])
         ),
-        "trend": comparison_page(compare([FIRST, SECOND, THIRD])),
         "gate": gate_page(gate(FAILED, UNJUDGED, bench_run(SLOW), budgets=(BUDGET,))),
         "selftest": render(replace(FAILED, scenarios=(), findings=(), argv=("kvcheck", "selftest", MARKUP))),
         BROKEN: render(passed).replace("<main>", f"<main>{WRONG}").replace('class="copy"', 'class="copied"'),

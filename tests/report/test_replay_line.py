@@ -64,8 +64,8 @@ def test_the_terminal_prints_short_lines_of_a_stored_run_and_whole_ones_without(
     record = replace(run(), findings=(found(minimal=PROVEN),))
     stored, nowhere = findings_block(record.findings, record), findings_block(record.findings)
     assert f"    repro   kvcheck replay {FAILED.run_id}#3" in stored
-    assert f"            kvcheck replay {FAILED.run_id}#3:proof" in stored
-    assert f"    repro   {WHOLE}" in nowhere and f"            {FLIPPED}" in nowhere
+    assert f"    shown   kvcheck replay {FAILED.run_id}#3:proof" in stored
+    assert f"    repro   {WHOLE}" in nowhere and f"    shown   {FLIPPED}" in nowhere
 
 
 def test_the_page_shows_the_short_line_and_folds_the_whole_one() -> None:

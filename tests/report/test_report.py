@@ -208,7 +208,7 @@ def test_symptoms_are_counted_and_folded_into_their_cause() -> None:
     symptom = replace(FOREIGN, id="9", code="KV501", oracle="output", message="token 3 differs", cause="1")
     text = render(replace(FAILED, findings=(FOREIGN, symptom, replace(symptom, id="10", code="KV601"))))
     assert text.count('<article class="finding"') == 1
-    folded = text.split("<summary>what else was found of it: 2</summary>")[1].split("</details>")[0]
+    folded = text.split("<summary>other findings of this cause: 2</summary>")[1].split("</details>")[0]
     assert "token 3 differs" in folded and "KV601" in folded
 
 

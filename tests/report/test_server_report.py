@@ -63,7 +63,7 @@ def test_page_begins_with_what_never_happened() -> None:
 def test_requirement_of_a_kind_that_the_server_does_not_say_is_not_zero() -> None:
     row = ScenarioResult(id="require/transfer", shape="transfer", verdict=Verdict.UNKNOWN, reason="no counter")
     rows = table(render(replace(LIVE, scenarios=(row,), plan={"require": {"transfer": 5}})), "never")
-    assert "--require transfer=5" in rows and "n/a: the server does not say" in rows
+    assert "--require transfer=5" in rows and "n/a: not reported" in rows
 
 
 def test_table_has_a_column_a_kind_and_says_what_nobody_counts() -> None:

@@ -12,7 +12,7 @@ from rigs.live_record import LIVE
 from kvcheck.commands.terminal import left_out_lines
 from kvcheck.core.base.record import Coverage, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.situations import situations_of
-from kvcheck.core.report.situation_matrix import matrices, matrix_lines, matrix_section, scenarios_of
+from kvcheck.core.report.situation_matrix import matrices, matrix_lines, scenarios_of, situation_view
 from kvcheck.core.report.to_csv import tables
 from kvcheck.core.report.to_html import render
 
@@ -48,7 +48,7 @@ def test_the_text_has_each_state_once_and_says_what_never_happened() -> None:
 def test_a_run_without_situations_has_no_matrix() -> None:
     for record in (record_of("prefix-cache", COUNTS), record_of("retract-resume", {})):
         assert scenarios_of(record) == ()
-        assert matrix_lines(record) == [] and matrix_section(record) is None
+        assert matrix_lines(record) == [] and situation_view(record) is None
         assert 'id="situations"' not in render(record)
 
 

@@ -60,10 +60,10 @@ GATE_WRITERS: Registry[GateWriter] = Registry(
             "Writes a Markdown page: of a gate's result, or of several runs that kvcheck report compares.",
         ),
         "html": "kvcheck.core.report.gate.to_html:write",
-        "junit": "kvcheck.core.report.ci.to_junit:write_gate",
-        "github": "kvcheck.core.report.ci.to_github:write_gate",
-        "gitlab": "kvcheck.core.report.ci.to_gitlab:write_gate",
-        "sarif": "kvcheck.core.report.ci.to_sarif:write_gate",
+        "junit": "kvcheck.core.report.ci.to_junit:write",
+        "github": "kvcheck.core.report.ci.to_github:write",
+        "gitlab": "kvcheck.core.report.ci.to_gitlab:write",
+        "sarif": "kvcheck.core.report.ci.to_sarif:write",
     },
 )
 

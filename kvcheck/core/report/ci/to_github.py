@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict
-from kvcheck.core.report.ci.outcome import Case, CiOutcome, of_gate, of_record
+from kvcheck.core.report.ci.outcome import Case, CiOutcome, outcome_of
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, trouble_lines
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.report.markdown import escaped, printable, table_line
@@ -27,16 +27,8 @@ MOST_BYTES = 900_000
 TEXT_CHARS = 1000
 
 
-def write(record: RunRecord, path: Path) -> None:
-    write_text(path / FILE if path.is_dir() else path, _lines(of_record(record)))
-
-
-def write_gate(result: GateResult, path: Path) -> None:
-    write_text(path, _lines(of_gate(result)))
-
-
-def outcome_of(subject: RunRecord | GateResult) -> CiOutcome:
-    return of_record(subject) if isinstance(subject, RunRecord) else of_gate(subject)
+def write(subject: RunRecord | GateResult, path: Path) -> None:
+    write_text(path / FILE if path.is_dir() else path, _lines(outcome_of(subject)))
 
 
 def workflow_commands(outcome: CiOutcome) -> list[str]:

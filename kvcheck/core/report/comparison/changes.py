@@ -108,6 +108,19 @@ class Changes:
         return json.dumps(plain, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
+def change_lines(found: Changes) -> list[tuple[ChangeState, int, list[tuple[str, str | None]]]]:
+    """Return the number of changes of each state, and a line for each group, with its replay line if it is new."""
+    return [
+        (
+            state,
+            len(found.of(state)),
+            [(line_of(rows), rows[0].replay if state is ChangeState.NEW else None) for rows in found.grouped(state)],
+        )
+        for state in ChangeState
+        if found.of(state)
+    ]
+
+
 def line_of(rows: Sequence[Change]) -> str:
     """Format a group as one line: cells, first cause, and codes that its schedules also show."""
     first = rows[0]

@@ -19,11 +19,11 @@ from kvcheck.core.base.codes import bug_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Finding, Interval, RunRecord, ScenarioResult, Verdict
+from kvcheck.core.base.record import BenchRow, Finding, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.base.server_facts import engine_and_version, is_requirement, server_of
 from kvcheck.core.report.comparison.changes import Changes
 from kvcheck.core.report.gate.builds import absent_of
-from kvcheck.core.report.prices import is_check, ratio_text
+from kvcheck.core.report.prices import is_check
 from kvcheck.core.report.wording import evidence_text, observed_texts, why_text
 
 NOT_RUN, ABSENT = "not run", "not in this release"
@@ -32,8 +32,6 @@ SERVERS = "servers"
 
 CONDITIONAL = "conditional "
 """Prefix of the code of a finding under an assumption."""
-LEAST_RUNS = 3
-"""Fewest runs of a trend; two runs have a comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +113,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
+    """prices: measured rows by name, a place for each column; None: not measured."""
+
     engine: str
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
-
-    @property
-    def trend(self) -> Trend | None:
-        return trend_of([column.record for column in self.columns])
+    prices: Mapping[str, tuple[BenchRow | None, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,14 +210,24 @@ def _table(engine: str, columns: list[Column]) -> Table:
         row = Row(id=name, shows="" if text in told else text, cells=cells)
         told.add(text)
         groups.setdefault(name if engine == SERVERS else bug_of(name.partition("/")[0]), []).append(row)
+    titled: list[tuple[str | None, list[Row]]] = [*sorted(groups.items(), key=_order)]
     if engine == SERVERS:
-        untitled = tuple(Group(title=None, rows=tuple(rows)) for rows in groups.values())
-        return Table(engine=engine, columns=tuple(columns), groups=untitled)
+        titled = [(None, rows) for rows in groups.values()]
     return Table(
         engine=engine,
         columns=tuple(columns),
-        groups=tuple(Group(title=title, rows=tuple(rows)) for title, rows in sorted(groups.items(), key=_order)),
+        groups=tuple(Group(title=title, rows=tuple(rows)) for title, rows in titled),
+        prices=_prices([column.record for column in columns]),
     )
+
+
+def _prices(records: Sequence[RunRecord]) -> dict[str, tuple[BenchRow | None, ...]]:
+    by_run = [
+        {f"{row.id} to {row.baseline}, {row.device}": row for row in record.bench if not is_check(row)}
+        for record in records
+    ]
+    names = dict.fromkeys(name for run in by_run for name in run)
+    return {name: tuple(run.get(name) for run in by_run) for name in names}
 
 
 def _order(group: tuple[str, list[Row]]) -> tuple[bool, str]:
@@ -330,60 +337,3 @@ def counts(cell: ComparisonEntry) -> str:
     parts += [counted(cell.words, "word")] if cell.words else []
     parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
     return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellTrend:
-    id: str
-    verdicts: tuple[Verdict | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceTrend:
-    id: str
-    ratios: tuple[Interval | None, ...]
-    floors: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """Runs by start time. words: words judged by each."""
-
-    starts: tuple[str, ...]
-    run_ids: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
-    words: tuple[int, ...]
-    cells: tuple[CellTrend, ...]
-    prices: tuple[PriceTrend, ...]
-
-
-def trend_of(records: Sequence[RunRecord]) -> Trend | None:
-    if len(records) < LEAST_RUNS:
-        return None
-    runs = sorted(records, key=lambda record: (record.started_at, record.run_id))
-    cells = [{row.id: row.verdict for row in run.scenarios} for run in runs]
-    prices = [
-        {f"{row.id} to {row.baseline}, {row.device}": row for row in run.bench if not is_check(row)} for run in runs
-    ]
-    return Trend(
-        starts=tuple(run.started_at for run in runs),
-        run_ids=tuple(run.run_id for run in runs),
-        verdicts=tuple(run.verdict for run in runs),
-        words=tuple(sum(run.evidence.words_verified.values()) for run in runs),
-        cells=tuple(
-            CellTrend(id=name, verdicts=tuple(run.get(name) for run in cells))
-            for name in dict.fromkeys(name for run in cells for name in run)
-        ),
-        prices=tuple(
-            PriceTrend(
-                id=name,
-                ratios=tuple(run[name].ratio if name in run else None for run in prices),
-                floors=tuple(run[name].floor if name in run else None for run in prices),
-            )
-            for name in dict.fromkeys(name for run in prices for name in run)
-        ),
-    )
-
-
-def price_text(ratio: Interval | None) -> str:
-    return "not measured" if ratio is None else ratio_text(ratio)

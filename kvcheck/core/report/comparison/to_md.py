@@ -9,19 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcheck.core.base.record import Verdict
-from kvcheck.core.report.comparison.changes import Changes, ChangeState, line_of
-from kvcheck.core.report.comparison.compare import (
-    NOT_RUN,
-    Comparison,
-    ComparisonEntry,
-    Table,
-    Trend,
-    counts,
-    price_text,
-    summary,
-)
+from kvcheck.core.report.comparison.changes import Changes, change_lines
+from kvcheck.core.report.comparison.compare import Comparison, ComparisonEntry, Table, counts, summary
 from kvcheck.core.report.gate.text import MOST_LINES
 from kvcheck.core.report.markdown import escaped, table_line
+from kvcheck.core.report.prices import ratio_text
 from kvcheck.core.run.store import write_text
 
 SHOUT = {Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "UNKNOWN", Verdict.PASS: "pass"}
@@ -37,19 +29,18 @@ def render(comparison: Comparison) -> str:
         lines = _changes(comparison.changes)
     for table in comparison.tables:
         lines += ["", *_table(table)]
-        lines += _trend(table.engine, table.trend) if table.trend is not None else []
     return "\n".join(lines) + "\n"
 
 
 def _changes(found: Changes) -> list[str]:
     lines = [f"### kvcheck compare: {found.verdict}, exit {found.exit_code}", "", escaped(found.summary), ""]
     lines += [f"- **not comparable**: {escaped(text)}" for text in found.problems]
-    for state in ChangeState:
-        groups = found.grouped(state)
-        for rows in groups[:MOST_LINES]:
-            line = f"<br>{escaped(rows[0].replay)}" if rows[0].replay and state is ChangeState.NEW else ""
-            lines.append(f"- **{state.value}**: {escaped(line_of(rows))}{line}")
-        lines += [f"- and {len(groups) - MOST_LINES} more {state.value}"] if len(groups) > MOST_LINES else []
+    for state, _, rows in change_lines(found):
+        lines += [
+            f"- **{state.value}**: {escaped(text)}{f'<br>{escaped(replay)}' if replay else ''}"
+            for text, replay in rows[:MOST_LINES]
+        ]
+        lines += [f"- and {len(rows) - MOST_LINES} more {state.value}"] if len(rows) > MOST_LINES else []
     return [*lines, *(f"- note: {escaped(text)}" for text in found.notes)]
 
 
@@ -71,19 +62,12 @@ def _table(table: Table) -> list[str]:
                 for cell in row.cells
                 if cell.verdict is not Verdict.PASS
             ]
+    lines += [
+        table_line((name, *("not measured" if row is None else ratio_text(row.ratio) for row in rows)))
+        for name, rows in table.prices.items()
+    ]
     more = [f"- and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
     return [*lines, "", *told[:MOST_LINES], *more]
-
-
-def _trend(engine: str, found: Trend) -> list[str]:
-    head = [table_line((f"{engine} over time", *found.starts)), "|" + " --- |" * (1 + len(found.starts))]
-    lines = ["", *head, table_line(("run", *(SHOUT[verdict] for verdict in found.verdicts)))]
-    if any(found.words):
-        lines.append(table_line(("words judged", *(f"{words:,}" for words in found.words))))
-    for cell in found.cells:
-        lines.append(table_line((cell.id, *(NOT_RUN if each is None else SHOUT[each] for each in cell.verdicts))))
-    lines += [table_line((price.id, *map(price_text, price.ratios))) for price in found.prices]
-    return lines
 
 
 def _short(cell: ComparisonEntry) -> str:
