@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kvcheck.commands import main
-from kvcheck.commands.elsewhere import COMMANDS_THAT_MOVED
+from kvcheck.commands.settings import COMMANDS_THAT_MOVED
 
 
 def completed(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
