@@ -18,7 +18,7 @@ from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 
-INSTALLED = os.environ.get("KVCHECK_VLLM")
+INSTALLED = os.environ.get("REAL_VLLM")
 SCHEDULES = 2
 GOOD = ""
 FAULTS = [
@@ -206,7 +206,7 @@ print("\\nTOLD " + json.dumps(told))
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(INSTALLED is None, reason="KVCHECK_VLLM names no environment with vLLM")
+@pytest.mark.skipif(INSTALLED is None, reason="REAL_VLLM names no environment with vLLM")
 def test_faults_put_into_an_installed_vllm_are_found() -> None:
     faults = json.dumps({name: row[:3] for name, row in REAL_FAULTS.items()})
     script = DRIVER.format(root=str(Path(kvcheck.__file__).parent.parent), faults=faults)

@@ -163,7 +163,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
     "reports/published/known-answers/README.md": {
         "PYTHONPATH=tests python -m tools.tables.damage": Parsed(HOURS),
         "PYTHONPATH=tests python -m tools.tables.margin": Parsed(HOURS),
-        "KVCHECK_TRANSFORMERS": Parsed("needs an environment with transformers"),
+        "REAL_TRANSFORMERS": Parsed("needs an environment with transformers"),
     },
     "reports/published/serve/README.md": {"python -m tools.servers.serve_prices": Parsed(ENGINE)},
     "reports/README.md": {"import json": By(f"{HERE}test_the_lines_that_read_records_run")},

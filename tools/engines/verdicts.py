@@ -85,7 +85,7 @@ def _has_environment(out: Path, engine: str, version: str) -> bool:
     if (folder / "bin" / "python").exists() and not (folder / MARKER).exists():
         return True  # somebody's own
     folder.parent.mkdir(parents=True, exist_ok=True)
-    return "next: kvcheck stress" in _kvcheck(
+    return "next: kvcheck probe" in _kvcheck(
         out, "env", f"{engine}=={version}", str(folder), "--base", str(folder.parent / "base")
     )
 

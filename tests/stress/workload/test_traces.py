@@ -2,7 +2,7 @@
 
 Invariants:
 - Sharing is compared with a brute-force rule that knows nothing of the tree under test.
-- The test on a real trace runs only where KVCHECK_TRACE names one; a skip says so.
+- The test on a real trace runs only where REAL_TRACE names one; a skip says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.stress.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
 
 # Read when the module is, because tests run without kvcheck's settings in their environment.
-REAL_TRACE = os.environ.get("KVCHECK_TRACE")
+REAL_TRACE = os.environ.get("REAL_TRACE")
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 7, "hash_ids": [0, 1]}
 
 
@@ -271,7 +271,7 @@ def test_a_pool_too_small_and_an_empty_trace_are_refused() -> None:
 
 def test_a_real_trace_is_read_and_scaled() -> None:
     if not REAL_TRACE:
-        pytest.skip("KVCHECK_TRACE does not name a trace in Mooncake's format")
+        pytest.skip("REAL_TRACE does not name a trace in Mooncake's format")
     rows = read_trace(Path(REAL_TRACE), None)
     assert len(rows) == Path(REAL_TRACE).read_bytes().count(b"\n")
     for capacity in (256, 2048):
