@@ -1,9 +1,4 @@
-"""Each state of a prefix and an object is told as it is, and only what is legal in it can be made to happen.
-
-Invariants:
-- Copies stand still where a test holds their lane back, so a state lasts until the test ends it.
-- Whatever was done, the cache counts right afterwards and serves what was computed.
-"""
+"""Each state of a prefix and an object is told as it is, and only what is legal in it can be made to happen."""
 
 from __future__ import annotations
 

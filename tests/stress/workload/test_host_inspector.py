@@ -1,8 +1,4 @@
-"""HostInspector: what lies on the host is compared with what was computed, and each kind of damage is named.
-
-Invariants:
-- Good words are written here by the content rule, word by word, and damage is done to one of them at a time.
-"""
+"""HostInspector: what lies on the host is compared with what was computed, and each kind of damage is named."""
 
 from __future__ import annotations
 
