@@ -47,10 +47,7 @@ AUDITED = [
     ("hicache-hybrid:shape=gpt-oss-tiny,seed=1,schedule=4,requests=16", "loads"),
     ("hicache-hybrid:shape=qwen3-next-tiny,seed=1,schedule=0,requests=24", "loads"),
     # Of two ranks and one: each row of the decode rank is written in two parts.
-    *(
-        (with_settings(parse_line(f"{cell},seed=1,requests=3"), "rank layout:2x1").line(), "transfers")
-        for cell in TWO
-    ),
+    *((with_settings(parse_line(f"{cell},seed=1,requests=3"), "rank layout:2x1").line(), "transfers") for cell in TWO),
 ]
 
 

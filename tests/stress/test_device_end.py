@@ -1,8 +1,4 @@
-"""What is told of an error of a device, and of one that is lost by it.
-
-Invariants:
-- The device is the stand-in of tests/fakes/cuda.py. It says nothing about a GPU.
-"""
+"""What is told of an error of a device, and of one that is lost by it, on a stand-in for torch.cuda."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from rigs.losing import HELD, PLAN, Losing
 from kvcheck.core.base.errors import HardwareError
 from kvcheck.core.cache.backend.backend import Place
 from kvcheck.core.cache.backend.cuda import CudaDevice
-from kvcheck.core.cache.backend.threads import ThreadsBackend
 from kvcheck.core.stress.delayed import DelayRunner, tries, why_not
 from kvcheck.core.stress.device_end import LANES_MOST, DeviceEnd
 from kvcheck.core.stress.history import History, OperationEvents
@@ -185,12 +180,6 @@ def test_pinned_memory_of_a_lost_device_is_not_freed(
     assert runner.run(PLAN, handlers=((Submitted, breaks),)).is_device_lost == is_lost
     gc.collect()
     assert made and [each() is not None for each in made] == [is_lost] * len(made)
-
-
-def test_threads_are_never_lost() -> None:
-    backend = ThreadsBackend()
-    assert not backend.is_lost()
-    backend.settle()
 
 
 @pytest.mark.schedules

@@ -1,9 +1,4 @@
-"""Faulty stores: damage is always refused, and a machine that cannot keep the files is no finding.
-
-Invariants:
-- Whatever a faulty store does to an object, a read gives the exact bytes or None.
-- A folder that cannot be used ends the schedule with what to do, never with a verdict on the target.
-"""
+"""Faulty stores: damage is always refused, and a machine that cannot keep the files is no finding."""
 
 from __future__ import annotations
 

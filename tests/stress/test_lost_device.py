@@ -1,8 +1,4 @@
-"""What a process that has lost its device leaves, and that it goes on in a new one.
-
-Invariants:
-- The device is the stand-in of tests/fakes/cuda.py. It says nothing about a GPU.
-"""
+"""What a process that has lost its device leaves, and that it goes on in a new one, on a stand-in for torch.cuda."""
 
 from __future__ import annotations
 

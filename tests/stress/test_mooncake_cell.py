@@ -1,9 +1,4 @@
-"""The Mooncake cell joins a run that names nothing against it; elsewhere it is left out, with a line where it could be.
-
-Invariants:
-- The engine and its network are stand-ins but in the test that is marked mooncake.
-- Simulated schedules are stand-ins everywhere: only what a run makes of its cells is looked at.
-"""
+"""The Mooncake cell joins a run that names nothing against it, over stand-ins for engine, network and schedules."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Which order a schedule runs in: the first three soon, then delays of lanes that its variant uses, and answers and
-random ones in turn between.
-
-Invariants:
-- The name that is told is the order that runs.
-"""
+"""Which order a schedule runs in: the first three soon, then delays of lanes, and answers and random ones between."""
 
 from __future__ import annotations
 
@@ -50,12 +45,6 @@ def test_lanes_that_few_variants_have_are_delayed_where_they_are() -> None:
     ways = Counter((table.variant(variant_of(plan))["metadata path"], order_of(plan)) for plan in plans)
     assert ways["async", "delay:aux"] >= 1
     assert not ways["messages", "delay:aux"] and not ways["ordered", "delay:aux"]
-
-
-def test_a_later_schedule_has_the_order_that_a_whole_run_gives_it() -> None:
-    cell = Plan(scenario="hicache", shape="llama-3-tiny", seed=4)
-    assert order_of(replace(cell, schedule=301)) == [order_of(replace(cell, schedule=at)) for at in range(302)][301]
-    assert order_of(replace(cell, schedule=301, mutant="load-without-pin")) == order_of(replace(cell, schedule=301))
 
 
 @pytest.mark.schedules

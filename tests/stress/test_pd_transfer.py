@@ -1,9 +1,4 @@
-"""Prefill and decode ends as a whole: every family and rank pair, what arrives counted apart, faults, legal variations.
-
-Invariants:
-- What has to arrive is worked out from prompts, shapes and rank numbers by plain formulas, not the product's tables.
-- A variation keeps every contract of the wire, and is seen to have taken place.
-"""
+"""Prefill and decode ends as a whole: every family and rank pair, what arrives counted apart, faults, variations."""
 
 from __future__ import annotations
 
