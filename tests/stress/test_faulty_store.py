@@ -80,7 +80,7 @@ def test_a_process_that_is_told_to_end_takes_its_folder_along(tmp_path: Path) ->
         text=True,
     )
     assert process.stdin is not None
-    line = with_settings(Plan(scenario="hicache", shape="glm-5.1-tiny", requests=400), "store:files").line()
+    line = with_settings(Plan(scenario="hicache", shape="llama-3-tiny", requests=400), "store:files").line()
     process.stdin.write(tasks_text([(0, CellTask(plan=parse_line(line), schedules=1))], Limit()))
     process.stdin.close()
     process.stdin = None

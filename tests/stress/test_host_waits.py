@@ -39,7 +39,6 @@ LOOKED_AT = {
 }
 """By scenario: operations that its schedules here submit, each many times or once."""
 REQUESTS = {"hicache": 12, "hicache-hybrid": 12}
-SCHEDULES = 2
 
 
 def looked_at(plan: Plan, target: BuiltinTarget | None = None) -> HostWaits:
@@ -58,9 +57,8 @@ def looked_at(plan: Plan, target: BuiltinTarget | None = None) -> HostWaits:
 @pytest.mark.schedules
 @pytest.mark.parametrize("scenario", LOOKED_AT)
 def test_no_operation_makes_the_process_wait_inside_it(scenario: str) -> None:
-    """Settings go by with the number of the schedule, so every shape has numbers of its own."""
     judged: Counter[str] = Counter()
-    for number, shape in enumerate(MICRO_SHAPES * SCHEDULES):
+    for number, shape in enumerate(MICRO_SHAPES):
         plan = Plan(scenario=scenario, shape=shape, seed=1, schedule=number, requests=REQUESTS.get(scenario, 5))
         waits = looked_at(plan)
         assert not waits.found, f"{plan.line()}: {', '.join(map(str, waits.found))}"

@@ -51,10 +51,10 @@ def test_lanes_that_few_variants_have_are_delayed_where_they_are() -> None:
 @pytest.mark.parametrize(
     ("scenario", "shape"),
     [
-        ("retract-resume", "llama-3-tiny"),
-        ("hicache", "llama-3-tiny"),
-        ("pd-transfer", "qwen3-next-tiny"),
-        ("nvlink-aux", "gpt-oss-tiny"),
+        ("retract-resume", "llama-3-micro"),
+        ("hicache", "llama-3-micro"),
+        ("pd-transfer", "qwen3-next-micro"),
+        ("nvlink-aux", "gpt-oss-micro"),
     ],
 )
 def test_the_lanes_of_a_variant_are_those_that_a_run_submits_to(scenario: str, shape: str) -> None:

@@ -18,7 +18,7 @@ from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
 from kvcheck.core.stress.workload.report_events import Reported
 
-# Each line has a row in WITHOUT_FIX, in the same order, that takes its fix away; it then gives the code that it expects.
+# Each line has a row in WITHOUT_FIX, in the same order, that takes its fix away; it then gives the code it expects.
 FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [
     line for path in sorted(FOLDER.glob("*.txt")) for line in path.read_text().splitlines() if line and line[0] != "#"

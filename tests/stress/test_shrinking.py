@@ -20,16 +20,12 @@ from kvcheck.core.stress.workload.shapes import shape
 MOST_CHARACTERS, MOST_REQUESTS, MOST_PAGES, MOST_LAYERS = 300, 2, 2, 2
 BUGS = {
     "metadata-get-returns-views": 0,
-    "offload-skips-index-buffer": 0,
-    "index-key-reader-without-wait": 0,
-    "gate-waits-neighbour-layer": 0,
     "backup-before-forward": 7,
     "align-trims-one-side": 3,
     "node-keeps-queue-view": 0,
     "rank-decides-alone": 0,
-    "aux-stride-of-the-sender": 3,
 }
-"""By mutant: the number of a schedule from which on it is shown on the shape of its card. Each bug, a to e, has one."""
+"""A mutant of each bug, a to e: the number of a schedule from which on it is shown on the shape of its card."""
 
 
 def failing(name: str, schedule: int) -> Plan:
