@@ -1,8 +1,4 @@
-"""Targets broken in one place: each must be found, by the oracle and with the code named beside it.
-
-Invariants:
-- A broken part restates nothing but the line it breaks; the unbroken target passes the same plans.
-"""
+"""Targets broken in one place: each must be found, by the oracle and with the code named beside it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Schedules on which this code once failed stay green, and fail again where the fix is taken away.
-
-Invariants:
-- Each line of tests/schedules has a row here, in the same order, that takes its fix away; it then gives the code that
-  the line expects.
-"""
+"""Schedules on which this code once failed stay green, and fail again where the fix is taken away."""
 
 from __future__ import annotations
 
@@ -23,6 +18,7 @@ from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
 from kvcheck.core.stress.workload.events import Reported
 
+# Each line has a row in WITHOUT_FIX, in the same order, that takes its fix away; it then gives the code it expects.
 FOLDER = Path(__file__).parents[1] / "schedules"
 LINES = [
     line for path in sorted(FOLDER.glob("*.txt")) for line in path.read_text().splitlines() if line and line[0] != "#"
@@ -43,7 +39,7 @@ class _NeverWaits(_Inner):
     """Waits return at once."""
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        """Return at once."""
+        pass
 
 
 class _NeverDrains(_Inner):
