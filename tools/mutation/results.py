@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvcheck.core.base.errors import UsageError, why_unread
@@ -96,15 +96,10 @@ class ResultFile:
         _drop_cut_line(self.path)
         head, results = read_results(self.path)
         if head != campaign:
-            differing = ", ".join(
-                f"{row.name} {getattr(head, row.name)}, not {getattr(campaign, row.name)}"
-                for row in fields(Campaign)
-                if getattr(head, row.name) != getattr(campaign, row.name)
-            )
             why = "the source has changed since; " if head.code != campaign.code else ""
             raise UsageError(
-                f"{self.path}: expected results of this campaign, got {differing}; {why}choose another "
-                "--out, and --again with this folder for the same edits"
+                f"{self.path}: expected results of {campaign}, got {head}; {why}choose another --out, and --again with "
+                "this folder for the same edits"
             )
         return results
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import median
 
@@ -22,10 +22,7 @@ from tools.mutation.results import JUDGED, NOT_GREEN, OUTCOMES, Campaign, Result
 
 CSV_FILE = "edits.csv"
 PAGE_FILE = "edits.md"
-COLUMNS = (
-    *("id", "file", "line", "function", "operator", "outcome", "oracle", "code", "kinds", "cells", "in_check"),
-    *("schedules", "cpu_s", "total_cpu_s", "plan", "message", "reason", "note", "diff", "expect", "link", "what"),
-)
+COLUMNS = tuple(each.name for each in fields(Result))
 KILLED = ("killed",)
 COUNTED = ("edits", *OUTCOMES, "share", "not green")
 
@@ -163,15 +160,6 @@ def _places(title: str, about: str, results: Sequence[Result], outcome: str) -> 
 
 
 def _csv_row(result: Result) -> list[object]:
-    values: dict[str, object] = {
-        **{name: getattr(result, name) for name in ("id", "file", "function", "operator", "outcome", "oracle", "code")},
-        **{name: getattr(result, name) for name in ("schedules", "cpu_s", "total_cpu_s", "message", "reason", "note")},
-        **{name: getattr(result, name) for name in ("diff", "link", "what")},
-        "in_check": "yes" if result.is_guard else None,
-        "line": result.line_number,
-        "kinds": "; ".join(result.kinds),
-        "cells": "; ".join(f"{cell} {number}" for cell, number in result.cells.items()),
-        "plan": result.line,
-        "expect": " ".join(result.expect),
-    }
-    return [values[name] if values[name] != "" else None for name in COLUMNS]
+    cells = "; ".join(f"{cell} {number}" for cell, number in result.cells.items())
+    texts = {"kinds": "; ".join(result.kinds), "cells": cells, "expect": " ".join(result.expect)}
+    return [value if value != "" else None for value in (asdict(result) | texts).values()]

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kvcheck.core.base.errors import UsageError
-from tools.mutation.edits import all_edits, chosen_files, edits_of, is_product, module_of, read_sources, sampled
+from tools.mutation.edits import all_edits, chosen_files, edits_of, read_sources, sampled
 from tools.mutation.operators import OPERATORS
 from tools.mutation.source import REPORTERS, STANDING_PARTS, STANDINGS, Source
 
@@ -214,15 +214,24 @@ def test_the_whole_cache_gives_thousands_of_different_edits() -> None:
         compile(changed, file, "exec")
 
 
-def test_files_are_named_by_any_path() -> None:
-    files = ["core/cache/offload.py", "core/cache/hicache/cache.py", "core/cache/hicache/node.py"]
-    eager, scoped = "core/cache/backend/eager.py", "core/cache/backend/scoped.py"
-    assert chosen_files([*files, eager], []) == files
-    assert chosen_files([*files, eager, scoped], ["backend"]) == [scoped]
-    assert chosen_files([*files, eager], ["backend/eager.py"]) == [eager], "no product, but named"
-    assert chosen_files(files, ["hicache"]) == files[1:]
-    assert chosen_files(files, ["kvcheck/core/cache/offload.py", "hicache/node.py"]) == [files[0], files[2]]
-    with pytest.raises(UsageError, match="hicac: expected a file or folder"):
+OFFLOAD, CACHE, NODE = (f"core/cache/{name}.py" for name in ("offload", "hicache/cache", "hicache/node"))
+EAGER, SCOPED = "core/cache/backend/eager.py", "core/cache/backend/scoped.py"
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ([], [OFFLOAD, CACHE, NODE, SCOPED]),
+        (["backend"], [SCOPED]),
+        (["backend/eager.py"], [EAGER]),  # no product, but named
+        (["hicache"], [CACHE, NODE]),
+        (["kvcheck/core/cache/offload.py", "hicache/node.py"], [OFFLOAD, NODE]),
+    ],
+)
+def test_files_are_named_by_any_path(named: list[str], expected: list[str]) -> None:
+    files = [OFFLOAD, CACHE, NODE, EAGER, SCOPED]
+    assert chosen_files(files, named) == expected
+    with pytest.raises(UsageError, match="hicac"):
         chosen_files(files, ["hicac"])
 
 
@@ -235,12 +244,6 @@ def test_samples_are_the_same_each_time_and_spread() -> None:
     assert {edit.id for edit in few} <= {edit.id for edit in more}, "a larger sample holds the smaller one"
     assert sampled(edits, 40, 2) != few and sampled(edits, None, 1) == edits
     assert {edit.file for edit in few} == set(files) and len({edit.operator for edit in few}) >= 10
-
-
-def test_a_file_is_product_or_not_and_has_a_module() -> None:
-    assert not is_product("core/cache/backend/simulated.py") and not is_product("core/cache/transfer/ipc/wire.py")
-    assert is_product("core/cache/backend/scoped.py") and is_product("core/cache/hicache/cache.py")
-    assert module_of("core/cache/pools/__init__.py") == "kvcheck.core.cache.pools"
 
 
 @pytest.mark.parametrize(
