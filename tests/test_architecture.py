@@ -47,7 +47,7 @@ MAY_CATCH_ALL = {
     **dict.fromkeys(("commands.main", "commands.worker"), "the last place where a crash of our own becomes exit 70"),
 }
 ADAPTERS = {  # optional or slow library: the only modules that import it
-    "mooncake": ("core.cache.transfer.mooncake.child", "core.cache.hicache.mooncake_store"),
+    "mooncake": ("core.cache.transfer.mooncake.child",),
     **dict.fromkeys(("sglang", "vllm", "lmcache"), ("core.stress.targets",)),
     "ray": ("core.stress.seeds.ray_crew",),
     **dict.fromkeys(("triton", "numba"), ("kernels",)),
