@@ -98,7 +98,7 @@ def _variables(root: Any) -> dict[str, list[str]]:
 
 def _command(name: str, place: str, root: Any) -> str:
     """Return the command of a table or variable. Raises UsageError for none, and for one whose options are typed."""
-    known = {each.replace(" ", "-"): each for each in root.command.list_commands(root)}
+    known: dict[str, str] = {each.replace(" ", "-"): each for each in root.command.list_commands(root)}
     if name in ALL_TYPED:
         raise UsageError(f"{place}: options of kvcheck {name} are only typed; leave it out")
     if name not in known:

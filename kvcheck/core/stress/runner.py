@@ -52,7 +52,7 @@ from kvcheck.core.stress.evidence import EvidenceCount
 from kvcheck.core.stress.history import Handler, History, HostTrace
 from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.oracles.oracle import Noting, Oracle
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.plan_scenario import bounded, decoded, faults_of, scenario_of, variant_of
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -303,8 +303,7 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
 
 def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
     notes = [load.note] if plan.trace is not None else []
-    said = [oracle.note for oracle in oracles if isinstance(oracle, Noting)]
-    notes += [f"{plan.cell}, schedule {plan.schedule}: {each}" for each in said if each is not None]
+    notes += [f"{plan.cell}, schedule {plan.schedule}: {each.note}" for each in oracles if each.note is not None]
     return "; ".join(notes) or None
 
 

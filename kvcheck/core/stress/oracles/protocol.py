@@ -43,8 +43,6 @@ class ProtocolOracle(KnownWords):
 
     def __init__(self) -> None:
         super().__init__()
-        self.judged = 0
-        self.findings: list[Finding] = []
         self._final: dict[tuple[str, int, int], int] = {}
         self._landing: dict[int, tuple[str, int, str, str]] = {}
         self._faulted: dict[int, Faulted] = {}
@@ -75,9 +73,6 @@ class ProtocolOracle(KnownWords):
             (Retried, self._retried),
             (Finished, self._finished),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _submitted(self, event: Submitted) -> None:
         leg = LEGS.get(event.name)

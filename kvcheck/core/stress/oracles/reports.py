@@ -20,10 +20,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvcheck.core.base.record import Finding
 from kvcheck.core.cache.events import Chosen, Evicted, TierChanged
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.workload.events import (
     Aborted,
     Broke,
@@ -63,12 +62,11 @@ class _ReportedEnd:
     aborted: set[int] = field(default_factory=set)
 
 
-class ReportsOracle:
+class ReportsOracle(Oracle):
     name = "reports"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._ends: dict[str, _ReportedEnd] = {}
         self._sent: Counter[int] = Counter()
         self._process = ""
@@ -303,8 +301,7 @@ class ReportsOracle:
                 return
 
     def _add(self, request: int | None, message: str) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(Finding(code="KV605", oracle=self.name, request=request, message=message))
+        self.add("KV605", message, request=request)
 
 
 def _name(end: str) -> str:
