@@ -37,9 +37,7 @@ def test_a_run_whose_time_was_too_short_is_unknown_and_says_what_is_left(tmp_pat
     assert run(words) == 4
     (row,) = recorded(tmp_path).scenarios
     assert (row.verdict, row.code) == (Verdict.UNKNOWN, "KV990")
-    assert row.coverage is not None
-    assert row.coverage.scope is None
-    assert row.reason
+    assert row.coverage is not None and row.coverage.scope is None and row.reason
 
 
 @pytest.mark.schedules
@@ -47,11 +45,8 @@ def test_a_mutant_is_found_and_its_line_replays(tmp_path: Path, capsys: pytest.C
     words = [*CELL[:1], "--mutant", "load-without-pin", "--shape", "llama-3-micro", "--answers-within", "1"]
     assert run([*words, "--seed", "1", "--no-reports", "--out", str(tmp_path)]) == 1
     finding = recorded(tmp_path).findings[0]
-    assert finding.code == "KV202"
-    assert finding.schedule is not None
-    assert "strategy=answers," in finding.schedule
-    assert "choices=none" in finding.schedule
-    assert len(finding.schedule) < 300
+    assert finding.code == "KV202" and len(finding.schedule) < 300
+    assert "strategy=answers," in finding.schedule and "choices=none" in finding.schedule
     capsys.readouterr()
     assert run(["replay", finding.schedule, "--out", str(tmp_path)]) == 1
 

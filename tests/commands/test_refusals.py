@@ -42,6 +42,7 @@ NAMES = [
     ("stress --decoder wods", "did you mean 'words'"),
     ("stress HiCache", "did you mean 'hicache'?"),
     ("stress --nope", "No such option: --nope"),
+    ("selftest offload-skips-index-buffer -o csv=file", "cannot write file: File exists"),
     ("selftest nope", "unknown mutant 'nope'"),
     ("probe", "Missing argument 'ENGINE[:ENV]': sglang, vllm, lmcache, mooncake"),
     ("explain", "kinds: oracles, mutants, scenarios, codes"),
@@ -68,6 +69,13 @@ STRESS = [
     ("--trace no-such.jsonl", "trace no-such.jsonl: expected a JSONL file"),
     (f"--trace {LONG}", "File name too long"),
     ("-o html", "expected FORMAT=PATH"),
+    ("-o csv=file", "cannot write file: File exists"),
+    ("-o html=file/page.html", "cannot write file: File exists"),
+    ("-o json=folder", "cannot write folder/run.json: expected the name of a file, got a folder"),
+    ("-o html=a -o html=a", "two reports would be written to a;"),
+    ("-o csv=b.x -o html=b.x", "two reports would be written to b.x;"),
+    ("-o html=c/findings.csv -o csv=c", "two reports would be written to c;"),
+    ("-o html=a -o html=folder/../a", "two reports would be written to folder/../a;"),
     ("-o juint=x.xml", "did you mean 'junit'"),
     ("-o github=- --format json", "stdout is the JSON"),
     ("--resume", "--resume: no interrupted run with this plan and seed"),
@@ -244,6 +252,8 @@ def desk(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").symlink_to(model)
     (tmp_path / "there.toml").write_text("[[")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "run.json").mkdir(parents=True)
     found = [
         replace(FOREIGN, id=f"{RED}.{number}", schedule=line, cause=cause, code=code)
         for number, line, cause, code in (
