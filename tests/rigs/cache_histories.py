@@ -90,13 +90,6 @@ def touched(space: str, *units: int) -> tuple[Footprint, ...]:
     return (Footprint(space, ("k",), (0, 1), np.array(units, dtype=np.int64)),)
 
 
-# What is declared
-
-
-def model(size: int, kind: str = "", *, window: int = 0) -> Event:
-    return Modelled(page_size=size, window=window, has_state=kind == "states")
-
-
 def rules(
     order: str | None = "lru",
     *,
@@ -114,9 +107,6 @@ def rules(
     units += [("host.full", host), ("host.window", host), ("host.state", host)] if host else []
     orders = (("device", order), ("host", order)) if order else ()
     return Declared(uses, orders, tuple(units), *((PERIOD, ENGINES) if looks else ()))
-
-
-# Pages of the tiers
 
 
 def gains(tier: str, text: str, space: str = "full", *, ids: str = "") -> Events:
@@ -176,61 +166,13 @@ def later(uses: int) -> Events:
     return tuple(LookedUp(99, (b"?",), 0, 0, False) for _ in range(uses))
 
 
-def refuses(kind: str, text: str, space: str = "full") -> Event:
-    return Refused(kind, 7, space, pages_of(text))
-
-
-def locks(tier: str, text: str) -> Event:
-    return Locked(tier, text.encode(), True)
-
-
-def unlocks(tier: str, text: str) -> Event:
-    return Locked(tier, text.encode(), False)
-
-
-def flushes(tiers: str, text: str) -> Event:
-    return Flushed(tuple(tiers.split("+")), pages_of(text))
-
-
-def answers(tiers: str, text: str, how: str) -> Event:
-    return Answered(tuple(tiers.split("+")), pages_of(text), how == "gone")
-
-
-# The store
-
-
-def stores(text: str, space: str = "full", *, keys: str = "") -> Event:
-    return Stored(space, pages_of(text), True, tuple(keys))
-
-
-def misses(text: str, space: str = "full", *, key: str = "") -> Event:
-    """The store could not serve it whole."""
-    return Stored(space, pages_of(text), False, tuple(key))
-
-
-def queries(text: str, *, request: int = 7) -> Event:
-    return StoreQueried(request, chain(text), False)
-
-
-def fetches(text: str) -> Event:
-    return StoreQueried(7, chain(text), True)
-
-
 def vain(count: int) -> Events:
     """So many fetches that bring nothing."""
-    return (fetches("abc"), acked("prefetch", 0)) * count
-
-
-# Copies
+    return (StoreQueried(7, chain("abc"), True), acked("prefetch", 0)) * count
 
 
 def acked(kind: str, pages: int, text: str = "", *, number: int = 0) -> Event:
     return Transferred(kind, 7, pages, True, pages_of(text), number)
-
-
-def makes(kind: str, number: int) -> Event:
-    """A copy of the host page of that number."""
-    return Moving(number, kind, (("full", (number,)),))
 
 
 def runs(kind: str, number: int, *, at: int = 0, lane: str = "load.0") -> Event:
@@ -240,47 +182,50 @@ def runs(kind: str, number: int, *, at: int = 0, lane: str = "load.0") -> Event:
     return Submitted(at or number, "copy", lane, reads, writes)
 
 
-def backup(number: int) -> Events:
-    return (makes("backup", number), runs("backup", number))
+def stored(is_whole: bool) -> Callable[..., Event]:
+    return lambda text, space="full", *, keys="": Stored(space, pages_of(text), is_whole, tuple(keys))
 
 
-def load(number: int, lane: str = "load.0") -> Events:
-    return (makes("load", number), runs("load", number, lane=lane), Completed(number), loaded(number))
+def asked(is_fetching: bool) -> Callable[..., Event]:
+    return lambda text, *, request=7: StoreQueried(request, chain(text), is_fetching)
 
 
-def loaded(number: int) -> Event:
-    return acked("load", 1, number=number)
-
-
-def copied(number: int) -> Event:
-    return acked("backup", 1, number=number)
-
-
-def gets(number: int) -> Event:
-    """The store's copy of a host page begins."""
-    return Submitted(number, "get", "s", (), touched("host.full", number), request=7)
-
-
-def puts(text: str) -> Event:
-    return Submitted(5, "storage.put", "store", touched("host.full", *map(hash_id, chain(text))), ())
+def started(kind: str, lane: str = "load.0") -> Callable[..., Events]:
+    """A copy of the host page of that number, as one operation."""
+    return lambda number, lane=lane: (Moving(number, kind, (("full", (number,)),)), runs(kind, number, lane=lane))
 
 
 VERBS: dict[str, Callable[..., Event | Events]] = {
-    **{each.__name__: each for each in (model, rules, gains, loses, computes, offers, serves, hosts, backs_up)},
-    **{each.__name__: each for each in (evicts, chooses, finds, later, refuses, locks, unlocks, flushes, answers)},
-    **{each.__name__: each for each in (stores, misses, queries, fetches, vain, acked, makes, runs, backup, load)},
-    **{each.__name__: each for each in (loaded, copied, gets, puts)},
-    "keeps": StoreKeeps,  # the store loses nothing
-    "damaged": Damaged,
-    "deleted": lambda text: Deleted("full", pages_of(text)),
+    "model": lambda size, kind="", *, window=0: Modelled(size, window, kind == "states"),
+    "rules": rules,
+    # Pages of the tiers
+    **{each.__name__: each for each in (gains, loses, computes, offers, serves, hosts, backs_up, evicts, chooses)},
+    **{"finds": finds, "later": later},
+    "locks": lambda tier, text: Locked(tier, text.encode(), True),
+    "unlocks": lambda tier, text: Locked(tier, text.encode(), False),
     "wants": lambda tier, units: RoomWanted(tier, "full", units),
-    "changes": lambda kind: Transferred(kind, 7, 2, False),  # its index values
-    "forward": lambda start, stop: Forward(7, start, stop),
+    "refuses": lambda kind, text, space="full": Refused(kind, 7, space, pages_of(text)),
+    "flushes": lambda tiers, text: Flushed(tuple(tiers.split("+")), pages_of(text)),
+    "answers": lambda tiers, text, how: Answered(tuple(tiers.split("+")), pages_of(text), how == "gone"),
+    "allocates": lambda space, count: Allocated(space, tuple(range(count)), 1),
+    "counted": lambda free, cached: Counted("full", free, cached, 9),
+    # Requests
     "sent": lambda tokens: Sent(7, 0, tokens),
+    "forward": lambda start, stop: Forward(7, start, stop),
     "ended": lambda: Finished(7, (1,)),
     "aborted": lambda: Aborted(7),
-    "counted": lambda free, cached: Counted("full", free, cached, 9),
-    "done": Completed,
     "rounds": lambda count: (Reported(end=""),) * count,
-    "allocates": lambda space, count: Allocated(space, tuple(range(count)), 1),
+    # The store: it keeps all, takes pages, could not serve them whole, and what happens to its objects
+    **{"keeps": StoreKeeps, "stores": stored(True), "misses": stored(False)},
+    **{"queries": asked(False), "fetches": asked(True), "vain": vain},
+    **{"damaged": Damaged, "deleted": lambda text: Deleted("full", pages_of(text))},
+    "gets": lambda number: Submitted(number, "get", "s", (), touched("host.full", number), request=7),
+    "puts": lambda text: Submitted(5, "put", "store", touched("host.full", *map(hash_id, chain(text))), ()),
+    # Copies
+    **{"acked": acked, "runs": runs, "done": Completed, "backup": started("backup"), "load": started("load")},
+    "waits": lambda kind, number: Moving(number, kind, (("full", (number,)),)),  # it has no operation yet
+    "copied": lambda number: acked("backup", 1, number=number),
+    "loaded": lambda number: acked("load", 1, number=number),
+    "loads": lambda number, lane="load.0": history(f"load {number} {lane}; done {number}; loaded {number}"),
+    "changes": lambda kind: Transferred(kind, 7, 2, False),  # its index values
 }

@@ -137,6 +137,11 @@ def first_wrong_at_once(
     return next(((step, a) for step, (a, b) in enumerate(zip(said, expected, strict=True)) if a != b), None)
 
 
+def lost(parameters: Parameters, found: tuple[int, int] | None) -> tuple[int, int | None] | None:
+    """The layer, and the KV head if it is one, that a wrong answer names; None where it names none."""
+    return None if found is None else Alphabet(parameters).lost_at(found[1])
+
+
 def place_of_bit(parameters: Parameters, right: int, said: int) -> tuple[int, int]:
     """The layer and KV head of the highest bit in which a mark differs from the right one."""
     (phase, bits), (also, wrong) = (Alphabet(parameters).as_mark(token) or (-1, 0) for token in (right, said))

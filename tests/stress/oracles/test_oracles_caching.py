@@ -119,11 +119,11 @@ GOOD: dict[str, str] = {
     "no room for what the store holds": "rules host=1; stores ab; refuses prefetch ab; queries abc",
     "it hangs on a page that is kept": "rules host=9; serves a; stores ab; locks host a; fetches abc",
     "it hangs on a page, of a cache without locks": "rules host=9; serves a; stores ab; fetches abc",
-    "a damaged object is not served": f"keeps; {STORED}; damaged q; misses a|b key=q",
-    "damaged before it was stored": f"keeps; damaged q; {STORED}; misses a|b key=q",
-    "a deleted object is not served": f"keeps; {STORED}; deleted a|b; misses a|b key=q",
-    "a store that may lose what it has": f"{STORED}; misses a|b key=q",
-    "never stored": "keeps; rules host=9; misses a|b key=q",
+    "a damaged object is not served": f"keeps; {STORED}; damaged q; misses a|b keys=q",
+    "damaged before it was stored": f"keeps; damaged q; {STORED}; misses a|b keys=q",
+    "a deleted object is not served": f"keeps; {STORED}; deleted a|b; misses a|b keys=q",
+    "a store that may lose what it has": f"{STORED}; misses a|b keys=q",
+    "never stored": "keeps; rules host=9; misses a|b keys=q",
     "a fetch that brought nothing, a few times": f"rules host=9; vain {VAIN}; finds abc 0",
     "a fetch of several brought something": (
         f"rules host=9; vain {VAIN - 1}; fetches abc; gains host a; acked prefetch 1 a; vain {VAIN}"
@@ -139,18 +139,18 @@ GOOD: dict[str, str] = {
     # Acknowledgements
     "a copy has run": "rules host=9; backup 1; done 1; copied 1",
     "the older of two copies": f"{TWO_COPIES}; done 1; copied 1",
-    "both operations of a load": "rules host=9; makes load 1; runs load 1; runs load 1 at=2; done 1; done 2; loaded 1",
+    "both operations of a load": "rules host=9; load 1; runs load 1 at=2; done 1; done 2; loaded 1",
     "at the second look": f"rules host=9 looks=1; backup 1; done 1; rounds {LATE - 1}; copied 1; rounds {LATE}",
     "a copy runs for long": f"rules host=9 looks=1; backup 1; rounds {9 * LATE}; done 1; copied 1",
     "a copy waits for an older one": f"rules host=9 looks=1; backup 1; backup 2; done 2; rounds {9 * LATE}",
-    "a load waits for its turn": f"rules host=9 looks=1; makes load 1; rounds {9 * LATE}",
+    "a load waits for its turn": f"rules host=9 looks=1; waits load 1; rounds {9 * LATE}",
     "half of a copy": f"rules host=9 looks=1; backup 1; runs backup 1 at=2 lane=side; done 2; rounds {9 * LATE}",
     "a prefetch": f"rules host=9 looks=1; queries a; gets 1; done 1; rounds 2; acked prefetch 0; rounds {LATE}",
     "the looks are not declared": f"rules host=9; backup 1; done 1; rounds {9 * LATE}",
     "after the counts nobody looks": f"rules host=9 looks=1; backup 1; done 1; counted 9 0; rounds {LATE}",
-    "loads take turns": "rules host=9 looks=1; load 1; load 2 load.1.side; load 3; load 4",
-    "too few loads for turns": "rules host=9 looks=1; load 1; load 2; load 3",
-    "one load of many operations": f"rules host=9 looks=1; makes load 1; {'runs load 1; ' * 9}done 1; loaded 1",
+    "loads take turns": "rules host=9 looks=1; loads 1; loads 2 load.1.side; loads 3; loads 4",
+    "too few loads for turns": "rules host=9 looks=1; loads 1; loads 2; loads 3",
+    "one load of many operations": f"rules host=9 looks=1; load 1; {'runs load 1; ' * 8}done 1; loaded 1",
     # Answers
     "all of a prefix is flushed": (
         "rules host=9; serves a a|b; flushes device+host ab; loses device ab; loses host ab; "
@@ -258,8 +258,8 @@ BAD: dict[str, tuple[str, str]] = {  # code and words of the message, and the hi
         "KV703 pages from 1 on ... nothing keeps the page before",
         "rules host=9; serves a; stores ab; locks host a; unlocks host a; fetches abc",
     ),
-    "a whole object is not served": ("KV703 was stored whole", f"keeps; {STORED}; misses a|b key=q"),
-    "another object is damaged": ("KV703 was stored whole", f"keeps; {STORED}; damaged p; misses a|b key=q"),
+    "a whole object is not served": ("KV703 was stored whole", f"keeps; {STORED}; misses a|b keys=q"),
+    "another object is damaged": ("KV703 was stored whole", f"keeps; {STORED}; damaged p; misses a|b keys=q"),
     "a failed fetch, again and again": (f"KV706 request 7 waits ... {VAIN} fetches", f"rules host=9; vain {VAIN + 1}"),
     # Prompts
     "a hash that no prompt has": (
@@ -286,7 +286,7 @@ BAD: dict[str, tuple[str, str]] = {  # code and words of the message, and the hi
     "only the younger copy has run": ("KV203 backup 1", f"{TWO_COPIES}; done 2; copied 1"),
     "one operation of a load": (
         "KV203 load 1",
-        "rules host=9; makes load 1; runs load 1; runs load 1 at=2; done 1; loaded 1",
+        "rules host=9; load 1; runs load 1 at=2; done 1; loaded 1",
     ),
     "a round later": (
         f"KV706 backup 1 has run ... {LATE} rounds later ... every {PERIOD}",
@@ -294,7 +294,7 @@ BAD: dict[str, tuple[str, str]] = {  # code and words of the message, and the hi
     ),
     "a load, never": (
         "KV706 load 1 has run",
-        f"rules host=9 looks=1; makes load 1; runs load 1; done 1; rounds {9 * LATE}",
+        f"rules host=9 looks=1; load 1; done 1; rounds {9 * LATE}",
     ),
     "the older one has run": (
         "KV706 backup 2 has run",
@@ -306,7 +306,7 @@ BAD: dict[str, tuple[str, str]] = {  # code and words of the message, and the hi
     ),
     "all loads go over one engine": (
         "KV706 4 loads take turns on 2 engines ... load.1 or load.1.side",
-        "rules host=9 looks=1; load 1; load 2; load 3; load 4",
+        "rules host=9 looks=1; loads 1; loads 2; loads 3; loads 4",
     ),
     # Answers
     "gone, and what continues it is there": (

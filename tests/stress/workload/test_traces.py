@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,6 @@ from kvcheck.core.stress.workload.jobs import Job, token_authors
 from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.stress.workload.traces import BLOCK_TOKENS, TraceRow, read_trace, scale_trace
 
-# Read when the module is, because tests run without kvcheck's settings in their environment.
-REAL_TRACE = os.environ.get("REAL_TRACE")
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 7, "hash_ids": [0, 1]}
 
 
@@ -262,17 +259,6 @@ def test_a_workload_that_cannot_be_scaled_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         scale_trace(rows, capacity, seed=0, mean_output=output)
-
-
-def test_a_real_trace_is_read_and_scaled() -> None:
-    if not REAL_TRACE:
-        pytest.skip("REAL_TRACE does not name a trace in Mooncake's format")
-    rows = read_trace(Path(REAL_TRACE), None)
-    assert len(rows) == Path(REAL_TRACE).read_bytes().count(b"\n")
-    for capacity in (256, 2048):
-        workload = scale_trace(rows, capacity, seed=1)
-        assert len(workload.jobs) == len(rows)
-        assert_jobs_are_sound(workload.jobs, capacity)
 
 
 # The sample
