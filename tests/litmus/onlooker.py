@@ -1,8 +1,4 @@
-"""An observer that writes down what a backend tells it.
-
-Invariants:
-- Nothing is left out and nothing is interpreted: one row a call, in the order of the calls.
-"""
+"""An observer that writes down what a backend tells it: one row a call, in the order of the calls."""
 
 from __future__ import annotations
 
