@@ -31,7 +31,6 @@ class Litmus:
 
     @property
     def name(self) -> str:
-        """The program's name, as SEMANTICS.md writes it."""
         return self.program.__name__
 
 

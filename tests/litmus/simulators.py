@@ -55,7 +55,6 @@ def run_once(program: Program, chooser: Explorer, machine: Machine = SimulatedBa
 
 
 def explore(program: Program, machine: Machine = SimulatedBackend) -> dict[tuple[int, ...], str]:
-    """Path to outcome, for every schedule there is."""
     outcomes: dict[tuple[int, ...], str] = {}
     path: list[int] | None = []
     while path is not None:
@@ -101,7 +100,6 @@ class _LateWait(_Wait):
 
     @property
     def record(self) -> Record:  # type: ignore[override]
-        """The latest record, now."""
         assert isinstance(self._signal.handle, Record)
         return self._signal.handle
 

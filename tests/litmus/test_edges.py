@@ -38,7 +38,6 @@ Make = Callable[[Onlooker], Backend]
 
 
 def told(make: Make, program: Callable[[Rig], object]) -> list[Inbox]:
-    """The edges of one run."""
     onlooker = Onlooker()
     program(Rig(make(onlooker), lambda _actor: None))
     return onlooker.edges()

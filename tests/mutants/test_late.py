@@ -28,7 +28,6 @@ MOST = 200
 
 
 def ran(name: str, target: Target, workloads: Workloads, *, most: int = MOST) -> Iterator[Outcome]:
-    """The outcomes of the mutant's exploration with that target, up to the first that fails."""
     for outcome in explored(exploration_of(name), most, ScheduleRunner(target, workloads=workloads).run):
         yield outcome
         if outcome.findings:

@@ -38,7 +38,6 @@ def test_order_says_what_is_held(device: Machine, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def device() -> Iterator[Machine]:
-    """A device whose streams are queues."""
     with installed(7) as machine:
         yield machine
 

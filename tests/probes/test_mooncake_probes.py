@@ -102,7 +102,6 @@ def test_bytes_that_land_after_a_failure_are_conditional(engines: Engines, place
 
 
 def stress(place: Path, out: Path, shape: str, *more: str) -> tuple[int, dict[str, object]]:
-    """The exit code of a run, and its record."""
     asked = ["probe", f"mooncake:{place}", "--probe", shape, "--schedules", "1", "--no-reports"]
     code = run([*asked, *more, "--out", str(out)])
     (stored,) = out.glob("*/run.json")

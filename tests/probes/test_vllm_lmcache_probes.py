@@ -128,20 +128,6 @@ REAL_FAULTS = {
         "told)[1])(good(self, out), self._gpu_block_pool)",
         {"KV102", "KV301"},
     ),
-    "host-unpinned": (
-        "connector.eager",
-        f"{OFFLOAD}.build_connector_meta",
-        "lambda self, out: (lambda told, pool: ([(pool.free_blocks([pool.blocks[b] for b in ids]), ids.clear()) "
-        "for each in self._reqs_to_load.values() if each.load_event == told.load_event "
-        "for ids in [each.transfer_meta.cpu_block_ids]], told)[1])(good(self, out), self.cpu_block_pool)",
-        {"KV102", "KV301"},
-    ),
-    "loads-leak": (
-        "connector.eager",
-        f"{OFFLOAD}._cleanup_load_request",
-        "lambda self, name: (self._reqs_to_load.pop(name, None), 0)[1]",
-        {"KV901"},
-    ),
     "free-twice": (
         "blocks.full",
         "vllm.v1.core.block_pool:BlockPool.free_blocks",
@@ -160,12 +146,6 @@ REAL_FAULTS = {
         "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block",
         "lambda self, block: (block.reset_hash(), False)[1]",
         {"KV301", "KV102"},
-    ),
-    "evicts-pinned": (
-        "cpu-offload.lru",
-        "vllm.v1.kv_offload.cpu.policies.lru:LRUCachePolicy.mark_non_evictable",
-        "lambda self, key: None",
-        {"KV902"},
     ),
     "failed-store-keeps-its-place": (
         "cpu-offload.arc",

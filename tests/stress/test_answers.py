@@ -30,12 +30,10 @@ class Program:
         self.ran: list[str] = []
 
     def submit(self, name: str, lane: str, *after: Signal) -> Signal:
-        """One operation."""
         work = Operation(name, (lambda: self.ran.append(name),))
         return self.backend.submit(work, lane=self.backend.lane(lane), after=after)
 
     def pass_time(self) -> None:
-        """Ask for nothing."""
         self.backend.query(self.backend.signal())
 
 
