@@ -190,18 +190,6 @@ def test_yes_to_everything_is_the_host_trace_of_the_eager_order(cell: str) -> No
 
 
 @pytest.mark.schedules
-def test_one_more_no_is_another_trace_and_the_fixed_build_stays_clean() -> None:
-    runner, traces = ScheduleRunner(BuiltinTarget()), set()
-    plan = Plan(scenario="retract-resume", shape="llama-3-micro", seed=1, strategy="answers", choices="none")
-    first = runner.run(plan)
-    for name in first.asked:
-        outcome = runner.run(dataclasses.replace(plan, choices=name))
-        assert outcome.verdict is Verdict.PASS
-        traces.add(outcome.trace)
-    assert len(traces | {first.trace}) == len(first.asked) + 1
-
-
-@pytest.mark.schedules
 def test_answers_that_cannot_be_given_are_told() -> None:
     plan = Plan(scenario="retract-resume", shape="llama-3-micro", seed=1, strategy="answers", choices="0.99999")
     outcome = ScheduleRunner(BuiltinTarget()).run(plan)
