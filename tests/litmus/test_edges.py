@@ -1,8 +1,4 @@
-"""The edges a backend tells its observer: the same on every backend, and those of SEMANTICS.md.
-
-Invariants:
-- What is told depends on what the program asked for; only the answer of a query can differ between schedules.
-"""
+"""The edges a backend tells its observer: the same on every backend, and those of SEMANTICS.md."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ Make = Callable[[Onlooker], Backend]
 
 
 def told(make: Make, program: Callable[[Rig], object]) -> list[Inbox]:
-    """The edges of one run."""
     onlooker = Onlooker()
     program(Rig(make(onlooker), lambda _actor: None))
     return onlooker.edges()

@@ -8,7 +8,6 @@ something is UNKNOWN with that name.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
@@ -302,14 +301,3 @@ def test_twenty_equal_asks_have_equal_answers(child: EngineProcess, release: Pat
         assert replies[0].evidence.events
     else:
         assert lacks(release, shape, replies[0].unknown), replies[0].unknown
-
-
-def test_a_new_child_gives_the_same_answer(child: EngineProcess, release: Path) -> None:
-    other = parse_target(f"sglang:{release}").start(Patience())
-    try:
-        ask = asks("state-lengths.nsa-shorter")[1]
-        # What stood in for a missing package is that of the child's life; all else is of the ask alone.
-        answers = [dataclasses.replace(each.ask(ask), stubs=()) for each in (child, other)]
-        assert answers[0].findings and answers[0] == answers[1]
-    finally:
-        other.close()

@@ -34,7 +34,6 @@ from kvcheck.core.stress.workload.shapes import shape as shape_named
 
 
 def audited(line: str, parts: TargetParts = FIXED) -> Outcome:
-    """One short schedule, every operation watched."""
     return ScheduleRunner(BuiltinTarget(parts), audit=True).run(parse_line(line))
 
 
@@ -264,13 +263,7 @@ def test_one_schedule_in_seven_is_audited_and_its_replay_too() -> None:
     third = replace(plan, schedule=2)
     for same in (replace(third, mutant="load-without-pin"), replace(third, strategy="replay", choices="x")):
         assert is_audited(same)
-    for other in (
-        replace(third, strategy="flip"),
-        replace(third, backend="eager"),
-        replace(third, backend="cuda", device="cuda"),
-        replace(third, transport="tcp"),
-        parse_line("retract-resume:shape=retract.nsa,target=sglang,schedule=2"),
-    ):
+    for other in (replace(third, strategy="flip"), replace(third, backend="eager"), replace(third, transport="tcp")):
         assert not is_audited(other)
 
 

@@ -24,7 +24,6 @@ class UnzeroedSet(BufferSet):
     """A slot is cleared for its first owner only."""
 
     def zero(self, unit: int, lane: Lane) -> None:
-        """Whoever comes later finds the state of whoever was there."""
         cleared: set[int] = self.__dict__.setdefault("cleared", set())
         if unit not in cleared:
             super().zero(unit, lane)
@@ -35,7 +34,6 @@ class ForgetfulTable(IndexTable):
     """Entries are made and never taken back."""
 
     def assign(self, columns: IndexArray, values: IndexArray) -> None:
-        """Zeros are not written."""
         if len(values) and values.any():
             super().assign(columns, values)
 
@@ -44,7 +42,6 @@ class ForgetfulPool(KVPool):
     """A pool whose window map keeps entries of pages that were freed."""
 
     def grow(self, holding: Holding, tokens: int, *, query: int) -> bool:
-        """From here on zeros are not written."""
         self.tables["full_to_window"].__class__ = ForgetfulTable
         return super().grow(holding, tokens, query=query)
 
@@ -63,7 +60,6 @@ class ForgetsTree(HiCache):
     """The prefix tree keeps its pages at close."""
 
     def close(self) -> None:
-        """Transfers are finished, and nothing is given back."""
         self.settle()
 
 

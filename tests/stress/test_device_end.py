@@ -25,7 +25,6 @@ from kvcheck.core.stress.workload.events import Broke
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """The stand-in, for one test."""
     with installed(1) as made:
         yield made
 

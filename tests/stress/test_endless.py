@@ -25,7 +25,6 @@ class LoopingScheduler(Scheduler):
     """Looks for room for ever in its third round, and catches what it can meanwhile."""
 
     def step(self) -> StepReport:
-        """As ever, twice."""
         while self._round >= 2:
             try:
                 sum(range(100))

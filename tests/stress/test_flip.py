@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -13,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.commands.main import run
-from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
-from kvcheck.core.base.record import Evidence, Finding, Verdict, read_record
+from kvcheck.core.base.record import Evidence, Finding, read_record
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Operation
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan, parse_line
-from kvcheck.core.run.turns import CellTask, Limit
-from kvcheck.core.run.workers import tasks_text, work
 from kvcheck.core.stress.flip import MAX_FLIPS, confirm, confirmed, pair_of, wrong_bytes
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import FlipStrategy, Pair, Recorder, parse_pair
@@ -54,7 +50,6 @@ def fixed() -> ScheduleRunner:
 
 
 def cell(name: str, seed: int = 1, schedule: int = 0, requests: int | None = REQUESTS) -> Plan:
-    """An eager schedule of a mutant's cell."""
     bug = mutant(name)
     plan = Plan(scenario=bug.scenario, shape=bug.shape, mutant=name, seed=seed, schedule=schedule, requests=requests)
     return dataclasses.replace(plan, backend="simulated", strategy="eager")
@@ -199,46 +194,6 @@ def test_the_fixed_build_bears_any_pair(scenario: str, shape: str, operations: i
 # What the user is told
 
 
-@pytest.fixture(scope="module")
-def lazy() -> tuple[Outcome, tuple[Finding, ...]]:
-    """A lazy schedule whose settings bring all evidence, and its findings with the confirmation."""
-    engine = ScheduleRunner(mutant_target(RACE))
-    outcome = engine.run(dataclasses.replace(cell(RACE), strategy="lazy"))
-    return outcome, confirmed(engine, outcome)
-
-
-@pytest.mark.schedules
-def test_one_finding_tells_its_confirmation_and_nothing_else_changes(
-    lazy: tuple[Outcome, tuple[Finding, ...]],
-) -> None:
-    outcome, told = lazy
-    assert outcome.verdict is Verdict.FAIL
-    changed = [at for at, (one, other) in enumerate(zip(outcome.findings, told, strict=True)) if one != other]
-    assert len(changed) == 1
-    before, after = outcome.findings[changed[0]], told[changed[0]]
-    assert dataclasses.replace(after, minimal=before.minimal) == before
-    assert after.minimal is not None and set(after.minimal) == {"earlier", "later", "confirmed", "replay"}
-    assert str(after.minimal["confirmed"]).startswith("in the other order request ")
-    assert "'s bytes" in str(after.minimal["confirmed"])
-    assert json.loads(json.dumps(after.minimal)) == after.minimal
-
-
-@pytest.mark.schedules
-def test_the_line_of_a_confirmation_fails_each_time_and_is_fixed_without_the_bug(
-    lazy: tuple[Outcome, tuple[Finding, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    minimal = next(each.minimal for each in lazy[1] if each.minimal and "replay" in each.minimal)
-    line = str(minimal["replay"]).removeprefix("kvcheck replay ")
-    assert run(["replay", line, "--times", "2"]) == 1
-    printed = capsys.readouterr().out
-    assert "STILL FAILS 2/2" in printed and "identical each time" in printed
-    plan = parse_line(line)
-    engine = ScheduleRunner(mutant_target(RACE))
-    assert len({engine.run(plan).digest for _ in range(2)}) == 1
-    assert run(["replay", dataclasses.replace(plan, mutant=None).line()]) == 0
-    assert capsys.readouterr().out.startswith(" FIXED  hicache/llama-3-tiny: ")
-
-
 @pytest.mark.schedules
 def test_a_flip_whose_pair_is_not_in_the_run_is_not_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan(scenario="retract-resume", shape="llama-3-tiny", strategy="flip", choices="3.no.such~9.name")
@@ -255,7 +210,6 @@ class Scripted(ScheduleRunner):
         self.asked: list[Plan] = []
 
     def run(self, plan: Plan) -> Outcome:
-        """The same each time."""
         self.asked.append(plan)
         return dataclasses.replace(self.outcome, plan=plan)
 
@@ -267,7 +221,6 @@ def unordered(first: int, *, oracle: str = "ordering") -> Finding:
 
 
 def outcome_of(*findings: Finding, strategy: str = "eager", backend: str = "simulated") -> Outcome:
-    """An outcome with these findings."""
     plan = Plan(scenario="x", shape="a", strategy=strategy, backend=backend, expect="KV201")
     return Outcome(plan=plan, findings=findings, evidence=Evidence(), broken_oracles=(), digest=0, judged={})
 
@@ -311,25 +264,22 @@ def test_a_run_that_was_another_one_confirms_nothing() -> None:
 
 
 @pytest.mark.schedules
-def test_stress_prints_the_proof_and_its_line(
-    tmp_path: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_stress_prints_the_proof_and_its_line_which_is_fixed_without_the_bug(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["stress", "--mutant", RACE, "--seed", "1", "--out", str(tmp_path), "--no-reports"]) == 1
     printed = capsys.readouterr().out
     assert "\n    proof   in the other order request " in printed
     assert re.search(r"\n            kvcheck replay \S+#1:proof --out ", printed)
-    (path,) = Path(str(tmp_path)).glob("*/run.json")
-    assert ",strategy=flip," in str((read_record(path).findings[0].minimal or {})["replay"])
+    (path,) = tmp_path.glob("*/run.json")
+    proofs = [each.minimal for each in read_record(path).findings if each.minimal and "replay" in each.minimal]
+    (proof,) = proofs
+    assert set(proof) == {"earlier", "later", "confirmed", "replay"} and "'s bytes" in str(proof["confirmed"])
+    line = str(proof["replay"]).removeprefix("kvcheck replay ")
+    assert run(["replay", line, "--times", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert "STILL FAILS 2/2" in printed and "identical each time" in printed and ",strategy=flip," in line
+    assert run(["replay", dataclasses.replace(parse_line(line), mutant=None).line()]) == 0
+    assert capsys.readouterr().out.startswith(" FIXED  hicache/llama-3-tiny: ")
     assert run(["stress", "--strategy", "flip", "--out", str(tmp_path)]) == 2
     assert "--strategy flip: use kvcheck replay with the line" in capsys.readouterr().err
-
-
-@pytest.mark.schedules
-def test_a_child_process_confirms_when_its_task_says_so() -> None:
-    for confirms in (True, False):
-        begun: list[str] = []
-        task = CellTask(plan=cell(RACE, schedule=1), schedules=1, confirms=confirms)
-        reports = [json.loads(line) for line in work(tasks_text([(0, task)], Limit()), target_of, begun.append)]
-        told = [each for each in reports[0]["findings"] if "confirmed" in each["minimal"]]
-        assert len(told) == confirms
-        assert [json.loads(line)["begins"] for line in begun] == [task.plan.line()]

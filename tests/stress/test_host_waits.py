@@ -14,15 +14,10 @@ from rigs.host_waits import HostWaits, StrictBackend
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
 from kvcheck.core.cache.backend.eager import EagerBackend
-from kvcheck.core.cache.transfer.seal import Seal, SealPlan
-from kvcheck.core.cache.transfer.writer import Writer
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.target import FIXED
 from kvcheck.core.stress.workload.shapes import MICRO_SHAPES
-from kvcheck.kernels.content import as_unsigned
-from kvcheck.kernels.digest import combined
 from kvcheck.kernels.digest_rows import digest_rows
 
 READS = {"decode.write", "decode.read", "decode.read_index", "decode.read_state", "table.req_to_token.write"}
@@ -42,7 +37,6 @@ REQUESTS = {"hicache": 12, "hicache-hybrid": 12}
 
 
 def looked_at(plan: Plan, target: BuiltinTarget | None = None) -> HostWaits:
-    """The run of a schedule, which passes."""
     waits: list[HostWaits] = []
 
     def around(backend: Backend) -> Backend:
@@ -64,25 +58,6 @@ def test_no_operation_makes_the_process_wait_inside_it(scenario: str) -> None:
         assert not waits.found, f"{plan.line()}: {', '.join(map(str, waits.found))}"
         judged.update(waits.judged)
     assert LOOKED_AT[scenario] <= judged.keys()
-
-
-class DigestOnHost(Writer):
-    """A seal as it was made before: its digest is read inside the operation."""
-
-    def _make_seal(self, into: torch.Tensor, plan: SealPlan) -> None:
-        parts = [digest_rows(words, rows, key=key) for words, rows, key in plan.covered]
-        total = as_unsigned(int(combined(torch.stack(parts)))) if parts else 0
-        into.copy_(Seal(room=0, generation=0, bytes=plan.size, digest=total).packed().view(torch.int64))
-
-
-@pytest.mark.schedules
-def test_a_seal_whose_digest_is_read_inside_its_operation_is_seen() -> None:
-    waits = HostWaits(EagerBackend())
-    target = BuiltinTarget(replace(FIXED, writer=DigestOnHost))
-    plan = Plan(scenario="pd-transfer", shape="llama-3-micro", seed=1, requests=2, backend="eager", strategy="eager")
-    ScheduleRunner(target).run(plan, around=lambda backend: waits)
-    assert {(each.operation, each.call) for each in waits.found} == {("seal.make", "_local_scalar_dense")}
-    assert all(each.place.startswith("test_host_waits.py") for each in waits.found)
 
 
 # By hand: [2, 8, 2] words on the device, ids there, words in pinned and in pageable memory

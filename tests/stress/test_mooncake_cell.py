@@ -188,15 +188,6 @@ def test_an_interrupted_run_goes_on_with_its_other_cells(
     assert "--min-schedules asks for 4, got 3" in problem.message and "--transport loopback" in problem.message
 
 
-def test_it_passes_on_no_fewer_schedules_than_another_cell(
-    usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    code, record = ran(monkeypatch, tmp_path, "--schedules", "2", ranks=StandIn())
-    assert code == 4
-    for row in record.scenarios:
-        assert (row.schedules, row.verdict) == (2, Verdict.UNKNOWN) and "a pass takes 3" in str(row.reason)
-
-
 def test_trouble_of_the_machine_is_unknown_and_ends_no_other_cell(
     usable: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

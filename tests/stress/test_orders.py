@@ -15,7 +15,6 @@ from kvcheck.core.stress.plan_scenario import variant_of
 from kvcheck.core.stress.rows import SCHEDULE
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
-from kvcheck.core.stress.scenarios.variants import pairs_tried
 from kvcheck.core.stress.strategies import FIRST, LANE_GROUPS, DelayStrategy, delay_name
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
 from kvcheck.core.stress.targets.mutants import mutant_target
@@ -97,16 +96,6 @@ def test_a_run_that_names_no_shape_has_both_sizes_where_schedules_are_chosen() -
     assert {each.shape for each in answering} == {*MICRO_SHAPES}
     for base in (Plan(scenario="", trace="sample"), Plan(scenario="", backend="cuda", device="cuda")):
         assert {each.shape for each in SCHEDULE.cells(base, (), ())} == {*TINY_SHAPES}
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS.names())
-def test_the_cells_of_both_sizes_try_every_pair_of_settings_soon(scenario: str) -> None:
-    """Six rounds of the micro cells and three of the tiny ones, which a default run has."""
-    cells = [each for each in CELLS if each.scenario == scenario]
-    table = SCENARIOS.load(scenario)().table
-    plans = [replace(each, schedule=at) for each in cells for at in range(6 if each.shape in MICRO_SHAPES else 3)]
-    tried = len(pairs_tried(table.variant(variant_of(plan)).names for plan in plans))
-    assert tried >= 0.9 * table.pairs
 
 
 def test_a_late_schedule_has_its_order_without_those_before_it_having_run() -> None:

@@ -46,14 +46,14 @@ class _NeverDrains(_Inner):
     """What is queued is not waited for."""
 
     def drain(self) -> None:
-        """Return at once."""
+        pass
 
 
 class _NeverIdles(_Inner):
     """No time passes between rounds."""
 
     def idle(self) -> None:
-        """Return at once."""
+        pass
 
 
 class LeasedBeforeClear(MetadataBuffers):
@@ -85,7 +85,6 @@ class ForgetsReports(PairEngine):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way on any rank."""
         return not any(each.states() for each in (*self.prefill, *self.decode))
 
 
@@ -112,7 +111,6 @@ class PairTarget(BuiltinTarget):
         self._pair = pair
 
     def build(self, setup: Setup) -> Engine:
-        """One pair."""
         return self._pair(FIXED, setup)
 
 

@@ -27,7 +27,7 @@ from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.scenarios import SCENARIOS
 from kvcheck.core.stress.scenarios.pd_transfer import FAULT_KINDS
 from kvcheck.core.stress.targets.builtin import BuiltinTarget
-from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, TargetParts
+from kvcheck.core.stress.targets.target import FIXED, TargetParts
 from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
@@ -68,11 +68,9 @@ class Bench:
         return outcome
 
     def events(self, *kinds: type) -> list[Any]:
-        """Events of the last run."""
         return [event for event in self.history.events if isinstance(event, kinds)]
 
     def prompts(self, plan: Plan) -> dict[int, int]:
-        """Prompt lengths of the last workload."""
         load, _ = self.engine.workloads.of(plan)
         return {job.request: job.prompt_tokens for job in load.jobs}
 
@@ -236,22 +234,8 @@ class SaysTwice(OtherWire):
         self._wire.send(peer, message, after=after)
 
 
-class FlushesMore(OtherWire):
-    """Every write is behind a flush of its own, and followed by another."""
-
-    def write(self, peer: str, *values: Any, after: Sequence[Signal], **named: Any) -> Signal:
-        TAKEN["flushes"] += 1
-        before = self._wire.flush(peer)
-        written: Signal = self._wire.write(peer, *values, after=(*after, before), **named)
-        self._wire.flush(peer)
-        return written
-
-
 class Late(OtherWire):
-    """Messages of some kinds, and what comes behind them, are heard some polls later."""
-
-    kinds: tuple[type, ...] = Message.__args__
-    polls = 3
+    """Messages, and what comes behind them, are heard some polls later; the end of a drain long after it."""
 
     def __init__(self, wire: Any) -> None:
         super().__init__(wire)
@@ -261,20 +245,12 @@ class Late(OtherWire):
     def receive(self) -> list[tuple[str, Message]]:
         self._now += 1
         for sender, message in self._wire.receive():
-            is_late = isinstance(message, self.kinds)
-            TAKEN["late"] += is_late
-            self._held.append((self._now + self.polls * is_late, (sender, message)))
+            TAKEN["late"] += 1
+            self._held.append((self._now + (15 if isinstance(message, Drained) else 3), (sender, message)))
         heard = []
         while self._held and self._held[0][0] <= self._now:
             heard.append(self._held.popleft()[1])
         return heard
-
-
-class LateDrained(Late):
-    """The end of a drain is heard long after it."""
-
-    kinds = (Drained,)
-    polls = 15
 
 
 def over(wire: type[OtherWire]) -> TargetParts:
@@ -291,22 +267,9 @@ def over(wire: type[OtherWire]) -> TargetParts:
     return replace(FIXED, sender=OtherSender, receiver=OtherReceiver)
 
 
-class ChunkedTarget(BuiltinTarget):
-    """Prompts are computed in chunks that end inside pages."""
-
-    def build(self, setup: Setup) -> Engine:
-        if setup.pair is not None:
-            TAKEN["chunks"] += 1
-            setup = replace(setup, config=replace(setup.config, chunk_tokens=max(1, setup.shape.page_size - 1)))
-        return super().build(setup)
-
-
 VARIATIONS: dict[str, Callable[[], BuiltinTarget]] = {
     "every message comes twice": lambda: BuiltinTarget(over(SaysTwice)),
-    "more flushes": lambda: BuiltinTarget(over(FlushesMore)),
     "messages come later": lambda: BuiltinTarget(over(Late)),
-    "the end of a drain comes later": lambda: BuiltinTarget(over(LateDrained)),
-    "smaller chunks": ChunkedTarget,
 }
 
 

@@ -191,7 +191,6 @@ class Scripted:
         self._answers = list(answers)
 
     def choose(self, enabled: object, *, may_pause: bool, goal: Goal | None = None) -> int | None:
-        """The next answer."""
         return self._answers.pop(0)
 
 

@@ -25,7 +25,6 @@ CELLS = SCHEDULE.cells(Plan(scenario=""), (), ())
 
 
 def first(plan: Plan, count: int) -> list[Plan]:
-    """The first schedules of a cell."""
     return [replace(plan, schedule=number) for number in range(count)]
 
 

@@ -76,7 +76,6 @@ def run(
 
 
 def outcome(supervisor: Supervisor, plan: Plan, *, troubled: frozenset[str]) -> RankJudgement:
-    """Run it, see that nobody is left, and judge."""
     reports = supervisor.run()
     pids = [supervisor.pid(name) for name in reports]
     assert poll(lambda: not any(map(is_alive, pids)))

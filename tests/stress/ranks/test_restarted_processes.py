@@ -77,13 +77,11 @@ def two_lives() -> Iterator[tuple[SocketWire, socket.socket, socket.socket, Link
 
 
 def say(end: socket.socket, message: Message) -> None:
-    """A message as a peer's link sends it."""
     text = encode(message)
     end.sendall(bytes([FrameKind.MESSAGE]) + len(text).to_bytes(4, "little") + text)
 
 
 def taken(wire: SocketWire, count: int) -> list[Message]:
-    """So many messages of the peer."""
     messages: list[Message] = []
 
     def have() -> bool:

@@ -90,7 +90,6 @@ def gave_up(name: str) -> Callable[[Stories], bool]:
 
 
 def cut_off(name: str) -> Callable[[Stories], bool]:
-    """A peer was cut off there."""
     return lambda reports: bool(reports[name].fenced)
 
 
