@@ -43,7 +43,6 @@ GIT = ["git", "-c", "user.name=fork", "-c", "user.email=fork@localhost", "-c", "
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
     wheel = Path(asked.wheel).resolve() if asked.wheel else _kvcheck_wheel(out / "dist")
@@ -75,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kvcheck_wheel(folder: Path) -> Path:
-    """This checkout as a wheel."""
     for old in folder.glob("kvcheck-*.whl"):
         old.unlink()
     _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)])
@@ -110,7 +108,6 @@ def _make_fork(fork: Path, release: str, downloads: Path) -> None:
 
 
 def _name(edit: Edit | None) -> str:
-    """Of the branch and of its folder of results."""
     return "main" if edit is None else edit.name
 
 

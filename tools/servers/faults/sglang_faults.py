@@ -43,7 +43,6 @@ class Faults:
         yield _POOL, self._watch_writes
 
     def _follow_steps(self, module: ModuleType) -> None:
-        """Know the requests of each step."""
         run = module.ModelRunner.forward
 
         @wraps(run)
@@ -117,7 +116,6 @@ def _plant(planter: Planter, order: Order, row: Row, page: int, memory: Memory, 
 
 
 def _held(memory: Memory, block: int, page_size: int) -> Memory:
-    """A copy of what a page holds."""
     slots = slice(block * page_size, (block + 1) * page_size)
     return tuple(each[slots].clone() for each in memory)
 

@@ -62,7 +62,6 @@ _attend = CPUAttentionBackendImpl.forward
 
 
 def start(runner: Any, *arguments: Any, **named: Any) -> None:
-    """Make the model runner."""
     _start(runner, *arguments, **named)
     _Worker.runner = runner
 
