@@ -133,13 +133,10 @@ def run_trials(count: int, planted: float, seed: int) -> Iterator[Trial]:
 
 
 def _batch(given: tuple[int, float, int]) -> list[Trial]:
-    """The trials of one process."""
     return [*run_trials(*given)]
 
 
 class _TrialRounds(FreshRounds):
-    """Fresh rounds of an arm beside itself."""
-
     choose: running.Choose
 
     def chosen(self, points: list[Point], rows: Sequence[BenchRow]) -> list[Point]:

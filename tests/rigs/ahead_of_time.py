@@ -66,7 +66,6 @@ def problems(launch: Launch, capability: int, folder: Path) -> list[str]:
 def problems_of(
     kernel: Any, capability: int, given: Sequence[object], constants: dict[str, Any], folder: Path
 ) -> list[str]:
-    """The same of a kernel with its arguments."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 

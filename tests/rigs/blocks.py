@@ -50,7 +50,6 @@ class Block:
 
 @cache
 def text_of(document: str) -> str:
-    """The text of a document."""
     return (PROJECT / document).read_text(encoding="utf-8")
 
 

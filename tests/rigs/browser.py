@@ -94,7 +94,6 @@ class Opened:
 
 
 def open_pages(pages: Mapping[str, str], folder: Path) -> Opened:
-    """Open every page in every width and scheme."""
     wanted = [(name, width, scheme) for name in pages for width in WIDTHS for scheme in SCHEMES]
     for name, text in pages.items():
         (folder / f"{name}.html").write_text(with_script(text), encoding="utf-8")

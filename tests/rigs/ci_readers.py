@@ -88,7 +88,6 @@ def _decoded(found: re.Match[str]) -> str:
 
 
 def gitlab(text: str) -> list[dict[str, Any]]:
-    """The entries of a code quality file."""
     assert text.isascii()
     entries: list[dict[str, Any]] = json.loads(text)
     assert isinstance(entries, list)
@@ -108,7 +107,6 @@ KINDS = ("notApplicable", "pass", "fail", "review", "open", "informational")
 
 
 def sarif(text: str) -> dict[str, Any]:
-    """The run of a SARIF 2.1.0 file."""
     whole = json.loads(text)
     assert whole.keys() == {"$schema", "version", "runs"} and whole["version"] == "2.1.0"
     (run,) = whole["runs"]

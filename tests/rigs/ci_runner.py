@@ -86,7 +86,6 @@ def faults(text: str, workflow: Mapping[Any, Any]) -> list[str]:
 
 
 def step_faults(step: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of one step."""
     yield from (f"unknown key {key!r}" for key in step.keys() - STEP_KEYS)
     if ("uses" in step) == ("run" in step):
         yield f"expected uses or run: {sorted(step)}"

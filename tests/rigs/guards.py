@@ -35,8 +35,6 @@ def mark_one_a_bug(items: Iterable[pytest.Item]) -> None:
 
 
 class Refusing(subprocess.Popen[Any]):
-    """Starts nothing, and notes what it was to start."""
-
     noted: list[str]
 
     def __init__(self, args: Any, *_: object, **__: object) -> None:
@@ -57,7 +55,6 @@ class Unmarked:
         self.done: list[str] = []
 
     def forbid_processes(self, patch: pytest.MonkeyPatch) -> None:
-        """No process is started from now on."""
         patch.setattr(Refusing, "noted", self.done, raising=False)
         patch.setattr(subprocess, "Popen", Refusing)
         for name in ("fork", "posix_spawn", "posix_spawnp", "system"):

@@ -33,8 +33,6 @@ def hadamard_as_fp8(values: torch.Tensor) -> torch.Tensor:
 
 
 class IndexedForward(DeepseekForward):
-    """One model with MLA and an indexer."""
-
     def begin(self) -> None:
         self.index_rounded: Rounding = lambda values: values
 

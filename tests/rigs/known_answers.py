@@ -104,7 +104,6 @@ def margins(model: LlamaForward, request: tuple[int, ...], expected: tuple[int, 
 
 
 def least_margin(parameters: Parameters, model: LlamaForward, request: tuple[int, ...], count: int) -> float:
-    """The smallest margin of `count` tokens, in nats."""
     return float(margins(model, request, answers(Alphabet(parameters), request, count)).min())
 
 

@@ -43,7 +43,6 @@ def argument_class(value: object) -> str:
 
 
 def argument_of(kind: str) -> object:
-    """An argument of that class."""
     if kind.startswith("*"):
         name, _, aligned = kind[1:].partition(":")
         memory = torch.empty(WORDS, dtype=getattr(torch, name))
@@ -58,7 +57,6 @@ def launch_of(function: Callable[..., object], given: Sequence[object], named: M
 
 
 def as_rows(launches: Iterable[Launch]) -> list[list[Any]]:
-    """As JSON, in order."""
     return [[kernel, [*kinds], dict(constants)] for kernel, kinds, constants in sorted(launches, key=repr)]
 
 
@@ -68,7 +66,6 @@ def from_rows(rows: Iterable[Sequence[Any]]) -> set[Launch]:
 
 
 def listed() -> set[Launch]:
-    """The committed list."""
     return from_rows(json.loads(LISTED.read_text(encoding="utf-8")))
 
 

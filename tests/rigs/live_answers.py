@@ -40,15 +40,12 @@ def exchange(
 
 
 def with_token(question: Question, step: int, token: int) -> tuple[int, ...]:
-    """The right answer with one token changed."""
     return (*question.expected[:step], token, *question.expected[step + 1 :])
 
 
 def judged(*exchanges: Exchange, before: Sequence[Exchange] = (), setting: ServerSetting = SETTING) -> Judgement:
-    """The judgement of one round."""
     return judge_round(setting, exchanges, SentPrompts().plus(ALPHABET, before))
 
 
 def codes(judgement: Judgement) -> list[str]:
-    """Codes of all that is wrong, in order."""
     return [wrong.code for wrong in judgement.wrong]

@@ -40,24 +40,20 @@ def touch(
 
 
 def op(ordinal: int, lane: str, *, reads: tuple[Footprint, ...] = (), writes: tuple[Footprint, ...] = ()) -> Submitted:
-    """An operation on a lane, named after its number."""
     return Submitted(ordinal, f"op{ordinal}", lane, reads, writes, ordinal)
 
 
 def load(ordinal: int, *units: int, lane: str = "h2d", span: Span | None = None, owner: int | None = None) -> Submitted:
-    """Pages are written from the host."""
     return op(ordinal, lane, writes=(touch(*units, span=span, owner=owner),))
 
 
 def write(ordinal: int, *units: int, span: Span | None = None, owner: int | None = None) -> Submitted:
-    """Pages are written by a forward pass."""
     return op(ordinal, "forward", writes=(touch(*units, span=span, owner=owner),))
 
 
 def read(
     ordinal: int, *units: int, lane: str = "forward", span: Span | None = None, owner: int | None = None
 ) -> Submitted:
-    """Pages are read."""
     return op(ordinal, lane, reads=(touch(*units, span=span, owner=owner),))
 
 

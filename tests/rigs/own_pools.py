@@ -14,8 +14,6 @@ SEEDS = range(6)
 
 
 class Pool:
-    """Two layers of keys, values and scales."""
-
     def __init__(self, dtype: torch.dtype = torch.bfloat16, slots: int = SLOTS) -> None:
         self.k = [torch.zeros(slots, 2, 8, dtype=dtype) for _ in range(2)]
         self.v = [torch.zeros(slots, 2, 8, dtype=dtype) for _ in range(2)]

@@ -157,7 +157,6 @@ class Rig:
         return self.begin_opened(room, tokens, request=request, query=query)
 
     def begin_opened(self, room: int, tokens: int, *, request: int = 1, query: int = 0) -> Room:
-        """Take what the prompt needs."""
         self.sender.poll()
         holding = held(self.prefill.pool, request, tokens, query=query)
         self.sender.begin(room, holding)
@@ -166,13 +165,11 @@ class Rig:
         return Room(room, request, tokens, holding, slot)
 
     def finish(self, sent: Room) -> None:
-        """The prompt and its row are complete."""
         ids = torch.arange(sent.request, sent.request + 5, dtype=torch.int32)
         written = self.prefill.metadata.set(sent.slot, sent.request, {"output_ids": ids})
         self.sender.finish(sent.number, sent.slot, (self.done(), written))
 
     def done(self) -> Signal:
-        """Reached at once."""
         signal = self.prefill.backend.signal()
         self.prefill.backend.record(signal, lane=self.prefill.pool.forward)
         return signal
@@ -201,8 +198,6 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One rank."""
-
     backend: ScopedBackend
     pool: KVPool
     metadata: MetadataBuffers

@@ -102,7 +102,6 @@ def compiled(machine: Machine) -> ModuleType:
 
 
 def main(environment: str, how: str, shape: str, schedules: str, *faults: str) -> None:
-    """Print the replies, fault by fault."""
     sys.path += [*map(str, Path(environment).glob("lib/python*/site-packages")), *FAKES]
     probe, _, subject = shape.partition(".")
     with installed(1) as machine, memory(machine) as made:

@@ -72,7 +72,6 @@ class Qwen3NextForward(LlamaForward):
         return super().attended(layer, x, positions, cache, query_shift)
 
     def empty_state(self, layer: int) -> torch.Tensor:
-        """What a layer begins with."""
         if layer in self.left_over:
             return self.left_over[layer].clone()
         sizes = (self.config[f"linear_{name}"] for name in ("num_value_heads", "key_head_dim", "value_head_dim"))

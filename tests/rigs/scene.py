@@ -25,13 +25,10 @@ PAGES, ROWS, LONGEST = 7, 5, 3
 
 
 def ids(*values: int) -> IndexArray:
-    """Ids as the product takes them."""
     return np.array(values, dtype=np.int64)
 
 
 class CountingBackend(EagerBackend):
-    """Counts what it is asked for."""
-
     acts = 0
 
     def empty(self, name: str, shape: Sequence[int], dtype: torch.dtype, place: Place) -> torch.Tensor:
@@ -56,7 +53,6 @@ class CountingBackend(EagerBackend):
 
 
 def pool_of(name: str, *, requests: int = ROWS, **changes: int) -> KVPool:
-    """A small pool of a shape. changes: of its sizes."""
     preset = shape(name)
     sizes = {"pages": PAGES, "max_tokens": LONGEST * preset.page_size}
     sizes["window_pages"] = PAGES if preset.window_layers else 0
@@ -64,8 +60,6 @@ def pool_of(name: str, *, requests: int = ROWS, **changes: int) -> KVPool:
 
 
 class Scene:
-    """See above."""
-
     def __init__(self, name: str) -> None:
         self.pool = pool_of(name)
         self.page = self.pool.page_size

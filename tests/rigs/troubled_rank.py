@@ -163,7 +163,6 @@ STATUS_BELIEVED = "status-believed"
 
 
 def parts(order: RankSpec) -> TargetParts:
-    """The fixed parts, or a mutant's."""
     name = order.extra.get("mutant")
     if name == STATUS_BELIEVED:
         return replace(FIXED, receiver=BelievesStatus)

@@ -252,7 +252,6 @@ def test_a_job_is_asked_to_end_before_its_time_and_that_of_all_is_over(
 
 
 def archived(out: Path) -> dict[str, str]:
-    """The files of the archive, by name."""
     with tarfile.open(out / gpu.ARCHIVE) as stream:
         return {each.name: stream.extractfile(each).read().decode() for each in stream}  # type: ignore[union-attr]
 

@@ -28,11 +28,11 @@ def say(text: str) -> None:
 
 def end(name: str, main: Callable[[Sequence[str]], int], *failures: type[Exception]) -> int:
     """The exit code of a program: 130 where it was interrupted, 2 where a step before its results failed."""
-    known: tuple[type[Exception], ...] = (OSError, subprocess.CalledProcessError, *failures)
+    failed: tuple[type[Exception], ...] = (OSError, subprocess.CalledProcessError, *failures)
     try:
         return main(sys.argv[1:])
     except KeyboardInterrupt:
         return 130
-    except known as error:
+    except failed as error:
         say(f"{name}: {error}")
         return 2

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
-from email.parser import Parser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,6 +30,7 @@ import yaml
 from packaging.requirements import Requirement
 from rigs.ci_runner import CI
 
+from kvcheck.commands.engine_source import requirements_of_wheel
 from kvcheck.core.run.store import write_text
 from tools.engines.command import PROJECT, end, say
 from tools.engines.fork_edits import EDITS, Edit, Unchanged, apply
@@ -43,7 +43,6 @@ GIT = ["git", "-c", "user.name=fork", "-c", "user.email=fork@localhost", "-c", "
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
     wheel = Path(asked.wheel).resolve() if asked.wheel else _kvcheck_wheel(out / "dist")
@@ -75,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kvcheck_wheel(folder: Path) -> Path:
-    """This checkout as a wheel."""
     for old in folder.glob("kvcheck-*.whl"):
         old.unlink()
     _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)])
@@ -89,11 +87,8 @@ def _make_fork(fork: Path, release: str, downloads: Path) -> None:
     _run([sys.executable, "-m", "pip", *download, f"sglang=={release}"])
     (wheel,) = downloads.glob(f"sglang-{release}-*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        names = packed.namelist()
-        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
-        asks = Parser().parsestr(packed.read(metadata).decode("utf-8")).get_all("Requires-Dist") or []
-        packed.extractall(fork / "python", [name for name in names if name.startswith("sglang/")])
-    needed = [each for each in asks if "extra" not in str(Requirement(each).marker or "")]
+        packed.extractall(fork / "python", [name for name in packed.namelist() if name.startswith("sglang/")])
+    needed = [each for each in requirements_of_wheel(wheel) if "extra" not in str(Requirement(each).marker or "")]
     project = [
         "[project]",
         'name = "sglang"',
@@ -110,7 +105,6 @@ def _make_fork(fork: Path, release: str, downloads: Path) -> None:
 
 
 def _name(edit: Edit | None) -> str:
-    """Of the branch and of its folder of results."""
     return "main" if edit is None else edit.name
 
 

@@ -31,7 +31,6 @@ WORKFLOW = "docs/ci/github-nightly.yml"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
     checkout, programs = _checkout(out / "checkout"), runner(out / "runner")
@@ -65,7 +64,6 @@ def _checkout(folder: Path) -> Path:
 def _row(
     workflow: dict[str, Any], checkout: Path, programs: Path, results: Path, *, engine: str, release: str
 ) -> dict[str, object]:
-    """One job of the matrix."""
     shutil.rmtree(checkout / "envs", ignore_errors=True)
     variables = {**workflow["env"], "TORCH": TORCH, "ENGINE": engine, "RELEASE": release}
     left = results / f"{engine}-{release}"

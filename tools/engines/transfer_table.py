@@ -46,7 +46,6 @@ HEAD = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what was asked for, and write both tables."""
     parser = argparse.ArgumentParser(description="Mooncake's transfer engine by release and setting.")
     parser.add_argument("out", help="folder for environments, runs and tables")
     parser.add_argument("releases", nargs="*", metavar="VERSION[,NAME=VALUE...]")
@@ -92,7 +91,6 @@ def table(runs: Sequence[RunRecord]) -> str:
 
 
 def markdown(runs: Sequence[RunRecord]) -> list[str]:
-    """A row for each run."""
     return [HEAD, re.sub(r"[^|]+", "---", HEAD), *map(_row, runs)]
 
 

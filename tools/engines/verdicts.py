@@ -31,7 +31,6 @@ MARKER = "kvcheck-env.json"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All of it."""
     asked = _parser().parse_args(arguments)
     out = Path(asked.out).resolve()
     runs: list[str] = []
@@ -113,7 +112,6 @@ def _replayed(out: Path, run: str, times: int) -> list[dict[str, object]]:
 
 
 def _kvcheck(folder: Path, *arguments: str) -> str:
-    """What a command said."""
     say(f"$ kvcheck {shlex.join(arguments)[:160]}")
     return kvcheck(folder, *arguments).stdout
 

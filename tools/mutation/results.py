@@ -83,8 +83,6 @@ class Campaign:
 
 
 class ResultFile:
-    """The results of a campaign, in a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / RESULTS_FILE
 
@@ -104,7 +102,6 @@ class ResultFile:
         return results
 
     def add(self, result: Result) -> None:
-        """Keep one result."""
         self._append({"result": asdict(result)})
 
     def _append(self, value: Mapping[str, object]) -> None:

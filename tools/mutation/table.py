@@ -28,14 +28,12 @@ COUNTED = ("edits", *OUTCOMES, "share", "not green")
 
 
 def write_tables(folder: Path, campaign: Campaign, results: Sequence[Result]) -> None:
-    """Both tables, into the folder."""
     ordered = sorted(results, key=lambda each: (each.file, each.line_number, each.operator, each.id))
     write_text(folder / CSV_FILE, csv_text(COLUMNS, [_csv_row(each) for each in ordered]))
     write_text(folder / PAGE_FILE, page(campaign, ordered))
 
 
 def page(campaign: Campaign, results: Sequence[Result]) -> str:
-    """The Markdown page."""
     lines = ["# Generated edits of the cache, judged by the default run", "", *_head(campaign, results)]
     lines += ["", "## By file", "", *_counts("file", results, lambda each: each.file)]
     lines += ["", "## By operator", "", *_counts("operator", results, lambda each: each.operator)]
@@ -130,7 +128,6 @@ def _kills(results: Sequence[Result]) -> list[str]:
 
 
 def _survivor(result: Result) -> list[str]:
-    """One edit with its change and what was tried."""
     tried = ", ".join(f"{cell} {number}" for cell, number in result.cells.items())
     lines = [
         f"- {escaped(f'{result.id}  {result.file}:{result.line_number}  {result.function}  {result.operator}')}",

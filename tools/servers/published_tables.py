@@ -23,7 +23,6 @@ Row = Mapping[str, str]
 
 
 def main() -> int:
-    """Print the rows of all pages."""
     for line in (*reuse(read(SERVE / "serve.csv")), "", *equal(read(SERVE / "serve.csv")), ""):
         sys.stdout.write(line + "\n")
     for line in own(read(OWN / "trials.csv")):
@@ -32,7 +31,6 @@ def main() -> int:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a file."""
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
 
@@ -114,7 +112,6 @@ def own(rows: Sequence[Row]) -> list[str]:
 
 
 def _unknown(rows: Sequence[Row]) -> int:
-    """Runs that ended without a verdict."""
     return sum(row["exit_code"] == "4" for row in rows)
 
 

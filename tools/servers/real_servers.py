@@ -234,7 +234,6 @@ CASES = (
 
 
 def main() -> int:
-    """Run the cases; 0 where all came out as they have to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
@@ -270,7 +269,6 @@ def _model(folder: Path, case: Case) -> Path:
 
 
 def run_case(case: Case, place: Place) -> Outcome:
-    """Start its servers, run kvcheck against them, stop them."""
     outcome = Outcome(name=case.name)
     began = time.monotonic()
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -367,7 +365,6 @@ _SMALL = ("--schedules", "1", "--requests", "12", "--concurrency", "4", "--no-re
 
 
 def planted_order(faults: str, trial: int) -> Order:
-    """What a trial of a case plants."""
     if faults in BROKEN_RULES:
         kind, layer = BROKEN_RULES[faults][trial % len(BROKEN_RULES[faults])]
         return Order(kind=kind, layer=layer)
@@ -407,7 +404,6 @@ def _write(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _line(outcome: Outcome) -> str:
-    """One case for the terminal."""
     state = "not tried" if not outcome.is_tried else "short" if outcome.shortfall else "ok"
     planted = (
         "" if outcome.trials is None else f"  found {outcome.found}, named {outcome.named} of {len(outcome.trials)}"

@@ -89,7 +89,6 @@ CASES: Mapping[str, Case] = {
 
 
 def main() -> int:
-    """Run the cases; 0 where all came out as they have to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
@@ -135,7 +134,6 @@ def _case(name: str, case: Case, environments: Path, model: Path, out: Path, run
 
 
 def rows_of(record: RunRecord, *, name: str, seed: int, code: int) -> list[dict[str, object]]:
-    """The rows of serve.csv that a record makes."""
     seen = record.evidence.observed
     return [
         {

@@ -122,7 +122,6 @@ class Server:
         return time.monotonic() - self.started
 
     def answers(self) -> bool:
-        """Whether its health path answers 200 now."""
         connection = http.client.HTTPConnection(LOCAL, self.command.port, timeout=ANSWER_S)
         try:
             connection.request("GET", self.command.health)

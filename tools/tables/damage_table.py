@@ -264,7 +264,6 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
 
 
 def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict[str, list[Question]]:
-    """So many drawn requests of each test."""
     questions: dict[str, list[Question]] = {"walk": [], "position": []}
     alphabet = Alphabet(p)
     for _ in range(count):
@@ -299,7 +298,6 @@ def row(
     trials: int,
     rng: Rng,
 ) -> dict[str, object]:
-    """`trials` damages of one kind at one place."""
     found: list[tuple[int, bool]] = []
     tried = 0
     heads = slice(None) if head is None else slice(head, head + 1)

@@ -55,7 +55,6 @@ def found_by(outcome: Outcome) -> str:
 
 
 def row(name: str, first: Plan) -> dict[str, str]:
-    """One row of the table."""
     broken = ScheduleRunner(mutant_target(name))
     fixed = ScheduleRunner(BuiltinTarget(), workloads=broken.workloads)
     began, used, found = time.process_time(), 0, "-"
@@ -70,7 +69,6 @@ def row(name: str, first: Plan) -> dict[str, str]:
 
 
 def markdown(rows: Sequence[dict[str, str]]) -> list[str]:
-    """The table of the page: a line for each mutant and shape."""
     lines = ["| mutant | shape | words | known answers |", "|---|---|---|---|"]
     said = {(each["mutant"], each["shape"], each["decoder"]): _cell(each) for each in rows}
     for name, shape in dict.fromkeys((each["mutant"], each["shape"]) for each in rows):
@@ -86,7 +84,6 @@ def _cell(row: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the table, and print it as the page has it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
     rows = measured(parser.parse_args().path, COLUMNS, (row(name, first) for name, first in cells()))

@@ -88,7 +88,6 @@ SIZES = {"shapes": shapes, "long": long}
 
 
 def rows(parameters: Parameters, tokens: int) -> Iterator[dict[str, object]]:
-    """A row for each test of one model."""
     narrow = parameters.dtype == "fp8-kv"
     model = forward(parameters, DTYPES[parameters.dtype], as_fp8 if narrow else None)
     model.rounds_queries = narrow

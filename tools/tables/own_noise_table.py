@@ -158,7 +158,6 @@ def row(noise: Noise, runs: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=4000)
     given = parser.parse_args()

@@ -54,7 +54,6 @@ def outcomes(name: str, strategy: str, seed: int, most: int, run: Run) -> Iterat
 
 
 def explored(exploration: Exploration, most: int, run: Run) -> Iterator[Outcome]:
-    """The runs of an exploration, in its order."""
     for _ in range(most):
         if (plan := exploration.next()) is None:
             return
@@ -86,7 +85,6 @@ def row(name: str, strategy: str, healthy: Callable[[Plan], int], *, seed: int, 
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """A line of markdown for each strategy."""
     lines = [
         "| size | strategy | found | schedules, median | CPU s, mean | CPU s, median |",
         "|---|---|---|---|---|---|",

@@ -157,7 +157,6 @@ ONE_HEAD: dict[str, Callable[[Trial], None]] = {
 
 
 def state_rows(asked: Mapping[str, list[StateQuestion]], trials: int, rng: Rng) -> Iterator[dict[str, object]]:
-    """A row for each damage, layer and test."""
     model = asked["walk"][0].model
     layers = [layer for layer in range(int(str(model.config["num_hidden_layers"]))) if model.is_state(layer)]
     for damage in WHOLE | ONE_HEAD:

@@ -58,7 +58,6 @@ def first_delay(plan: Plan) -> Plan | None:
 
 
 def row_of(name: str, runs: int) -> dict[str, object]:
-    """One line of the table."""
     card, began = mutant(name), time.process_time()
     plan = Plan(scenario=card.scenario, shape=card.shape, decoder=card.decoder, strategy=card.strategy, seed=SEED)
     found = judge(plan, card, SCHEDULES, target_of, device="threads", workloads=Workloads())
@@ -91,7 +90,6 @@ def rows(only: list[str], runs: int) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    """Write the table, and print each line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=int, default=10)

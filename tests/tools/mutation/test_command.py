@@ -15,7 +15,6 @@ CELL = ["--scenario", "retract-resume", "--shape", "llama-3-tiny", "--schedules"
 
 
 def status_of(words: list[str]) -> object:
-    """How the program ends."""
     try:
         return main(words)
     except SystemExit as ended:
@@ -77,7 +76,6 @@ def test_a_list_by_hand_that_cannot_be_put_in_exits_2(
 
 
 def interrupt(*_: object) -> str:
-    """What Ctrl-C does."""
     raise KeyboardInterrupt
 
 

@@ -19,8 +19,6 @@ SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 
 
 class Reader:
-    """The values and tensors of a GGUF file."""
-
     def __init__(self, file: Path) -> None:
         self._data, self._at = file.read_bytes(), 0
         assert self._data[:4] == b"GGUF"

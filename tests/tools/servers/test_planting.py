@@ -28,7 +28,7 @@ def test_pages_that_a_step_fills_are_those_it_writes_from_the_first_token_to_the
 def test_an_order_is_done_once_and_a_new_one_begins_again(planter: Planter) -> None:
     assert planter.order() is None
     batch = [row("a", 0, 12, 1, 2, 3), row("b", 0, 3, 4), row("c", 8, 16, 1, 2, 5, 6)]
-    order = Order(kind="stale", layer=2, page=-1)
+    order = Order(kind="foreign", layer=2, page=-1, same=1)
     order.give(planter.orders)
     assert planter.order() == order
     assert [(each.request, page) for each, page in planter.candidates(order, batch)] == [("a", 2), ("c", 3)]
@@ -46,6 +46,7 @@ def test_a_foreign_page_comes_from_another_request_the_latest_first(planter: Pla
     held = planter.sources(row("b", 0, 8, 3, 4))
     assert held == [(1, Held("c", 0))], "block 2 is being written for b; 1 was a's once"
     assert planter.sources(row("c", 0, 4, 1)) == [(4, Held("b", 1)), (3, Held("b", 0))]
+    assert planter.sources(row("c", 0, 4, 1), 0)[0] == (3, Held("b", 0)), "the same place comes before all others"
 
 
 def test_the_log_has_who_reads_a_damaged_page_until_it_is_written_again(planter: Planter) -> None:

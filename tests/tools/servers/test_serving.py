@@ -47,7 +47,6 @@ with serving([command], folder=folder, within_s=60):
 
 
 def command(mode: str, name: str = "engine") -> Command:
-    """The engine's stand-in."""
     (port,) = free_ports(1)
     words = (sys.executable, "-c", ENGINE, mode, str(port))
     return Command(name=name, words=words, port=port, variables={"GIVEN": "yes"}, health="/ready")

@@ -16,7 +16,6 @@ MODEL = Path("/models/tiny")
 
 
 def value(words: tuple[str, ...], flag: str) -> str:
-    """What follows a flag."""
     return words[words.index(flag) + 1]
 
 

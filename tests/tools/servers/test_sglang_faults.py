@@ -67,8 +67,6 @@ class Runner:
 
 
 class Engine:
-    """The three of them with the faults in place."""
-
     def __init__(self, folder: Path) -> None:
         self.faults = Faults(folder / "orders", folder / "log")
         names = {"ModelRunner": Runner, "MHATokenToKVPool": Pool, "MLATokenToKVPool": LatentPool}
@@ -109,7 +107,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def planted(engine: Engine) -> list[tuple[object, ...]]:
-    """Events in short."""
     return [(each["event"], each.get("request"), each.get("positions")) for each in events(engine.faults.log)]
 
 

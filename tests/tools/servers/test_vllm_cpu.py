@@ -13,7 +13,6 @@ from tools.servers.vllm_cpu import FAULTS, VARIANTS, Sizes, commands, fault_log,
 
 
 def after(words: tuple[str, ...], flag: str) -> str:
-    """What follows a flag."""
     return words[words.index(flag) + 1]
 
 

@@ -46,8 +46,6 @@ class Attention:
 
 
 class Runner:
-    """vLLM's CPUModelRunner."""
-
     def __init__(self) -> None:
         self.input_batch = SimpleNamespace(req_ids=list[str]())
 

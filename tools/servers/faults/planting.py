@@ -26,10 +26,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+Content = tuple[Any, ...]
+"""Tensors of one page."""
 STALE, FOREIGN = "stale", "foreign"
 WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE = "window-longer", "window-shorter", "sink-lost", "sink-twice"
 RULES = (WINDOW_LONGER, WINDOW_SHORTER, SINK_LOST, SINK_TWICE)
@@ -182,6 +185,46 @@ class Planter:
                     readers.add(row.request)
                     event = {"event": "reads", "layer": layer, "page": pages.index(block), "block": block}
                     self._note({**event, "request": row.request})
+
+    def around_write(
+        self,
+        layer: int,
+        rows: Sequence[Row],
+        store: Callable[[], None],
+        held: Callable[[int], Content],
+        put: Callable[[int, Content], None],
+    ) -> None:
+        """Let a step write into a layer, which `store` does, and damage the ordered page of it, where that changes what
+        the page holds. held: a copy of what a block holds; put: write it."""
+        order = self.order()
+        chosen = []
+        if order is not None and order.layer == layer and order.kind not in RULES:
+            chosen = [(row, page, held(row.blocks[page])) for row, page in self.candidates(order, rows)]
+        self.wrote(layer, rows)
+        store()
+        for row, page, former in chosen:
+            if order is not None and self.order() == order:  # it is not done yet
+                self._plant(order, row, page, former, held, put)
+
+    def _plant(
+        self,
+        order: Order,
+        row: Row,
+        page: int,
+        former: Content,
+        held: Callable[[int], Content],
+        put: Callable[[int, Content], None],
+    ) -> None:
+        sources: list[tuple[int, Held] | None] = [None]
+        if order.kind == FOREIGN:
+            sources = [*self.sources(row, page if order.same else None)]
+        now = held(row.blocks[page])
+        for source in sources:
+            content = former if source is None else held(source[0])
+            if not all(one.equal(other) for one, other in zip(now, content, strict=True)):
+                put(row.blocks[page], content)
+                self.planted(order, row, page, source)
+                return
 
     def _note(self, event: dict[str, object]) -> None:
         with self.log.open("a", encoding="utf-8") as stream:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from tools.servers.faults.planting import STALE, Held, Order, Planter, Row
+from tools.servers.faults.planting import Planter, Row
 
 Change = Callable[[ModuleType], None]
 Memory = tuple[Any, ...]
@@ -43,7 +43,6 @@ class Faults:
         yield _POOL, self._watch_writes
 
     def _follow_steps(self, module: ModuleType) -> None:
-        """Know the requests of each step."""
         run = module.ModelRunner.forward
 
         @wraps(run)
@@ -73,19 +72,18 @@ class Faults:
             if self.rows is None or self.planter is None:
                 write(pool, layer, *arguments, **named)
                 return
-            planter, number, order = self.planter, layer.layer_id, self.planter.order()
-            memory = memory_of(pool, number - pool.start_layer)
-            chosen = []
-            if order is not None and order.layer == number:
-                chosen = [
-                    (row, page, _held(memory, row.blocks[page], planter.page_size))
-                    for row, page in planter.candidates(order, self.rows)
-                ]
-            planter.wrote(number, self.rows)
-            write(pool, layer, *arguments, **named)
-            for row, page, former in chosen:
-                if order is not None and planter.order() == order:  # not all of it is done
-                    _plant(planter, order, row, page, memory, former)
+            planter, size = self.planter, self.planter.page_size
+            memory = memory_of(pool, layer.layer_id - pool.start_layer)
+
+            def held(block: int) -> Memory:
+                return tuple(each[block * size : (block + 1) * size].clone() for each in memory)
+
+            def put(block: int, content: Memory) -> None:
+                for target, rows in zip(memory, content, strict=True):
+                    target[block * size : (block + 1) * size] = rows
+
+            store = partial(write, pool, layer, *arguments, **named)
+            planter.around_write(layer.layer_id, self.rows, store, held, put)
 
         setattr(pool_type, name, set_kv_buffer)
 
@@ -98,28 +96,6 @@ def _keys_and_values(pool: Any, layer: int) -> Memory:
 def _latents(pool: Any, layer: int) -> Memory:
     """Of the local layer, in a pool of MLA."""
     return (pool.kv_buffer[layer],)
-
-
-def _plant(planter: Planter, order: Order, row: Row, page: int, memory: Memory, former: Memory) -> None:
-    """Damage one page, where that changes what it holds."""
-    sources: list[tuple[int, Held] | None] = [None]
-    if order.kind != STALE:
-        sources = [*planter.sources(row, page if order.same else None)]
-    now = _held(memory, row.blocks[page], planter.page_size)
-    for source in sources:
-        content = former if source is None else _held(memory, source[0], planter.page_size)
-        if not all(one.equal(other) for one, other in zip(now, content, strict=True)):
-            slots = slice(row.blocks[page] * planter.page_size, (row.blocks[page] + 1) * planter.page_size)
-            for target, rows in zip(memory, content, strict=True):
-                target[slots] = rows
-            planter.planted(order, row, page, source)
-            return
-
-
-def _held(memory: Memory, block: int, page_size: int) -> Memory:
-    """A copy of what a page holds."""
-    slots = slice(block * page_size, (block + 1) * page_size)
-    return tuple(each[slots].clone() for each in memory)
 
 
 def _rows(batch: Any, table: Any, page_size: int) -> tuple[Row, ...]:
