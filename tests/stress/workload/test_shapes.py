@@ -92,7 +92,7 @@ def test_tiny_rows_and_states_are_small_multiples_of_a_word(name: str) -> None:
     preset = shape(name)
     assert attention_row_bytes(preset) % 8 == 0
     assert 16 <= attention_row_bytes(preset) <= 64
-    assert (preset.num_kv_heads * preset.v_head_dim * preset.kv_dtype.itemsize) % 8 == 0
+    assert (preset.num_kv_heads * preset.head_dim * preset.kv_dtype.itemsize) % 8 == 0
     if preset.family != "nsa":
         assert 4 <= preset.page_size <= 16
     if preset.scale_block:

@@ -10,7 +10,7 @@ import pytest
 from kvcheck.core.base.errors import UsageError
 from tools.mutation.edits import all_edits, chosen_files, edits_of, is_product, module_of, read_sources, sampled
 from tools.mutation.operators import OPERATORS
-from tools.mutation.source import STANDING_PARTS, STANDINGS, REPORTERS, Source
+from tools.mutation.source import REPORTERS, STANDING_PARTS, STANDINGS, Source
 
 FILE = "core/cache/example.py"
 
@@ -110,7 +110,7 @@ def test_every_operator_is_tried_above() -> None:
         "def f(a):\n    raise ValueError(f'{a[1]} {a < 2}', a[1])\n",
         "def f(a):\n    assert a < 1, a[2]\n",
         "class A:\n    def f(self, a):\n        self._emit(Took(a, 1))\n",
-        "class A:\n    def f(self, a):\n        if self._emit is not None and not a:\n            self._emit(Took(a, 1))\n",
+        "class A:\n    def f(self, a):\n        if self._emit is not None and a:\n            self._emit(Took(a, 1))\n",
         "class A:\n    def f(self, a):\n        self.rows.report_wanted('device', a, 1)\n",
         "class A:\n    def _report_lock(self, a):\n        self.took(a, 1)\n",
         "class A:\n    def states(self):\n        return f(self.a, self.b[1])\n",
