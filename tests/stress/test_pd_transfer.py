@@ -80,9 +80,9 @@ def words_of(model: ModelShape, tokens: int, ranks: int) -> int:
     pages = -(-tokens // model.page_size)
     rows = pages * model.page_size
     heads = max(1, model.num_kv_heads // ranks)
-    per_row = heads * (model.head_dim + model.v_head_dim) * model.kv_dtype.itemsize
+    per_row = heads * (model.head_dim + model.head_dim) * model.kv_dtype.itemsize
     if model.scale_block:
-        per_row += heads * (model.head_dim + model.v_head_dim) // model.scale_block * 4
+        per_row += heads * (model.head_dim + model.head_dim) // model.scale_block * 4
     if model.latent_dim:
         per_row = model.latent_row_bytes or model.latent_dim * 2
     size = len(model.full_layers) * rows * per_row

@@ -197,9 +197,7 @@ def test_processes_run_under_the_settings_that_are_counted(ranks: str) -> None:
 
 
 def test_the_bytes_of_a_prompt_are_those_of_a_sheet_of_paper() -> None:
-    paper = ModelShape(
-        name="paper", family="mha", page_size=4, full_layers=(0, 1, 2), num_kv_heads=2, head_dim=8, v_head_dim=8
-    )
+    paper = ModelShape(name="paper", family="mha", page_size=4, full_layers=(0, 1, 2), num_kv_heads=2, head_dim=8)
     row = 64 + 64 + 64 + 64 + 512 + 512 + 64 + 128 + 64 + 64
     assert bytes_for(paper, 9, 1) == 3 * 12 * (2 * 8 + 2 * 8) * 2 + row
     assert bytes_for(paper, 8, 2) == 3 * 8 * (8 + 8) * 2 + row

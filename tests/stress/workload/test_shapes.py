@@ -59,7 +59,7 @@ def test_rows_of_answering_shapes_have_their_exact_size(name: str) -> None:
 def test_tiny_rows_and_states_are_small_multiples_of_a_word(name: str) -> None:
     preset = shape(name)
     assert row_bytes(preset) % 8 == 0 and 16 <= row_bytes(preset) <= 64
-    assert (preset.num_kv_heads * preset.v_head_dim * preset.kv_dtype.itemsize) % 8 == 0
+    assert (preset.num_kv_heads * preset.head_dim * preset.kv_dtype.itemsize) % 8 == 0
     if preset.family != "nsa":
         assert 4 <= preset.page_size <= 16
     if preset.scale_block:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kvcheck.core.base.errors import UsageError
-from tools.mutation.edits import all_edits, chosen_files, edits_of, read_sources, sampled
+from tools.mutation.edits import all_edits, chosen_files, edits_of, is_product, module_of, read_sources, sampled
 from tools.mutation.operators import OPERATORS
 from tools.mutation.source import REPORTERS, STANDING_PARTS, STANDINGS, Source
 
@@ -110,7 +110,7 @@ def test_every_operator_is_tried_above() -> None:
         "def f(a):\n    raise ValueError(f'{a[1]} {a < 2}', a[1])\n",
         "def f(a):\n    assert a < 1, a[2]\n",
         "class A:\n    def f(self, a):\n        self._emit(Took(a, 1))\n",
-        "class A:\n    def f(self, a):\n        if self._emit is not None:\n            self._emit(T(a, 1))\n",
+        "class A:\n    def f(self, a):\n        if self._emit is not None and a:\n            self._emit(Took(a, 1))\n",
         "class A:\n    def f(self, a):\n        self.rows.report_wanted('device', a, 1)\n",
         "class A:\n    def _report_lock(self, a):\n        self.took(a, 1)\n",
         "class A:\n    def states(self):\n        return f(self.a, self.b[1])\n",
@@ -214,24 +214,15 @@ def test_the_whole_cache_gives_thousands_of_different_edits() -> None:
         compile(changed, file, "exec")
 
 
-OFFLOAD, CACHE, NODE = (f"core/cache/{name}.py" for name in ("offload", "hicache/cache", "hicache/node"))
-EAGER, SCOPED = "core/cache/backend/eager.py", "core/cache/backend/scoped.py"
-
-
-@pytest.mark.parametrize(
-    ("named", "expected"),
-    [
-        ([], [OFFLOAD, CACHE, NODE, SCOPED]),
-        (["backend"], [SCOPED]),
-        (["backend/eager.py"], [EAGER]),  # no product, but named
-        (["hicache"], [CACHE, NODE]),
-        (["kvcheck/core/cache/offload.py", "hicache/node.py"], [OFFLOAD, NODE]),
-    ],
-)
-def test_files_are_named_by_any_path(named: list[str], expected: list[str]) -> None:
-    files = [OFFLOAD, CACHE, NODE, EAGER, SCOPED]
-    assert chosen_files(files, named) == expected
-    with pytest.raises(UsageError, match="hicac"):
+def test_files_are_named_by_any_path() -> None:
+    files = ["core/cache/offload.py", "core/cache/hicache/cache.py", "core/cache/hicache/node.py"]
+    eager, scoped = "core/cache/backend/eager.py", "core/cache/backend/scoped.py"
+    assert chosen_files([*files, eager], []) == files
+    assert chosen_files([*files, eager, scoped], ["backend"]) == [scoped]
+    assert chosen_files([*files, eager], ["backend/eager.py"]) == [eager], "no product, but named"
+    assert chosen_files(files, ["hicache"]) == files[1:]
+    assert chosen_files(files, ["kvcheck/core/cache/offload.py", "hicache/node.py"]) == [files[0], files[2]]
+    with pytest.raises(UsageError, match="hicac: expected a file or folder"):
         chosen_files(files, ["hicac"])
 
 
@@ -244,6 +235,12 @@ def test_samples_are_the_same_each_time_and_spread() -> None:
     assert {edit.id for edit in few} <= {edit.id for edit in more}, "a larger sample holds the smaller one"
     assert sampled(edits, 40, 2) != few and sampled(edits, None, 1) == edits
     assert {edit.file for edit in few} == set(files) and len({edit.operator for edit in few}) >= 10
+
+
+def test_a_file_is_product_or_not_and_has_a_module() -> None:
+    assert not is_product("core/cache/backend/simulated.py") and not is_product("core/cache/transfer/ipc/wire.py")
+    assert is_product("core/cache/backend/scoped.py") and is_product("core/cache/hicache/cache.py")
+    assert module_of("core/cache/pools/__init__.py") == "kvcheck.core.cache.pools"
 
 
 @pytest.mark.parametrize(

@@ -178,13 +178,6 @@ class HostPool:
         spec = self._spec(space)
         return sum(prod(self._shape(spec, buffer)) // self._units[space] * 8 for buffer in spec.buffers)
 
-    def storage_ranges(self) -> dict[str, tuple[int, int]]:
-        """First and one-past-last address of each buffer, for aliasing checks."""
-        return {
-            f"{space}.{name}": (pages.data_ptr(), pages.data_ptr() + pages.numel() * 8)
-            for (space, name), pages in self._pages.items()
-        }
-
     def free(self) -> None:
         for spec in self._specs.values():
             for buffer in spec.buffers:

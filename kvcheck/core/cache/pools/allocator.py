@@ -171,8 +171,3 @@ class PageAllocator(IdAllocator):
 
     def _put_back(self, ids: IndexArray) -> None:
         self._free.extendleft(reversed(ids.tolist()))
-
-
-class TokenAllocator(PageAllocator):
-    def __init__(self, space: str, *, count: int, emit: Emit | None = None) -> None:
-        super().__init__(space, count=count, page_size=1, emit=emit)
