@@ -21,7 +21,7 @@ import typer
 from kvcheck.commands import server as of_server
 from kvcheck.commands.held import replay_held
 from kvcheck.commands.live_replay import replay_live, replay_own
-from kvcheck.commands.options import DEFAULT_OUT, FORMATS, Format, StoredIn, check_choice, check_plan, check_positive
+from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
 from kvcheck.commands.replayed import Replayed
@@ -65,7 +65,6 @@ def replay(
 ) -> int:
     from kvcheck.core.run.runners import row_of
 
-    check_choice("--format", format_name, FORMATS)
     check_positive("--times", times)
     if profile is not None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch

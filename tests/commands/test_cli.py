@@ -171,7 +171,7 @@ def test_what_cannot_be_done_exits_2_with_one_line(
 
 def test_a_refused_resume_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--seed", "1", "--resume", "--out", str(tmp_path)]) == 2
-    assert "--resume: no interrupted run with this plan and seed" in complaint(capsys)
+    assert "--resume: no interrupted run in " in complaint(capsys)
     assert list(tmp_path.iterdir()) == []
 
 

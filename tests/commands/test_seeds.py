@@ -110,7 +110,7 @@ def test_a_torn_ledger_loses_one_batch_and_a_damaged_run_is_skipped(
         (folder / LEDGER).write_text("{}\n" + text)
     assert run([*words, "--resume"]) == 2
     captured = capsys.readouterr()
-    assert "line 1: expected a batch" in captured.err and "no run with this plan" in captured.err
+    assert "line 1: expected a batch" in captured.err and "no interrupted run in" in captured.err
     assert len([*tmp_path.iterdir()]) == 2, "the refused run left no folder"
 
 
@@ -222,7 +222,7 @@ def test_a_time_that_is_over_leaves_batches_for_another_go(tmp_path: Path, capsy
         (["--seeds", "1-3", "--trace", "sample"], "--trace: not for a run of many seeds"),
         (["--seeds", "1-3", "--min-schedules", "3"], "--min-schedules: not for a run of many seeds"),
         (["--seeds", "1-3", "--device", "threads"], "expected schedules of one process on a CPU"),
-        (["--seeds", "1-3", "--resume"], "--resume: no run with this plan under"),
+        (["--seeds", "1-3", "--resume"], "--resume: no interrupted run in"),
         (["--seeds", "1-3", "--ray", "local", "--target", "some:engine"], "leave --target some:engine out, or --ray"),
     ],
 )

@@ -34,7 +34,7 @@ def session_with(tmp_path: Path, *, found: bool = True) -> Session:
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(ValueError("no"), "not looked for: ValueError: no; please report it"), (KeyboardInterrupt(), "interrupted: not")],
+    [(ValueError("no"), "not looked for: ValueError: no; please report it"), (KeyboardInterrupt(), "interrupted: ")],
 )
 def test_what_was_found_before_an_error_is_kept(
     error: BaseException, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
