@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvcheck.commands.closing import close
@@ -17,10 +18,10 @@ from kvcheck.core.run.store import make_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Options of every run. argv: the words of the command. began: a time.monotonic()."""
+    """Options of every run. argv: the words of the command."""
 
     argv: Sequence[str]
-    began: float
+    began: float = field(default_factory=time.monotonic)
     seed: int | None
     max_time: float | None
     out: Path

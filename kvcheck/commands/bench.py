@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +58,6 @@ def bench(
 ) -> int:
     asked = Asked(
         argv=ctx.obj,
-        began=time.monotonic(),
         seed=seed,
         max_time=max_time,
         out=out,

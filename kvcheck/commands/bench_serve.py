@@ -32,7 +32,7 @@ from kvcheck.commands.options import (
     identity,
 )
 from kvcheck.commands.price_lines import case_heading, price_line
-from kvcheck.commands.server import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, Server, facts_of, known_answers
+from kvcheck.commands.server import DEFAULT_REQUESTS, Server, facts_of, known_answers
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
@@ -61,8 +61,8 @@ class ServeRun(Asked):
     server: Server
     versus: str | None
     load: str | None
-    requests: int | None
-    concurrency: int | None
+    requests: int
+    concurrency: int
     prompt: int
     answer: int
     precision: float
@@ -97,7 +97,7 @@ LoadKind = Annotated[
     str | None,
     of_server.sent("--load", help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts."),
 ]
-Requests = Annotated[int | None, of_server.sent(help=f"Requests of a pass. Default: {DEFAULT_REQUESTS}.")]
+Requests = Annotated[int, of_server.sent(help="Requests of a pass.")]
 Prompt = Annotated[int, of_server.sent(help="Tokens of a prompt.")]
 AnswerTokens = Annotated[int, of_server.sent(help="Tokens of an answer.")]
 Admin = Annotated[bool, of_server.reached("--admin", help="Empty the prefix cache before each pass.")]
@@ -109,10 +109,10 @@ def bench_serve(
     known: Annotated[Path, of_server.KNOWN_ANSWERS],
     versus: Versus = None,
     load_kind: LoadKind = None,
-    requests: Requests = None,
+    requests: Requests = DEFAULT_REQUESTS,
     prompt: Prompt = DEFAULT_PROMPT,
     answer: AnswerTokens = DEFAULT_ANSWER,
-    concurrency: of_server.Concurrency = None,
+    concurrency: of_server.Concurrency = of_server.DEFAULT_CONCURRENCY,
     seed: Seed = None,
     precision: Precision = 0.03,
     max_time: MaxTime = DEFAULT_MAX_TIME_S,
@@ -130,7 +130,6 @@ def bench_serve(
     server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     asked = ServeRun(
         argv=ctx.obj,
-        began=time.monotonic(),
         seed=seed,
         max_time=max_time,
         out=out,
@@ -176,11 +175,7 @@ def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
 
 def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
     """Return the checked load. Raises UsageError. pool: None until the servers have reported theirs."""
-    sizes = {
-        "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
-        "concurrency": DEFAULT_CONCURRENCY if asked.concurrency is None else asked.concurrency,
-    }
-    check_sizes(**sizes)
+    check_sizes(requests=asked.requests, concurrency=asked.concurrency)
     kind = asked.load or SHARED
     return ServingLoad(
         kind=SHARED if kind == RETURNING and pool is None else kind,
@@ -188,7 +183,8 @@ def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
         answer=asked.answer,
         seed=seed,
         pool=pool,
-        **sizes,
+        requests=asked.requests,
+        concurrency=asked.concurrency,
     )
 
 

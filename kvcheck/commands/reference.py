@@ -44,7 +44,7 @@ def reference(
     url: of_server.Url,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the reference.")],
     requests: Annotated[int, of_server.sent(help="Requests to keep.")] = DEFAULT_OWN_REQUESTS,
-    concurrency: of_server.Concurrency = None,
+    concurrency: of_server.Concurrency = of_server.DEFAULT_CONCURRENCY,
     vocabulary: of_server.Vocabulary = None,
     seed: Annotated[int | None, of_server.sent(help="Integer seed. Default: one is drawn.")] = None,
     decode: of_server.Decode = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +49,6 @@ def selftest(
 
     asked = Asked(
         argv=ctx.obj,
-        began=time.monotonic(),
         seed=seed,
         max_time=max_time,
         out=out,
