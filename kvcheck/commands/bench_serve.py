@@ -61,10 +61,6 @@ class ServeRun(Asked):
     server: Server
     versus: str | None
     load: str | None
-    requests: int
-    concurrency: int
-    prompt: int
-    answer: int
     precision: float
     rounds: int
 
@@ -139,16 +135,20 @@ def bench_serve(
         server=server,
         versus=versus,
         load=load_kind,
-        requests=requests,
-        concurrency=concurrency,
-        prompt=prompt,
-        answer=answer,
         precision=precision,
         rounds=rounds,
     )
     model = known_answers(known)
     drawn = draw_seed() if seed is None else seed
-    load = _load(asked, seed=drawn, pool=None)
+    check_sizes(requests=requests, concurrency=concurrency)
+    load = ServingLoad(
+        kind=load_kind if load_kind and load_kind != RETURNING else SHARED,  # returning needs the servers' pools
+        requests=requests,
+        concurrency=concurrency,
+        prompt=prompt,
+        answer=answer,
+        seed=drawn,
+    )
     servers = _servers(asked, model)
     names = secrets.randbelow(1 << 32)
     bench = _bench(asked, load, servers, model, names=names)
@@ -171,21 +171,6 @@ def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
         "precision": asked.precision,
         "rounds": asked.rounds,
     }
-
-
-def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
-    """Return the checked load. Raises UsageError. pool: None until the servers have reported theirs."""
-    check_sizes(requests=asked.requests, concurrency=asked.concurrency)
-    kind = asked.load or SHARED
-    return ServingLoad(
-        kind=SHARED if kind == RETURNING and pool is None else kind,
-        prompt=asked.prompt,
-        answer=asked.answer,
-        seed=seed,
-        pool=pool,
-        requests=asked.requests,
-        concurrency=asked.concurrency,
-    )
 
 
 def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
@@ -211,7 +196,7 @@ def _bench(
         known_pools = [pool for pool in pools if pool is not None]
         if len(known_pools) < len(pools):
             raise UsageError(f"--load {RETURNING}: a server does not say how many tokens its pool holds")
-        load = _load(asked, seed=load.seed, pool=max(known_pools))
+        load = dataclasses.replace(load, kind=RETURNING, pool=max(known_pools))
     load.check(parameters, min(each.side.longest for each in servers))
     engines = dict.fromkeys(each.served.engine for each in servers)
     shape = f"{parameters.family}-{parameters.layers}x{parameters.kv_heads}x{parameters.head_dim}"

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcheck.commands.replayed import Replayed
+from kvcheck.commands.held import Replayed
 from kvcheck.commands.server import Server, known_answers
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted

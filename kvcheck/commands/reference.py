@@ -37,7 +37,7 @@ from kvcheck.core.live.scenarios.scenario import Round
 from kvcheck.core.live.sending import Delivery, RequestSender
 from kvcheck.core.run.cell import decided
 from kvcheck.core.run.session import Session
-from kvcheck.core.run.store import write_text
+from kvcheck.core.run.store import make_folder, write_text
 
 
 def reference(
@@ -92,10 +92,7 @@ def _refuse_kept(folder: Path) -> None:
 def _writable(folder: Path) -> Iterator[None]:
     """Make the folder before any request, and remove a new one if nothing is kept. Raises UsageError."""
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror or error}; name another DIR") from error
+    make_folder(folder, elsewhere="name another DIR")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {folder}: it is read-only; name another DIR")
     try:

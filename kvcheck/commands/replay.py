@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcheck.commands import server as of_server
-from kvcheck.commands.held import replay_held
+from kvcheck.commands.held import Replayed, replay_held
 from kvcheck.commands.live_replay import replay_sent
 from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
-from kvcheck.commands.replayed import Replayed
 from kvcheck.commands.targets import runner_of, target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.cells import kind_of

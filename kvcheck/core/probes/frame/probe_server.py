@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import sys
-import zlib
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -26,21 +25,8 @@ from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
 from kvcheck.core.probes.frame.names import Names
 from kvcheck.core.probes.frame.probe import Probe, Rig, StreamsOfDevice, load, run
 from kvcheck.core.probes.frame.stubs import Stubs
-from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import VARIABLES, EngineSpec, ProbeRow, seed_of
 from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
-
-VARIABLES = {
-    "cpu": {
-        "TRITON_INTERPRET": "1",  # Triton kernels are interpreted on the CPU
-        "CUDA_VISIBLE_DEVICES": "",
-        "TOKENIZERS_PARALLELISM": "false",
-    },
-    "cuda": {
-        "TRITON_INTERPRET": "0",  # the caller's may be 1, and an interpreted hold would wait for its own process
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one blocks no other
-        "TOKENIZERS_PARALLELISM": "false",
-    },
-}
 
 
 class ProbeServer:
@@ -111,7 +97,7 @@ class ProbeServer:
             stubs=self._stubs,
             subject=ask.subject,
             schedule=ask.schedule,
-            mix=Rng(_seed(row, ask)),
+            mix=Rng(seed_of(row, ask)),
         )
         self._machine.reset(streams.EAGER, 0)
         probe = load(row.entry)
@@ -134,10 +120,6 @@ class ProbeServer:
 
 def start(spec: EngineSpec, device: str = "cpu") -> Hello | Refusal:
     return ProbeServer(spec, device).start()
-
-
-def _seed(row: ProbeRow, ask: Ask) -> int:
-    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
 def answer_asks(entry: str, device: str, asks: IO[str], answers: IO[str]) -> None:

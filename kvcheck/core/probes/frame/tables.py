@@ -5,8 +5,25 @@ A table names modules and imports none, so that a child without torch can read i
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from kvcheck.core.base.rng import Rng
+from kvcheck.core.probes.frame.wire import Ask
+
+VARIABLES = {
+    "cpu": {
+        "TRITON_INTERPRET": "1",  # Triton kernels are interpreted on the CPU
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+    "cuda": {
+        "TRITON_INTERPRET": "0",  # the caller's may be 1, and an interpreted hold would wait for its own process
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # a queue of the device for each stream: a held one blocks no other
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +99,7 @@ class EngineSpec:
 
     def probe(self, name: str) -> ProbeRow | None:
         return next((row for row in self.probes if row.name == name), None)
+
+
+def seed_of(row: ProbeRow, ask: Ask) -> int:
+    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())

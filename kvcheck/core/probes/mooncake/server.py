@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import sys
-import zlib
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +27,7 @@ from kvcheck.core.base.private_network import PrivateNetwork
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.guard import CannotDrive, Fault, attempt
-from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow
+from kvcheck.core.probes.frame.tables import EngineSpec, ProbeRow, seed_of
 from kvcheck.core.probes.frame.wire import Ask, Hello, Refusal, Reply, decode, encode
 from kvcheck.core.probes.mooncake import MOONCAKE
 from kvcheck.core.probes.mooncake.agents import AgentLost, start_all
@@ -97,7 +96,7 @@ class TransferServer:
         rig = TransferRig(
             subject=ask.subject,
             schedule=ask.schedule,
-            mix=Rng(_seed(row, ask)),
+            mix=Rng(seed_of(row, ask)),
             variables=self._variables,
             network=self._network.path,
         )
@@ -142,10 +141,6 @@ def _version_of(build: str) -> str | None:
         return metadata.version(build)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _seed(row: ProbeRow, ask: Ask) -> int:
-    return Rng(ask.seed * 1_000_003 + ask.schedule).next_u64() ^ zlib.crc32(f"{row.name}/{ask.subject}".encode())
 
 
 def start(spec: EngineSpec) -> Hello | Refusal:
