@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain, groupby
@@ -24,7 +23,7 @@ from kvcheck.commands.live_replay import replay_sent
 from kvcheck.commands.options import DEFAULT_OUT, Format, StoredIn, check_plan, check_positive
 from kvcheck.commands.own_target import WORKER
 from kvcheck.commands.probes import installed_engine
-from kvcheck.commands.targets import runner_of, target_of
+from kvcheck.commands.targets import target_of
 from kvcheck.commands.terminal import say
 from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UnknownVerdict, UsageError
@@ -50,10 +49,6 @@ def replay(
     device: Annotated[
         str | None, typer.Option(help="threads, cuda or cuda:N: delay on this device what the CPU found unordered.")
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Run one line once under torch's profiler, and write what it did when, for Perfetto."),
-    ] = None,
     out: StoredIn = DEFAULT_OUT,
     timeout: of_server.Timeout = of_server.DEFAULT_TIMEOUT_S,
     key_env: of_server.KeyEnv = None,
@@ -66,8 +61,6 @@ def replay(
     from kvcheck.core.run.runners import row_of
 
     check_positive("--times", times)
-    if profile is not None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of itself otherwise; read with torch
     found = [line for each in what for line in lines_of(each, out)]
     sent: list[LivePlan | OwnPlan] = [parse_live_line(line) for line in found if is_live_line(line)]
     sent += [parse_own_line(line) for line in found if is_own_line(line)]
@@ -75,10 +68,6 @@ def replay(
     server = of_server.Server(timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     if sent and device is not None:
         raise UsageError(f"--device {device}: a running server has its own; leave it out")
-    if profile is not None:
-        if not in_process and any(plan.own_target is not None for plan in plans):
-            raise UsageError("--profile: it sees this process alone; run a target of your own with --in-process")
-        return _profiled(plans, profile, is_alone=not sent and device is None and times == 1)
     for plan in plans:
         row_of(plan).check_names(plan)
         for each in (plan,) if device is None else (_on_device(plan, device), plan):  # the CPU runs it first
@@ -120,22 +109,6 @@ def _of_one_target(
             return
         for plan in plans:
             yield plan, _replay(plan, times, engine, in_process=in_process)
-
-
-def _profiled(plans: list[Plan], path: Path, *, is_alone: bool) -> int:
-    from kvcheck.core.stress.profiled import profile
-
-    if not is_alone or len(plans) != 1 or not plans[0].is_in_process:
-        raise UsageError("--profile: expected one line of one process, without --times and --device")
-    (plan,) = plans
-    check_plan(plan)
-    outcome = profile(runner_of(plan), plan, path)
-    first = unconditional_first(outcome.findings)[:1]
-    text = "".join(f"{each.code} {each.message}" for each in first) or "no finding"
-    say(f" {outcome.verdict.value.upper()}  {plan.cell}: {text}")
-    say(f" profile {path}  open it at ui.perfetto.dev")
-    say(f" exit {outcome.verdict.exit_code}")
-    return outcome.verdict.exit_code
 
 
 def _on_device(plan: Plan, device: str) -> Plan:
