@@ -32,7 +32,7 @@ from kvcheck.commands.options import (
     identity,
 )
 from kvcheck.commands.price_lines import case_heading, price_line
-from kvcheck.commands.server import DEFAULT_CONCURRENCY, DEFAULT_REQUESTS, Server, facts_of, known_answers
+from kvcheck.commands.server import DEFAULT_REQUESTS, Server, facts_of, known_answers
 from kvcheck.commands.terminal import cell_lines, complain
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.live.clients.connection import check_address
@@ -61,10 +61,6 @@ class ServeRun(Asked):
     server: Server
     versus: str | None
     load: str | None
-    requests: int | None
-    concurrency: int | None
-    prompt: int
-    answer: int
     precision: float
     rounds: int
 
@@ -97,7 +93,7 @@ LoadKind = Annotated[
     str | None,
     of_server.sent("--load", help=f"With --versus: {', '.join(LOADS)}. Default: {SHARED} beginnings of prompts."),
 ]
-Requests = Annotated[int | None, of_server.sent(help=f"Requests of a pass. Default: {DEFAULT_REQUESTS}.")]
+Requests = Annotated[int, of_server.sent(help="Requests of a pass.")]
 Prompt = Annotated[int, of_server.sent(help="Tokens of a prompt.")]
 AnswerTokens = Annotated[int, of_server.sent(help="Tokens of an answer.")]
 Admin = Annotated[bool, of_server.reached("--admin", help="Empty the prefix cache before each pass.")]
@@ -109,10 +105,10 @@ def bench_serve(
     known: Annotated[Path, of_server.KNOWN_ANSWERS],
     versus: Versus = None,
     load_kind: LoadKind = None,
-    requests: Requests = None,
+    requests: Requests = DEFAULT_REQUESTS,
     prompt: Prompt = DEFAULT_PROMPT,
     answer: AnswerTokens = DEFAULT_ANSWER,
-    concurrency: of_server.Concurrency = None,
+    concurrency: of_server.Concurrency = of_server.DEFAULT_CONCURRENCY,
     seed: Seed = None,
     precision: Precision = 0.03,
     max_time: MaxTime = DEFAULT_MAX_TIME_S,
@@ -130,7 +126,6 @@ def bench_serve(
     server = Server(url=url, api=api, timeout_s=timeout, key_env=key_env, admin=admin, allow_remote=allow_remote)
     asked = ServeRun(
         argv=ctx.obj,
-        began=time.monotonic(),
         seed=seed,
         max_time=max_time,
         out=out,
@@ -140,16 +135,20 @@ def bench_serve(
         server=server,
         versus=versus,
         load=load_kind,
-        requests=requests,
-        concurrency=concurrency,
-        prompt=prompt,
-        answer=answer,
         precision=precision,
         rounds=rounds,
     )
     model = known_answers(known)
     drawn = draw_seed() if seed is None else seed
-    load = _load(asked, seed=drawn, pool=None)
+    check_sizes(requests=requests, concurrency=concurrency)
+    load = ServingLoad(
+        kind=load_kind if load_kind and load_kind != RETURNING else SHARED,  # returning needs the servers' pools
+        requests=requests,
+        concurrency=concurrency,
+        prompt=prompt,
+        answer=answer,
+        seed=drawn,
+    )
     servers = _servers(asked, model)
     names = secrets.randbelow(1 << 32)
     bench = _bench(asked, load, servers, model, names=names)
@@ -172,24 +171,6 @@ def _plan(asked: ServeRun, bench: ServeBench) -> dict[str, object]:
         "precision": asked.precision,
         "rounds": asked.rounds,
     }
-
-
-def _load(asked: ServeRun, *, seed: int, pool: int | None) -> ServingLoad:
-    """Return the checked load. Raises UsageError. pool: None until the servers have reported theirs."""
-    sizes = {
-        "requests": DEFAULT_REQUESTS if asked.requests is None else asked.requests,
-        "concurrency": DEFAULT_CONCURRENCY if asked.concurrency is None else asked.concurrency,
-    }
-    check_sizes(**sizes)
-    kind = asked.load or SHARED
-    return ServingLoad(
-        kind=SHARED if kind == RETURNING and pool is None else kind,
-        prompt=asked.prompt,
-        answer=asked.answer,
-        seed=seed,
-        pool=pool,
-        **sizes,
-    )
 
 
 def _servers(asked: ServeRun, known: KnownAnswers) -> list[Described]:
@@ -215,7 +196,7 @@ def _bench(
         known_pools = [pool for pool in pools if pool is not None]
         if len(known_pools) < len(pools):
             raise UsageError(f"--load {RETURNING}: a server does not say how many tokens its pool holds")
-        load = _load(asked, seed=load.seed, pool=max(known_pools))
+        load = dataclasses.replace(load, kind=RETURNING, pool=max(known_pools))
     load.check(parameters, min(each.side.longest for each in servers))
     engines = dict.fromkeys(each.served.engine for each in servers)
     shape = f"{parameters.family}-{parameters.layers}x{parameters.kv_heads}x{parameters.head_dim}"

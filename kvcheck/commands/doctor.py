@@ -297,7 +297,7 @@ def _torch_checks() -> list[Check]:
     if count:
         names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
         found = Check(name="CUDA device", state="ok", detail=f"{count} x {', '.join(names)}")
-        return [threads, found, _held_lanes(), _peer_access(count)]
+        return [threads, found, _held_lanes()]
     reason = str(said[0].message).splitlines()[0] if said else f"torch {torch.__version__} sees none"
     fix = "install a driver and a CUDA build of torch; the CPU needs neither"
     return [threads, Check(name="CUDA device", state="missing", detail=reason, fix=fix)]
@@ -319,15 +319,6 @@ def _held_lanes() -> Check:
     most = " ".join(f"{name}={value}" for name, value in CONNECTIONS.items())
     fix = f"{most} gives more streams a queue of their own, if set before the process starts" if found.behind else ""
     return Check(name=name, state="ok", detail=found.text, fix=fix)
-
-
-def _peer_access(count: int) -> Check:
-    import torch
-
-    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    able = [f"{a} to {b}" for a, b in pairs if torch.cuda.can_device_access_peer(a, b)]
-    detail = f"{len(able)} of {len(pairs)} pairs: {', '.join(able[:8]) or 'none'}" if pairs else "one device alone"
-    return Check(name="peer access", state="ok", detail=detail)
 
 
 def _pressure() -> Check:

@@ -39,9 +39,9 @@ from kvcheck.core.base.errors import UnknownVerdict, UsageError
 from kvcheck.core.base.identity import MOONCAKE_BUILDS, commit_of
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes import import_check
-from kvcheck.core.probes.frame.probe_server import VARIABLES
+from kvcheck.core.probes.frame.tables import VARIABLES
 from kvcheck.core.probes.installed import ENGINES, ROOTS, checkout_of
-from kvcheck.core.run.store import write_text
+from kvcheck.core.run.store import make_folder, write_text
 
 CPU, CUDA = "cpu", "cuda"
 TORCH = "torch==2.13.0"
@@ -50,6 +50,7 @@ HAS = "requirements.txt"
 """In a base: its installed requirements, one a line."""
 VERSION = re.compile(r"[0-9][A-Za-z0-9.+!_-]{0,60}")
 CHECK_S = 600.0
+ELSEWHERE = "name another"
 LISTS = ("requirements/common.txt", "requirements/cpu.txt", "requirements-common.txt", "requirements.txt")
 """Requirements of a checkout whose project file has none."""
 VERSIONED = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([0-9][\w.+!-]*)["']""", re.MULTILINE)
@@ -266,7 +267,7 @@ def _make(order: Order) -> str:
     if (folder / MARKER).is_file():
         say(f"   {folder} was not finished: it is made anew")
         shutil.rmtree(folder)
-    _make_folder(folder)
+    make_folder(folder, elsewhere=ELSEWHERE)
     _mark(order, made=False)
     _run([order.python, "-I", "-m", "venv", str(folder)])
     if order.base is not None:
@@ -306,7 +307,7 @@ def _make_base(order: Order, base: Path) -> None:
     has = base / HAS
     if base.exists() and not has.is_file() and (not base.is_dir() or any(base.iterdir())):
         raise UsageError(f"--base {base}: expected a new folder or a base, which has a {HAS}; name another")
-    _make_folder(base)
+    make_folder(base, elsewhere=ELSEWHERE)
     if not has.is_file():
         write_text(has, "")
     known = has.read_text(encoding="utf-8").split()
@@ -392,13 +393,6 @@ def _check_imports(order: Order) -> None:
             "PACKAGE for a package that is missing or too new, or an environment of your own in which "
             f"{order.engine} can be imported: kvcheck probe {order.engine}:VENV"
         )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror or error}; expected a folder that can be written") from error
 
 
 def _site(folder: Path) -> Path:

@@ -57,13 +57,13 @@ def main() -> int:
 
 
 def _answers(kind: str, say: Callable[[str], None]) -> Iterator[str]:
-    from kvcheck.commands import held, own_answers, own_target
+    from kvcheck.commands import held, own_target
     from kvcheck.core.stress import mutant_trials
     from kvcheck.core.stress.seeds import batches
 
     answers: dict[str, Callable[[str], str]] = {
         held.HELD: held.answered,
-        own_target.OWN: partial(own_answers.answered, say=say),
+        own_target.OWN: partial(own_target.answered, say=say),
         mutant_trials.MUTANTS: partial(mutant_trials.answered, target_of=target_of),
         batches.BATCHES: partial(batches.answered, target_of=target_of, say=say),
     }

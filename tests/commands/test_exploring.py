@@ -74,4 +74,5 @@ def test_a_run_within_more_answers_is_not_gone_on_with(tmp_path: Path, capsys: p
     (folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
     for other in (["--answers-within", "1"], ["--strategy", "answers"]):
         assert run([*words, *other, "--resume"]) == 2
-        assert "no interrupted run with this plan" in capsys.readouterr().err
+        told = f"no interrupted run of this plan and seed; the newest in {tmp_path}: {stopped.repro} --resume"
+        assert told in capsys.readouterr().err

@@ -16,8 +16,6 @@ from kvcheck.core.live.exchange import Answer, Sending
 from kvcheck.core.live.line import LivePlan
 from kvcheck.core.live.runner import LiveRunner, RoundResult
 from kvcheck.core.live.scenarios import LIVE_SCENARIOS
-from kvcheck.core.model.alphabet import Alphabet
-from kvcheck.core.model.answers import answers
 
 PLAN = LivePlan(
     scenario="prefix-cache", target="http://127.0.0.1:1", known_answers="m", engine="scripted", requests=8, longest=512

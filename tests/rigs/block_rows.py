@@ -110,7 +110,7 @@ REGISTER: dict[str, dict[str, Row]] = {  # by document, and by how the first lin
         "[{": By(f"{HERE}test_the_bug_by_hand_of_the_page_can_be_put_in"),
     },
     "docs/own-code.md": {
-        "@pytest": By(OWN_TEST),
+        "@pytest": By(OWN_CODE),
         **dict.fromkeys(("pip install .", "KV304", "KV305", "KV201", "kvcheck report"), By(OWN_CODE)),
     },
     "docs/own-model.md": {

@@ -27,10 +27,10 @@ from xml.etree import ElementTree
 
 import pandas
 import yaml
+from kvcheck.commands.engine_source import requirements_of_wheel
 from packaging.requirements import Requirement
 from rigs.ci_runner import CI
 
-from kvcheck.commands.engine_source import requirements_of_wheel
 from kvcheck.core.run.store import write_text
 from tools.engines.command import PROJECT, end, say
 from tools.engines.fork_edits import EDITS, Edit, Unchanged, apply

@@ -151,8 +151,16 @@ def test_time_that_is_up_ends_what_is_under_way() -> None:
 def test_a_cluster_that_does_not_answer_is_one_line() -> None:
     ray = StandIn(right())
     ray.init = lambda **settings: (_ for _ in ()).throw(ConnectionError("nobody\nthere"))  # type: ignore[method-assign]
-    with pytest.raises(UsageError, match=r"--ray 10.0.0.1:6379: no cluster answers there: nobody; expected local"):
-        crew_of(ray, "10.0.0.1:6379")
+    with pytest.raises(UsageError, match=r"--ray auto: no cluster answers there: nobody; expected local"):
+        crew_of(ray, "auto")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_dead_address_is_not_looked_for_by_ray(address: str) -> None:
+    ray = StandIn(right())
+    ray.init = lambda **settings: pytest.fail("Ray would wait for minutes")  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match=f"--ray {address}: no cluster answers there: .*Connection refused"):
+        crew_of(ray, address)
 
 
 def test_a_missing_library_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
