@@ -16,8 +16,8 @@ from kvcheck.commands.gate import result_lines
 from kvcheck.commands.main import run
 from kvcheck.core.base.record import Coverage, Evidence, Identity, RunRecord, Verdict
 from kvcheck.core.report.gate.contradictions import contradictions
-from kvcheck.core.report.gate.text import render as markdown
-from kvcheck.core.report.gate.to_html import render as page
+from kvcheck.core.report.gate.pages import markdown
+from kvcheck.core.report.gate.pages import render as page
 from kvcheck.core.run.store import RunStore
 
 (CELL,) = PASSED.scenarios

@@ -18,6 +18,8 @@ from kvcheck.commands.gate import result_lines
 from kvcheck.core.base.record import BenchRow, Evidence, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.gate.budgets import Budget
 from kvcheck.core.report.gate.judge import Rules, decide
+from kvcheck.core.report.gate.pages import markdown
+from kvcheck.core.report.gate.pages import render as page
 from kvcheck.core.report.gate.result import (
     GateResult,
     Problem,
@@ -28,8 +30,6 @@ from kvcheck.core.report.gate.result import (
     summaries,
     tally,
 )
-from kvcheck.core.report.gate.text import render as markdown
-from kvcheck.core.report.gate.to_html import render as page
 from kvcheck.core.report.markdown import escaped
 
 BUDGET = Budget(case="read", arm="packed", baseline="views", max_ratio=1.0)

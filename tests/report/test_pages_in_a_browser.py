@@ -16,8 +16,8 @@ from rigs.literal_record import FAILED, MARKUP, PASSED, UNJUDGED
 
 from kvcheck.core.base.record import Verdict
 from kvcheck.core.report.comparison.compare import compare
-from kvcheck.core.report.comparison.to_html import render as comparison_page
-from kvcheck.core.report.gate.to_html import render as gate_page
+from kvcheck.core.report.comparison.pages import render as comparison_page
+from kvcheck.core.report.gate.pages import render as gate_page
 from kvcheck.core.report.to_html import render
 
 SHAPES = ("glm-5.1", "deepseek-v3.2", "deepseek-v3", "llama-3", "llama-3-fp8", "gpt-oss", "qwen3-next")

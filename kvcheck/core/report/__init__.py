@@ -56,10 +56,10 @@ GATE_WRITERS: Registry[GateWriter] = Registry(
     {
         "json": "kvcheck.core.report.gate.result:write_json",
         "md": (
-            "kvcheck.core.report.gate.text:write",
+            "kvcheck.core.report.gate.pages:write_markdown",
             "Writes a Markdown page: of a gate's result, or of several runs that kvcheck report compares.",
         ),
-        "html": "kvcheck.core.report.gate.to_html:write",
+        "html": "kvcheck.core.report.gate.pages:write",
         "junit": "kvcheck.core.report.ci.to_junit:write",
         "github": "kvcheck.core.report.ci.to_github:write",
         "gitlab": "kvcheck.core.report.ci.to_gitlab:write",
@@ -71,8 +71,8 @@ COMPARISON_WRITERS: Registry[ComparisonWriter] = Registry(
     "format of a comparison",
     {
         "csv": "kvcheck.core.report.comparison.to_csv:write",
-        "md": "kvcheck.core.report.comparison.to_md:write",
-        "html": "kvcheck.core.report.comparison.to_html:write",
+        "md": "kvcheck.core.report.comparison.pages:write_markdown",
+        "html": "kvcheck.core.report.comparison.pages:write",
     },
 )
 

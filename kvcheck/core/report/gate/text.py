@@ -7,19 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Identity, Interval
-from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, trouble_lines
 from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
-from kvcheck.core.report.markdown import escaped, table_line
-from kvcheck.core.run.store import write_text
 
 NAMED = 8
 """Most untried strategies and settings named in a line."""
@@ -185,40 +178,3 @@ def summary_text(result: GateResult) -> str:
     known = 0 if result.baseline is None else result.baseline.count(EntryStatus.KNOWN)
     nothing = f"nothing new, {counted(known, 'known row')}" if known else "no problem, nothing gated"
     return ", ".join(parts) or nothing
-
-
-def write(result: GateResult, path: Path) -> None:
-    write_text(path, render(result))
-
-
-def render(result: GateResult) -> str:
-    written_out = {"integrity": result.integrity, "conditional": result.conditional}
-    lines = [f"### kvcheck gate: {result.verdict}, exit {result.exit_code}", "", escaped(summary_text(result)), ""]
-    for name, text, details in sections(result):
-        if name in written_out:  # its causes have an entry each below
-            details = tuple(problem_text(each) for each in written_out[name] if each.trouble is None)
-        lines += [f"- **{name}**: {escaped(text)}", *(f"  - detail: {line}" for line in _first(details))]
-    if told := _causes(result):
-        lines += ["", *trouble_lines([trouble for trouble, _ in told], [run_id for _, run_id in told])]
-    if result.rows:
-        lines += ["", table_line(HEADINGS), "|" + " --- |" * len(HEADINGS)]
-        lines += [table_line(cells(row)) for row in result.rows[:MOST_LINES]]
-        if len(result.rows) > MOST_LINES:
-            lines += ["", f"{counted(len(result.rows) - MOST_LINES, 'more row')} in the JSON"]
-    return "\n".join(lines) + "\n"
-
-
-def _causes(result: GateResult) -> list[tuple[CiTrouble, str | None]]:
-    parts = [(TroubleKind.FINDING, result.integrity)]
-    parts += [] if result.fail_on_conditional else [(TroubleKind.CONDITIONAL, result.conditional)]
-    return [
-        (replace(each.trouble, kind=kind), each.run_id)
-        for kind, part in parts
-        for each in part
-        if each.trouble is not None
-    ]
-
-
-def _first(lines: Sequence[str]) -> list[str]:
-    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return [escaped(line) for line in lines[:MOST_LINES]] + more
