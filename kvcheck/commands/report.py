@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from kvcheck.core.report import COMPARISON_WRITERS, ENDINGS, STDOUT, WRITERS, de
 from kvcheck.core.report.gate.result import GateResult
 from kvcheck.core.run.store import check_writable, find_run, make_folder
 
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The variable that names the file of a GitHub Actions step's summary; only -o github=- appends to it."""
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -149,10 +152,23 @@ def report_problem(
 
 
 def _tell_github(subject: object) -> str | None:
-    from kvcheck.commands.step_summary import tell_github
+    """Print workflow commands and append the step's summary. Return why there is no summary, or None."""
+    from kvcheck.core.report.ci.outcome import outcome_of
+    from kvcheck.core.report.ci.to_github import summary, workflow_commands
 
     assert isinstance(subject, (RunRecord, GateResult)), "a comparison has no format github"
-    return tell_github(subject)
+    outcome = outcome_of(subject)
+    for line in workflow_commands(outcome):
+        say(line)
+    path = os.environ.get(SUMMARY)
+    if not path:
+        return f"{SUMMARY} is not set, so there is no step summary"
+    try:
+        with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(summary(outcome))
+    except OSError as error:
+        return f"no step summary at {path}: {error.strerror or error}"
+    return None
 
 
 def loaded(writers: Registry[T], format_name: str) -> T:
