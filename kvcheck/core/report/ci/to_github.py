@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord, Verdict
+from kvcheck.core.report import one_file
 from kvcheck.core.report.ci.outcome import CiOutcome, outcome_of
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
 from kvcheck.core.report.gate.result import GateResult
@@ -21,7 +22,6 @@ from kvcheck.core.report.templates import filled
 from kvcheck.core.report.wording import clip
 from kvcheck.core.run.store import write_text
 
-FILE = "github.txt"
 MOST = 10
 MOST_CASES = 200
 MOST_BYTES = 900_000
@@ -29,7 +29,7 @@ TEXT_CHARS = 1000
 
 
 def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(path / FILE if path.is_dir() else path, _lines(outcome_of(subject)))
+    write_text(one_file("github", path), _lines(outcome_of(subject)))
 
 
 def workflow_commands(outcome: CiOutcome) -> list[str]:

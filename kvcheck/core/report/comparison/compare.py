@@ -10,9 +10,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.codes import bug_of
@@ -139,9 +138,6 @@ class Comparison:
     def verdict(self) -> Verdict:
         judged = [verdict for table in self.tables for group in table.groups for verdict in group.verdicts]
         return Verdict.worst((*judged, *(column.record.verdict for column in self.columns)))
-
-
-ComparisonWriter = Callable[[Comparison, Path], None]
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Identity, Interval
+from kvcheck.core.base.record import Identity
 from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow
 from kvcheck.core.report.gate.result import GateResult, Problem, RunSummary
+from kvcheck.core.report.prices import ratio_text
 
 NAMED = 8
 """Most untried strategies and settings named in a line."""
@@ -28,17 +29,11 @@ def cells(row: GatedRow) -> tuple[str, ...]:
         row.verdict.name,
         f"{row.case}: {row.arm} over {row.baseline}, {', '.join(part for part in (row.size, row.shape) if part)}",
         f"{sign} {row.budget:.3g}{unit}",
-        interval_text(row.last.measured),
+        ratio_text(row.last.measured),
         f"{row.last.floor:.1%}",
         slower_from_text(row),
         "+".join(str(each.rounds) for each in row.measurements),
     )
-
-
-def interval_text(interval: Interval) -> str:
-    if interval.lo is None or interval.hi is None:
-        return f"{interval.est:.3g} (n/a: rounds<6)"
-    return f"{interval.est:.3g} ({interval.lo:.3g} to {interval.hi:.3g})"
 
 
 def slower_from_text(row: GatedRow) -> str:
