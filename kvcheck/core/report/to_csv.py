@@ -51,7 +51,7 @@ def _fields(kind: type, *but: str, start: str = "") -> tuple[str, ...]:
 
 
 INTERVALS = ("us", "baseline_us", "ratio", "limit_ratio")
-COLUMNS = {
+COLUMNS: Mapping[str, tuple[str, ...]] = {
     "findings": _fields(Finding, "story"),
     "scenarios": (
         *_fields(ScenarioResult, "evidence", "coverage"),
@@ -100,8 +100,9 @@ def combined(record: RunRecord) -> str:
 def _rows(record: RunRecord) -> dict[str, list[Row]]:
     """Rows by table. A key that is no column of its table is not written."""
     # Evidence by scenario, so that sums count nothing twice.
-    judged = [(row.id, row.shape, row.evidence) for row in record.scenarios] or [(None, None, record.evidence)]
-    places: list[tuple[Row, Evidence]] = [({"scenario": name, "shape": shape}, each) for name, shape, each in judged]
+    places: list[tuple[Row, Evidence]] = [
+        ({"scenario": row.id, "shape": row.shape}, row.evidence) for row in record.scenarios
+    ] or [({"scenario": None, "shape": None}, record.evidence)]
     return {
         "findings": [_finding_row(finding) for finding in record.findings],
         "scenarios": _scenario_rows(record),
@@ -160,7 +161,7 @@ def _scenario_rows(record: RunRecord) -> list[Row]:
     identity = _plain_row(record.identity or Identity())
     identity = {f"identity_{name}": value and short(value) for name, value in identity.items()}
     conditional = Counter(finding.cell for finding in record.findings if finding.condition is not None)
-    rows = []
+    rows: list[Row] = []
     for result in record.scenarios:
         plain = _plain_row(result)
         coverage = {
@@ -183,7 +184,7 @@ def _bench_row(row: BenchRow) -> Row:
 def _situation_rows(place: Row, evidence: Evidence) -> list[Row]:
     """Counts of situations; 0 for reachable ones that were not reached."""
     counts = {each.key: 0 for each in situations_of(str(place["scenario"] or "").partition("/")[0])}
-    rows = []
+    rows: list[Row] = []
     for key, count in {**counts, **evidence.situations}.items():
         known = SITUATIONS.get(key)
         names = (known.subject, known.state, known.happening) if known else (key, None, None)
