@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from kvcheck.commands.options import DEFAULT_OUT, FORMATS, ConditionalFails, Format, StoredIn, check_choice
-from kvcheck.commands.report import check_jobs, loaded, parse_outputs, report_problem
+from kvcheck.commands.report import check_outputs, loaded, parse_outputs, report_problem
 from kvcheck.commands.terminal import say, warn
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import RunRecord, read_record
@@ -50,7 +50,7 @@ def compare(
         raise UsageError(f"--least-share: expected a share from 0 to 1, got {least_share:g}")
     paths = [find_run(name, out) for name in (run_a, run_b)]
     outputs = parse_outputs(output, format_name, known=(CHANGES_WRITERS, COMPARISON_WRITERS))
-    check_jobs(outputs, sources=paths)
+    check_outputs(outputs, sources=paths)
     before, after = map(read_record, paths)
     found = changes(before, after, share=least_share, conditional=fail_on_conditional)
     lines = [f" before     {before.run_id}  {version_of(before)}", f" after      {after.run_id}  {version_of(after)}"]

@@ -175,8 +175,7 @@ def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[st
     else:
         if evidence.traces is not None and evidence.traces < row.schedules:
             counts.append(f"{evidence.traces:,} of them distinct")
-        counts += _cache_counts(evidence) if evidence.lookups else _pair_counts(evidence) or _retract_counts(evidence)
-        counts.append(counted(sum(evidence.words_verified.values()), "word"))
+        counts += [*_counts(evidence), counted(sum(evidence.words_verified.values()), "word")]
         counts += [counted(evidence.refusals, "refusal")] if evidence.refusals else []
     seconds = [] if row.id in SERVE_CASES else [f"{row.duration_s:.1f}s"]
     marks = [text] if (text := conditional_text(row.id, findings)) else []
@@ -186,31 +185,19 @@ def cell_lines(row: ScenarioResult, findings: Iterable[Finding] = ()) -> list[st
     return [line, *why, *tried]
 
 
-def _retract_counts(evidence: Evidence) -> list[str]:
-    rows = (
-        ("retraction", evidence.retractions),
-        ("resume", evidence.resumes),
-    )
-    counts = [counted(value, noun) for noun, value in rows if value is not None]
-    return counts + ([] if evidence.foreign_reuses is None else [f"{evidence.foreign_reuses} into reused pages"])
-
-
-def _pair_counts(evidence: Evidence) -> list[str]:
+def _counts(evidence: Evidence) -> list[str]:
+    """Short counts of a cache with lookups, or of retractions and transfers."""
+    if evidence.lookups:
+        wanted = evidence.pages_wanted
+        hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
+        rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
+        evictions = f"{evidence.device_evictions or 0}+{evidence.host_evictions or 0} evictions"
+        return [counted(evidence.loads or 0, "load"), evictions, f"hits {rates} %"]
     sealed = evidence.words_verified.get("sealed", 0) * 8
-    if not sealed:
-        return []
-    return [counted(evidence.transfers or 0, "transfer"), f"{sealed:,} bytes sealed", *_retract_counts(evidence)]
-
-
-def _cache_counts(evidence: Evidence) -> list[str]:
-    wanted = evidence.pages_wanted or 0
-    hits = (evidence.device_hit_pages, evidence.host_hit_pages, evidence.storage_hit_pages)
-    rates = "/".join("-" if not wanted or hit is None else f"{100 * hit / wanted:.0f}" for hit in hits)
-    return [
-        counted(evidence.loads or 0, "load"),
-        f"{evidence.device_evictions or 0}+{evidence.host_evictions or 0} evictions",
-        f"hits {rates} %",
-    ]
+    counts = [counted(evidence.transfers or 0, "transfer"), f"{sealed:,} bytes sealed"] if sealed else []
+    named = (("retraction", evidence.retractions), ("resume", evidence.resumes))
+    counts += [counted(value, noun) for noun, value in named if value is not None]
+    return counts + ([] if evidence.foreign_reuses is None else [f"{evidence.foreign_reuses} into reused pages"])
 
 
 def bug_lines(number: int, bug: Bug, record: RunRecord | None = None) -> list[str]:

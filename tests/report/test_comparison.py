@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from kvcheck.commands.report import report
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Evidence, Finding, Interval, RunRecord, ScenarioResult, Verdict
-from kvcheck.core.report.comparison.compare import Comparison, compare
+from kvcheck.core.report.comparison.compare import Comparison, compare, counts
+from kvcheck.core.report.comparison.pages import markdown as to_md
+from kvcheck.core.report.comparison.pages import render as to_html
 from kvcheck.core.report.comparison.to_csv import render as to_csv
-from kvcheck.core.report.comparison.to_html import render as to_html
-from kvcheck.core.report.comparison.to_md import render as to_md
 from kvcheck.core.run.store import RunStore
 
 APP = typer.Typer()
@@ -124,7 +124,7 @@ def test_hole_in_passing_runs_is_no_pass() -> None:
 def test_cell_has_counts_codes_and_a_line_of_its_own() -> None:
     row = compare([OLD, NEW]).tables[0].groups[0].rows[0]
     failed, passed = row.cells
-    assert (failed.codes, failed.schedules, failed.words, failed.orderings) == (("KV102",), 6, 500, 24)
+    assert (failed.codes, counts(failed)) == (("KV102",), "6 schedules, 500 words, 24 orderings")
     assert failed.replay == FOUND.replay and failed.text == FOUND.message
     assert passed.replay == f"kvcheck replay {LINE.replace('old', '0.5.14')}"
     assert compare([OLD]).tables[0].groups[2].rows[0].cells[0].replay == OLD.repro  # the plan has no line of it

@@ -41,9 +41,7 @@ def test_a_long_list_is_cut_and_what_is_left_out_is_counted() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        None,
         5,
-        {},
         {"layer": MOST_LAYERS, "page": 1, "first": 1, "last": 2},
         {"layer": 1, "page": 1, "first": 2, "last": 1},
         {"layer": True, "page": "1", "first": 1, "last": 2},
@@ -52,12 +50,7 @@ def test_a_long_list_is_cut_and_what_is_left_out_is_counted() -> None:
 )
 def test_a_row_that_names_no_place_is_left_out(row: object) -> None:
     assert suspects_of({**WALK, "suspects": [row]}) == ([], 0)
-
-
-@pytest.mark.parametrize("odd", [None, {}, {"requests": 2}, {**WALK, "test": ["walk"]}, {**WALK, "suspects": "all"}])
-def test_other_findings_have_no_suspects(odd: dict[str, object] | None) -> None:
-    assert suspects_of(odd) == ([], 0)
-    assert "suspected place" not in page_of(odd) and "KV801" in page_of(odd)
+    assert "suspected place" not in page_of({**WALK, "suspects": [row]})
 
 
 @pytest.mark.parametrize("minimal", [WALK, MARKS], ids=["walk", "position"])

@@ -1,4 +1,4 @@
-"""Charts of a page, as SVG elements: words per buffer, the cost of a case over its sizes, the lanes of a story.
+"""Charts of a page, as SVG elements: the cost of a case over its sizes, the lanes of a story.
 
 Invariants:
 - Text stays text: searchable and copyable. A name is never parsed as a formula.
@@ -11,7 +11,7 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -34,7 +34,6 @@ from kvcheck.core.report.story_text import is_pending, lane_letter, lanes_of
 BAR_COLOUR = "#0072b2"
 # Mid grey can be read on white and on black; the page gives the text its own colour.
 TEXT_COLOUR = "#808080"
-SHOWN_BUFFERS = 40
 NAME_CHARS = 48
 
 SETTINGS = rcParamsDefault | {
@@ -51,24 +50,6 @@ SHAPES = {WRITE: "s", READ: "o", HOST: "D", MESSAGE: ">"}
 """Markers of a story's steps by their kind."""
 MISSING = "#d1242f"
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-
-
-def words_svg(words: Mapping[str, int]) -> str:
-    rows = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_BUFFERS]
-    if not rows:
-        return ""
-    with rc_context(SETTINGS):
-        figure = Figure(figsize=(7.2, 0.5 + 0.28 * len(rows)), facecolor="none")
-        axes = figure.add_subplot(facecolor="none")
-        bars = axes.barh(range(len(rows)), [float(count) for _, count in rows], color=BAR_COLOUR, height=0.62)
-        axes.bar_label(bars, labels=[f"{count:,}" for _, count in rows], padding=4, color=TEXT_COLOUR)
-        axes.set_yticks(range(len(rows)), [_short(name) for name, _ in rows], color=TEXT_COLOUR)
-        axes.set_xticks([])
-        axes.set_xlim(0, max(1, rows[0][1]) * 1.18)  # room for the number at the end of the longest bar
-        axes.tick_params(length=0)
-        axes.invert_yaxis()
-        axes.spines[:].set_visible(False)
-        return _drawn(figure)
 
 
 def cost_svg(rows: Sequence[BenchRow]) -> str:

@@ -14,27 +14,19 @@ from dataclasses import dataclass
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.base.server_facts import server_of
 from kvcheck.core.base.situations import HAPPENINGS, SITUATIONS, STATES, Situation, never_reached, situations_of
+from kvcheck.core.report.wording import aligned
 
 LINE = 110
 """Characters of a line of text."""
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixRow:
-    """A state and its counts by column."""
-
-    state: str
-    meaning: str
-    counts: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Matrix:
-    """columns: happenings with their meanings."""
+    """columns: happenings with their meanings. rows: states with their meanings, and their counts by column."""
 
     subject: str
     columns: dict[str, str]
-    rows: tuple[MatrixRow, ...]
+    rows: tuple[tuple[str, str, tuple[int | None, ...]], ...]
 
 
 def scenarios_of(record: RunRecord) -> tuple[str, ...]:
@@ -57,7 +49,7 @@ def matrices(scenarios: Sequence[str], counts: Mapping[str, int]) -> tuple[Matri
             if state.subject == subject and state.name in states:
                 cells = [Situation(subject, state.name, column) for column in columns]
                 found = tuple(counts.get(each.key, 0) if each in legal else None for each in cells)
-                rows.append(MatrixRow(state.name, state.meaning, found))
+                rows.append((state.name, state.meaning, found))
         if rows:
             made.append(Matrix(subject, columns, tuple(rows)))
     return tuple(made)
@@ -82,15 +74,9 @@ def matrix_lines(record: RunRecord) -> list[str]:
         return [f"{reached} (the page has the matrix)", ""]
     lines = [f"{reached} (what each is: kvcheck list situations)"]
     for matrix in matrices(scenarios, counts):
-        cells = [["" if each is None else f"{each:,}" for each in row.counts] for row in matrix.rows]
-        widths = [max(len(name), *(len(row[at]) for row in cells)) for at, name in enumerate(matrix.columns)]
-        first = max(len(matrix.subject), *(len(row.state) for row in matrix.rows))
-        head = "  ".join(name.rjust(width) for name, width in zip(matrix.columns, widths, strict=True))
-        lines += ["", f"   {matrix.subject:<{first}}  {head}"]
-        lines += [
-            f"   {row.state:<{first}}  {'  '.join(map(str.rjust, each, widths))}".rstrip()
-            for row, each in zip(matrix.rows, cells, strict=True)
-        ]
+        rows = [(matrix.subject, *matrix.columns)]
+        rows += [(state, *("" if each is None else f"{each:,}" for each in found)) for state, _, found in matrix.rows]
+        lines += ["", *(f"   {line}" for line in aligned(rows, is_right=True))]
     missing = "; ".join(_never(scenarios, counts))
     told = textwrap.wrap(f"never reached: {missing}", LINE, initial_indent="   ", subsequent_indent=" " * 18)
     return [*lines, *(["", *told] if missing else []), ""]

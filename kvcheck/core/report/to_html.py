@@ -21,8 +21,8 @@ from markupsafe import Markup
 
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.base.server_facts import server_of
-from kvcheck.core.report import prices, situation_matrix, story_text, view
-from kvcheck.core.report.charts import cost_svg, curves, story_svg, words_svg
+from kvcheck.core.report import one_file, prices, situation_matrix, story_text, view
+from kvcheck.core.report.charts import cost_svg, curves, story_svg
 from kvcheck.core.report.server_section import ARM_COLUMNS, server_view
 from kvcheck.core.report.templates import asset, filled
 from kvcheck.core.run.store import write_text
@@ -48,7 +48,7 @@ LETTERS = {
 
 
 def write(record: RunRecord, path: Path) -> None:
-    write_text(path / "report.html" if path.is_dir() else path, render(record))
+    write_text(one_file("html", path), render(record))
 
 
 def render(record: RunRecord) -> str:
@@ -89,7 +89,6 @@ def render(record: RunRecord) -> str:
         story=story_text,
         story_svg=lambda story: Markup(story_svg(story)),
         words=sorted(record.evidence.words_verified.items(), key=lambda item: (-item[1], item[0])),
-        chart=Markup(words_svg(record.evidence.words_verified)),
         oracles=view.oracles_of(record.mutants),
         mark_of=view.mark_of,
         prices=_prices(record),

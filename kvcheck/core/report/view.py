@@ -163,22 +163,14 @@ def _why_not(record: RunRecord) -> str:
 
 
 def judged_text(record: RunRecord) -> str:
-    evidence, planned = record.evidence, [cell.coverage for cell in record.scenarios]
     if record.mutants and not record.scenarios:
         found = sum(row.verdict is Verdict.PASS for row in record.mutants)
         return f"{counted(len(record.mutants), 'mutant')}, {found} found by the oracle that has to find it"
-    if server_of(record) is not None or not record.scenarios:
-        return evidence_text(evidence) or "nothing counted"
-    known = [cell.wanted for cell in planned if cell is not None]
-    of = f" of {sum(known):,} planned" if known and len(known) == len(planned) else ""
-    words = sum(evidence.words_verified.values())
-    parts = [
-        counted(len(record.scenarios), "cell"),
-        f"{counted(evidence.schedules, 'schedule')}{of}",
-        f"{counted(words, 'word')} verified" if words else "",
-        f"{counted(evidence.orderings_checked, 'ordering')} checked" if evidence.orderings_checked else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    text = evidence_text(record.evidence) or "nothing counted"
+    planned = [row.coverage.wanted for row in record.scenarios if row.coverage is not None]
+    if server_of(record) is not None or not planned or len(planned) < len(record.scenarios):
+        return text
+    return f"{counted(len(record.scenarios), 'cell')}, of {counted(sum(planned), 'planned schedule')}: {text}"
 
 
 def verdicts_text(verdicts: Iterable[Verdict]) -> str:
@@ -193,7 +185,7 @@ def work_counts(record: RunRecord) -> list[tuple[int, str]]:
     done = record.evidence
     if server_of(record) is not None:
         tokens = done.observed.get(TOKEN, 0)
-        return [(done.schedules, "round"), (done.requests, "request"), (tokens, "token")]
+        return [(done.schedules, "round"), (done.requests, "request"), (tokens, "judged token")]
     if record.mutants and not record.scenarios:
         return [(sum(row.schedules for row in record.mutants), "schedule")]
     return [(done.schedules, "schedule"), (done.events, "event")]

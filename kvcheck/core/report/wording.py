@@ -126,6 +126,13 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
+def aligned(rows: Sequence[Sequence[str]], *, is_right: bool = False) -> list[str]:
+    """Return the rows of a table for a terminal. is_right: all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    push = str.rjust if is_right else str.ljust
+    return ["  ".join((row[0].ljust(widths[0]), *map(push, row[1:], widths[1:]))).rstrip() for row in rows]
+
+
 def replay_line(record: RunRecord, finding: Finding) -> str:
     """Return the shortest command that replays the finding; the run's own if no single schedule shows it."""
     return shorter(finding.replay, record, finding) or record.repro

@@ -15,7 +15,7 @@ from kvcheck.core.base.identity import short
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import BenchRow, Identity, MutantResult, RunRecord, ScenarioResult, Verdict
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind, of_bug, title_of
-from kvcheck.core.report.gate.baseline import BaselineResult, EntryStatus
+from kvcheck.core.report.gate.baseline import EntryStatus, JudgedEntry
 from kvcheck.core.report.gate.judge import GatedRow, Overhead
 from kvcheck.core.report.gate.result import GateResult, Problem
 from kvcheck.core.report.gate.text import cells as row_cells
@@ -138,7 +138,9 @@ def of_gate(result: GateResult) -> CiOutcome:
         for name in dict.fromkeys([*details, *(each.run_id for each, _ in told)])
     ]
     cases += [_row_case(row, result, repro) for row in result.rows]
-    cases += [] if result.baseline is None else _baseline_cases(result.baseline, repro)
+    if (found := result.baseline) is not None:
+        rows = [row for row in found.rows if row.status != EntryStatus.ELSEWHERE.value]
+        cases += [_baseline_case(row, repro, is_failing=row in found.failing) for row in rows]
     text = "the gate was interrupted: what it had not judged is unknown"
     cut = CiTrouble(kind=TroubleKind.GAP, title="gate cut short", message=text, replay=repro)
     return CiOutcome(
@@ -196,52 +198,44 @@ def _scenario_case(record: RunRecord, row: ScenarioResult, found: tuple[CiTroubl
 
 
 def _mutant_case(record: RunRecord, row: MutantResult) -> Case:
-    name = f"mutant/{row.name}"
-    details = (f"bug {row.bug}, outcome {row.outcome}, found by {row.killed_by or 'nothing'}",)
-    case = Case(id=name, group="kvcheck.mutant", details=details)
-    if row.verdict is Verdict.PASS:
-        return case
     trouble = CiTrouble(
         kind=TroubleKind.FINDING if row.verdict is Verdict.FAIL else TroubleKind.GAP,
         title=f"mutant {row.outcome}",
-        cells=(name,),
+        cells=(f"mutant/{row.name}",),
         message=f"{row.name}: {row.outcome}; {row.message or f'{row.killer} has to find it'}",
         replay=row.replay or record.repro,
     )
-    return replace(case, troubles=(trouble,))
+    return Case(
+        id=f"mutant/{row.name}",
+        group="kvcheck.mutant",
+        details=(f"bug {row.bug}, outcome {row.outcome}, found by {row.killed_by or 'nothing'}",),
+        troubles=() if row.verdict is Verdict.PASS else (trouble,),
+    )
 
 
 def _row_case(row: GatedRow, result: GateResult, repro: str) -> Case:
     verdict, named, budget, measured, *_ = row_cells(row)
-    details = (f"{verdict}: {named}, budget {budget}, measured {measured}",)
-    case = Case(id=row.id, group="kvcheck.gate.overhead", details=details)
-    if row.verdict is Overhead.OK:
-        return case
-    if row.verdict is Overhead.INCONCLUSIVE and result.on_inconclusive != "fail":
-        return case
-    kind = TroubleKind.SLOWER if row.verdict is Overhead.SLOWER else TroubleKind.GAP
-    title = "slower than its budget" if kind is TroubleKind.SLOWER else "price not told from noise"
-    trouble = CiTrouble(kind=kind, title=title, cells=(row.id,), message=details[0], replay=repro)
-    return replace(case, troubles=(trouble,))
+    text = f"{verdict}: {named}, budget {budget}, measured {measured}"
+    if row.verdict is Overhead.SLOWER:
+        kind, title = TroubleKind.SLOWER, "slower than its budget"
+    else:
+        kind, title = TroubleKind.GAP, "price not told from noise"
+    trouble = CiTrouble(kind=kind, title=title, cells=(row.id,), message=text, replay=repro)
+    is_let_pass = row.verdict is Overhead.INCONCLUSIVE and result.on_inconclusive != "fail"
+    troubles = () if row.verdict is Overhead.OK or is_let_pass else (trouble,)
+    return Case(id=row.id, group="kvcheck.gate.overhead", details=(text,), troubles=troubles)
 
 
-def _baseline_cases(found: BaselineResult, repro: str) -> list[Case]:
-    """Cases of baseline rows about these runs' engines. A row that fails the gate is a failure."""
-    cases = []
-    for row in found.rows:
-        if row.status == EntryStatus.ELSEWHERE.value:
-            continue
-        text = row_text(row)
-        case = Case(id=row.what, group="kvcheck.gate.baseline", details=(text,))
-        if row in found.failing:
-            title = f"{row.status} row of the baseline"
-            kind = TroubleKind.FINDING
-            trouble = CiTrouble(kind=kind, title=title, place=row.what, message=text, replay=repro)
-            case = replace(case, troubles=(trouble,))
-        elif row.status in LET_PASS:
-            case = replace(case, let_pass=text)
-        cases.append(case)
-    return cases
+def _baseline_case(row: JudgedEntry, repro: str, *, is_failing: bool) -> Case:
+    text, title = row_text(row), f"{row.status} row of the baseline"
+    trouble = CiTrouble(kind=TroubleKind.FINDING, title=title, place=row.what, message=text, replay=repro)
+    return Case(
+        id=row.what,
+        group="kvcheck.gate.baseline",
+        details=(text,),
+        troubles=(trouble,) if is_failing else (),
+        let_pass=text if row.status in LET_PASS and not is_failing else None,
+    )
 
 
 def _of_problem(problem: Problem, kind: TroubleKind, repro: str) -> CiTrouble:

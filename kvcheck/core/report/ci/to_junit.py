@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from kvcheck.core.base.record import RunRecord, Verdict
+from kvcheck.core.report import one_file
 from kvcheck.core.report.ci.outcome import FAILS, Case, CiOutcome, outcome_of
 from kvcheck.core.report.ci.trouble import CiTrouble, TroubleKind
 from kvcheck.core.report.gate.result import GateResult
@@ -20,14 +21,13 @@ from kvcheck.core.report.markdown import printable
 from kvcheck.core.report.wording import clip
 from kvcheck.core.run.store import write_text
 
-FILE = "junit.xml"
 MESSAGE_CHARS = 500
 ELEMENTS = {Verdict.FAIL: "failure", Verdict.UNKNOWN: "error"}
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
 def write(subject: RunRecord | GateResult, path: Path) -> None:
-    write_text(path / FILE if path.is_dir() else path, render(outcome_of(subject)))
+    write_text(one_file("junit", path), render(outcome_of(subject)))
 
 
 def render(outcome: CiOutcome) -> str:

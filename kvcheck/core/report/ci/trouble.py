@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from kvcheck.core.base.causes import Bug, place_of
 from kvcheck.core.base.codes import CODES
-from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import RunRecord
-from kvcheck.core.report.markdown import code_block, code_span, escaped
 from kvcheck.core.report.view import seen_text
 from kvcheck.core.report.wording import replay_line
-
-MOST_SHOWN = 100
 
 
 class TroubleKind(Enum):
@@ -100,20 +95,3 @@ def of_bug(record: RunRecord, bug: Bug, *, fails_on_conditional: bool = False) -
         condition=cause.condition,
         replay=replay_line(record, cause),
     )
-
-
-WORDS = {TroubleKind.GAP: " (unknown: no pass)", TroubleKind.CONDITIONAL: " (changes no verdict)"}
-
-
-def trouble_lines(troubles: Sequence[CiTrouble], runs: Sequence[str | None] = ()) -> list[str]:
-    """Return a section for each trouble. runs: the run of each, if there are several."""
-    lines: list[str] = []
-    for number, trouble in enumerate(troubles[:MOST_SHOWN], 1):
-        texts = [escaped(text) for text in (trouble.message, *trouble.notes)]
-        texts += [f"Run {code_span(name)}."] if runs and (name := runs[number - 1]) else []
-        head = f"#### {number}. {escaped(trouble.head)}: {code_span(trouble.where)}{WORDS.get(trouble.kind, '')}"
-        lines += [line for text in (head, *texts) for line in (text, "")]
-        lines += [*code_block([trouble.replay]), ""] if trouble.replay else []
-    if len(troubles) > MOST_SHOWN:
-        lines += [f"and {counted(len(troubles) - MOST_SHOWN, 'more cause')} in the record", ""]
-    return lines

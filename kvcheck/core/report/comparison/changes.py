@@ -199,12 +199,11 @@ def _causes(before: RunRecord, after: RunRecord, *, counts: bool) -> Iterator[Ch
         if row is not None and row.verdict is Verdict.PASS and has_enough(after, row):
             text = f"gone after {counted(row.schedules, 'schedule')}"
             yield _change(ChangeState.FIXED, finding, text, counts=counts)
-        elif row is None or row.verdict is not Verdict.FAIL:
-            text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
-            yield _change(ChangeState.LESS, finding, text, counts=counts)
-        else:
+            continue
+        text = f"not seen, and {_unseen(row) or 'too few schedules ran'}"
+        if row is not None and row.verdict is Verdict.FAIL:
             text = "not seen, but the cell fails otherwise, which ends it"
-            yield _change(ChangeState.LESS, finding, text, counts=counts)
+        yield _change(ChangeState.LESS, finding, text, counts=counts)
 
 
 def _change(state: ChangeState, finding: Finding, text: str, *, counts: bool) -> Change:

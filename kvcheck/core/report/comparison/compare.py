@@ -10,9 +10,8 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvcheck.core.base.cells import cell_of, lines_of
 from kvcheck.core.base.codes import bug_of
@@ -51,27 +50,32 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonEntry:
-    """One row in one run. verdict None: not run. is_absent: the release has dropped the row.
+    """One row in one run. result None: not run. is_absent: the release has dropped the row.
 
     notes: the run's warnings about this row, such as parts not exercised.
     """
 
     label: str
-    verdict: Verdict | None
+    result: ScenarioResult | None
     codes: tuple[str, ...] = ()
     text: str = ""
-    evidence: str = ""
-    schedules: int = 0
-    words: int = 0
-    orderings: int = 0
-    observed: Mapping[str, int] = field(default_factory=dict)
     replay: str = ""
     notes: tuple[str, ...] = ()
     is_absent: bool = False
 
     @property
+    def verdict(self) -> Verdict | None:
+        return None if self.result is None else self.result.verdict
+
+    @property
     def name(self) -> str:
-        return ABSENT if self.is_absent else NOT_RUN if self.verdict is None else self.verdict.value
+        return ABSENT if self.is_absent else NOT_RUN if self.result is None else self.result.verdict.value
+
+    @property
+    def evidence(self) -> str:
+        if self.result is None or is_requirement(self.result):
+            return ""
+        return evidence_text(self.result.evidence) or "nothing counted"
 
     @property
     def is_conditional(self) -> bool:
@@ -134,9 +138,6 @@ class Comparison:
     def verdict(self) -> Verdict:
         judged = [verdict for table in self.tables for group in table.groups for verdict in group.verdicts]
         return Verdict.worst((*judged, *(column.record.verdict for column in self.columns)))
-
-
-ComparisonWriter = Callable[[Comparison, Path], None]
 
 
 def compare(records: Sequence[RunRecord]) -> Comparison:
@@ -257,7 +258,7 @@ def _cells(column: Column, ids: Iterable[str]) -> list[ComparisonEntry]:
     for finding in record.findings:
         found.setdefault(finding.cell, []).append(finding)
     return [
-        ComparisonEntry(label=column.label, verdict=None, text=absent[name], is_absent=True)
+        ComparisonEntry(label=column.label, result=None, text=absent[name], is_absent=True)
         if name in absent and name not in results
         else _cell(column, row := results.get(name), found.get(row.id, []) if row else [])
         for name in ids
@@ -267,22 +268,15 @@ def _cells(column: Column, ids: Iterable[str]) -> list[ComparisonEntry]:
 def _cell(column: Column, result: ScenarioResult | None, findings: list[Finding]) -> ComparisonEntry:
     record = column.record
     if result is None:
-        return ComparisonEntry(
-            label=column.label, verdict=None, text=f"{record.repro} did not run it", replay=record.repro
-        )
+        text = f"{record.repro} did not run it"
+        return ComparisonEntry(label=column.label, result=None, text=text, replay=record.repro)
     findings.sort(key=lambda each: each.condition is not None)
+    codes = [each.code if each.condition is None else CONDITIONAL + each.code for each in findings]
     return ComparisonEntry(
         label=column.label,
-        verdict=result.verdict,
-        codes=tuple(
-            dict.fromkeys(each.code if each.condition is None else CONDITIONAL + each.code for each in findings)
-        ),
+        result=result,
+        codes=tuple(dict.fromkeys(codes)),
         text=_text(findings[0]) if findings else why_text(result),
-        evidence="" if is_requirement(result) else evidence_text(result.evidence) or "nothing counted",
-        schedules=result.schedules,
-        words=sum(result.evidence.words_verified.values()),
-        orderings=result.evidence.orderings_checked or 0,
-        observed=result.evidence.observed,
         replay=_replay(record, result, findings),
         notes=_notes(record, result.id),
     )
@@ -327,13 +321,11 @@ def summary(comparison: Comparison) -> str:
 
 
 def counts(cell: ComparisonEntry) -> str:
-    if cell.verdict is None:
+    if cell.result is None or not cell.evidence:
         return ""
-    if cell.observed:
-        return ", ".join((counted(cell.schedules, "round"), *observed_texts(cell.observed)))
-    if not cell.evidence:
-        return ""
-    parts = [counted(cell.schedules, "schedule")]
-    parts += [counted(cell.words, "word")] if cell.words else []
-    parts += [counted(cell.orderings, "ordering")] if cell.orderings else []
-    return ", ".join(parts)
+    schedules, evidence = cell.result.schedules, cell.result.evidence
+    if evidence.observed:
+        return ", ".join((counted(schedules, "round"), *observed_texts(evidence.observed)))
+    words, orderings = sum(evidence.words_verified.values()), evidence.orderings_checked or 0
+    more = [counted(count, noun) for count, noun in ((words, "word"), (orderings, "ordering")) if count]
+    return ", ".join((counted(schedules, "schedule"), *more))
