@@ -87,8 +87,8 @@ NOTES = {
     "evidence": "What a running server did under requests that were judged.",
     "situations": "What a schedule makes happen, by the state in which it happens.",
 }
-CARDS = ("oracles", "mutants", "scenarios")
-EXPLAINED = (*CARDS, *(kind for kind in KINDS if kind not in (*CARDS, "codes")))
+EXPLAINED_KINDS = ("oracles", "mutants", "scenarios")
+EXPLAINED = (*EXPLAINED_KINDS, *(kind for kind in KINDS if kind not in (*EXPLAINED_KINDS, "codes")))
 """Kinds in the order in which a name is looked for."""
 _ONE_OF = {"strategies": "strategy", "evidence": "evidence"}
 CARD_FIELDS = ("shows", "matters", "example")
@@ -148,7 +148,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     if code is None:
-        kinds = ", ".join((*CARDS, "codes", *EXPLAINED[len(CARDS) :]))
+        kinds = ", ".join((*EXPLAINED_KINDS, "codes", *EXPLAINED[len(EXPLAINED_KINDS) :]))
         raise UsageError(
             f"explain: expected a code such as KV102, or a name that kvcheck list KIND prints; kinds: {kinds}"
         )
@@ -225,7 +225,9 @@ def _card(name: str) -> dict[str, str]:
             names.append(key)
             if key.lower() == name.lower():
                 about = (
-                    {"card": str(thing)} if kind in CARDS else {"about": _about(thing), "see": f"kvcheck list {kind}"}
+                    {"card": str(thing)}
+                    if kind in EXPLAINED_KINDS
+                    else {"about": _about(thing), "see": f"kvcheck list {kind}"}
                 )
                 return {_ONE_OF.get(kind, kind.removesuffix("s")): key, **(_prose(thing) or about)}
     if name.lower() in (letters := {text[0]: text for text in BUGS.values()}):

@@ -74,23 +74,15 @@ class Needs:
 BASE = ("numpy", "triton")
 GRAMMARS = ("transformers", "xgrammar", "apache-tvm-ffi")
 """Installed together, so that an unpinned version suits the pinned ones of a release."""
+SERVING = (
+    *("orjson", "pyzmq", "pillow", "psutil", "pybase64", "requests", "aiohttp", "openai", "partial_json_parser"),
+    *("sentencepiece", "compressed_tensors", "gguf", "msgspec", "einops", "prometheus_client", "fastapi", "uvloop"),
+)
 NEEDS = {
-    "sglang": Needs(
-        light=(
-            *("orjson", "pyzmq", "pillow", "starlette", "psutil", "pybase64", "requests", "ipython", "aiohttp"),
-            *("openai", "partial_json_parser", "dill", "sentencepiece", "compressed_tensors", "gguf", "msgspec"),
-            *("einops", "prometheus_client", "fastapi", "uvloop"),
-        ),
-        own=(),
-        full=GRAMMARS,
-    ),
+    "sglang": Needs(light=(*SERVING, "starlette", "ipython", "dill"), own=(), full=GRAMMARS),
     "vllm": Needs(
-        light=(
-            *("regex", "psutil", "requests", "pyzmq", "msgspec", "pillow", "prometheus_client", "aiohttp", "openai"),
-            *("einops", "fastapi", "uvloop", "orjson", "partial_json_parser", "sentencepiece", "compressed_tensors"),
-            *("gguf", "pybase64"),
-        ),
-        own=(*("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "llguidance", "blake3"),),
+        light=(*SERVING, "regex"),
+        own=("cbor2", "openai_harmony", "cachetools", "cloudpickle", "py-cpuinfo", "llguidance", "blake3"),
         full=GRAMMARS,
         leave_out="*.so",
     ),

@@ -1,5 +1,4 @@
-"""Questions to a worker about a target of the user's own, and the worker's answers: its name, stories, smaller
-schedules, a search.
+"""Questions to a worker about a target of the user's own: its name, stories, smaller schedules, a search.
 
 Invariants:
 - The process of a command never imports the user's module: a crash there ends a worker alone.
@@ -8,16 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from kvcheck.commands.targets import target_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.record import Finding, Verdict, to_plain, value_from
 from kvcheck.core.base.story import Story
-from kvcheck.core.run.plan import Plan, parse_line
+from kvcheck.core.run.plan import Plan
 
 WORKER = "kvcheck.commands.worker"
 """The module that a process of cells or answers runs."""
@@ -62,47 +59,3 @@ def _ask(what: str, told: Tell = lambda row: None, **given: object) -> object:
         answer = process.ask([what, given], until=until if isinstance(until, float) else None, told=told)
     assert isinstance(answer, dict), "a row with the answer"
     return answer["answer"]
-
-
-def answered(text: str, say: Callable[[str], None]) -> str:
-    what, given = json.loads(text)
-    answer = QUESTIONS[what](lambda row: say(json.dumps({"told": to_plain(row)})), **given)
-    return json.dumps({"answer": answer})
-
-
-def _identity(tell: Tell, *, name: str) -> str:
-    from kvcheck.core.stress.targets.own import own_identity
-
-    return own_identity(name)
-
-
-def _stories(tell: Tell, *, findings: list[object], until: float) -> None:
-    from kvcheck.core.stress.stories import stories as made
-
-    for row in made(_findings(findings), target_of, until=until).items():
-        tell(row)
-
-
-def _smaller(tell: Tell, *, findings: list[object], until: float) -> None:
-    from kvcheck.core.stress.smaller import smaller as found
-
-    for row in found(_findings(findings), target_of, until=until):
-        tell(row)
-
-
-def _shrink(tell: Tell, *, line: str, runs: int, is_text: bool) -> str:
-    from kvcheck.commands.shrink import search
-
-    return search(parse_line(line), runs, tell, is_text=is_text).value
-
-
-def _findings(rows: list[object]) -> list[Finding]:
-    return [value_from(Finding, row, "finding") for row in rows]
-
-
-QUESTIONS: Mapping[str, Callable[..., object]] = {
-    "identity": _identity,
-    "stories": _stories,
-    "smaller": _smaller,
-    "shrink": _shrink,
-}

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from kvcheck.commands import worker
 from kvcheck.commands.asked import Asked
 from kvcheck.commands.options import check_positive, identity
-from kvcheck.commands.probes import engine_facts, pass_lines, plan_facts, split_absent
+from kvcheck.commands.probes import pass_lines, plan_facts, split_absent
 from kvcheck.commands.stories import explain_findings
 from kvcheck.commands.targets import target_of, unfound_mutant
 from kvcheck.commands.terminal import cell_lines, complain, warn
 from kvcheck.core.base.errors import InternalError, KvcheckError, UsageError
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record
+from kvcheck.core.base.record import Evidence, RunRecord, Verdict, read_record, to_plain
 from kvcheck.core.report.gate.builds import changes
 from kvcheck.core.report.gate.contradictions import contradictions
 from kvcheck.core.run.cell import ScheduleCell
@@ -112,7 +112,7 @@ def run_cells(
         plan["answers_within"] = asked.within
     about = identity(base.trace, engine, own=base.own_target)
     session = asked.session(drawn=base.seed, plan=plan, resumes=True)
-    session.facts, session.identity = engine_facts(engine), about
+    session.facts, session.identity = {} if engine is None else {"engine": to_plain(engine.start())}, about
     # On a device processes would take turns, and a lane that one of them holds is held for its turn only.
     workers = asked.jobs or (1 if row.is_alone or base.on_device else min(len(plans), Session.cpus()))
     _plan_cells(asked, session, plans, wanted, asked.min_schedules)

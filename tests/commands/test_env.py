@@ -15,6 +15,7 @@ import zipfile
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,42 +211,33 @@ def test_for_a_gpu_all_that_the_release_asks_for_is_installed_and_a_machine_with
     assert (marker["made"], marker["order"]["device"]) == (False, "cuda")
 
 
-class Driver:
-    """libcuda.so.1, with what its two calls return and the devices that it tells of."""
-
-    def __init__(self, init: int, count: int, devices: int) -> None:
-        self._returns, self._devices = (init, count), devices
-
-    def cuInit(self, flags: int) -> int:
-        return self._returns[0]
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = self._devices
-        return self._returns[1]
-
-
 @pytest.mark.parametrize(
-    ("driver", "told"),
+    ("returns", "devices", "told"),
     [
-        (Driver(0, 0, 1), None),
-        (Driver(0, 0, 0), "tells of no GPU"),
-        (Driver(100, 0, 1), "libcuda.so.1 returned 100"),
-        (Driver(0, 3, 1), "libcuda.so.1 returned 3"),
-        (None, "no driver of a GPU: gone"),
+        ((0, 0), 1, None),
+        ((0, 0), 0, "tells of no GPU"),
+        ((100, 0), 1, "libcuda.so.1 returned 100"),
+        ((0, 3), 1, "libcuda.so.1 returned 3"),
+        (None, 0, "no driver of a GPU: gone"),
     ],
 )
 def test_a_gpu_is_looked_for_before_gigabytes_are_fetched(
-    driver: Driver | None,
+    returns: tuple[int, int] | None,
+    devices: int,
     told: str | None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def opened(name: str) -> Driver:
-        assert name == "libcuda.so.1"
-        if driver is None:
+    def opened(name: str) -> SimpleNamespace:
+        if name != "libcuda.so.1" or returns is None:
             raise OSError("gone")
-        return driver
+
+        def count(found: Any) -> int:
+            found._obj.value = devices
+            return returns[1]
+
+        return SimpleNamespace(cuInit=lambda flags: returns[0], cuDeviceGetCount=count)
 
     why = making.no_device(opened)
     assert why is None if told is None else why is not None and told in why
