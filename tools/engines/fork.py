@@ -22,12 +22,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas
 import yaml
-from kvcheck.commands.engine_source import requirements_of_wheel
 from packaging.requirements import Requirement
 from rigs.ci_runner import CI
 
@@ -88,7 +88,8 @@ def _make_fork(fork: Path, release: str, downloads: Path) -> None:
     (wheel,) = downloads.glob(f"sglang-{release}-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(fork / "python", [name for name in packed.namelist() if name.startswith("sglang/")])
-    needed = [each for each in requirements_of_wheel(wheel) if "extra" not in str(Requirement(each).marker or "")]
+    (release_of,) = metadata.distributions(path=[str(wheel)])
+    needed = [each for each in (release_of.requires or ()) if "extra" not in str(Requirement(each).marker or "")]
     project = [
         "[project]",
         'name = "sglang"',

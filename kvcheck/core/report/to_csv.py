@@ -91,7 +91,12 @@ def tables(record: RunRecord) -> dict[str, str]:
 def combined(record: RunRecord) -> str:
     rows = _rows(record)
     observed = [{**row, "observed_kind": row["kind"]} for row in rows["observed"]]
-    named = {"scenario": rows["scenarios"], "observed": observed, "finding": rows["findings"], "price": rows["bench"]}
+    named: dict[str, list[Row]] = {
+        "scenario": rows["scenarios"],
+        "observed": observed,
+        "finding": rows["findings"],
+        "price": rows["bench"],
+    }
     columns = [name for table in ("scenarios", "findings", "bench") for name in COLUMNS[table]]
     told = [{**row, "kind": kind} for kind, each in named.items() for row in each]
     return _csv(record, [*dict.fromkeys(("kind", *columns, *COMBINED_OBSERVED))], told)
