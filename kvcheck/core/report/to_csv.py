@@ -90,7 +90,7 @@ def tables(record: RunRecord) -> dict[str, str]:
 
 def combined(record: RunRecord) -> str:
     rows = _rows(record)
-    observed = [{**row, "observed_kind": row["kind"]} for row in rows["observed"]]
+    observed: list[Row] = [{**row, "observed_kind": row["kind"]} for row in rows["observed"]]
     named: dict[str, list[Row]] = {
         "scenario": rows["scenarios"],
         "observed": observed,
