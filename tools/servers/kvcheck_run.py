@@ -1,13 +1,38 @@
-"""One run of kvcheck against servers, in this process: 80 starts of an interpreter cost minutes."""
+"""Runs of kvcheck against servers, in this process: 80 starts of an interpreter cost minutes."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from kvcheck.commands.main import run
 from kvcheck.core.base.errors import KvcheckError
 from kvcheck.core.base.record import RunRecord, read_record
+
+MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
+START_S = 400.0
+
+
+def arguments(about: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
+    """A command line with a folder for results, the folder of environments, and cases, all if none is named."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=_folder)
+    parser.add_argument("--environments", type=_folder, default=_folder(str(Path(__file__).parents[2] / "envs")))
+    parser.add_argument("--only", action="append", choices=[*cases])
+    return parser
+
+
+def _folder(text: str) -> Path:
+    return Path(text).resolve()
+
+
+def known_answers(model: Path, *options: str) -> Path:
+    """A known-answer model, made where it does not exist. options: of `kvcheck model make`, beside MODEL."""
+    if not (model / "known_answers.json").exists():
+        run(["model", "make", str(model), *MODEL, *options])
+    return model
 
 
 class NoRecord(KvcheckError):

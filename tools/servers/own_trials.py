@@ -20,7 +20,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -36,13 +35,11 @@ from kvcheck.core.live.own.arms import Treated
 from kvcheck.core.live.own.prompts import FRAME
 from tools.servers import sglang_cpu, vllm_cpu
 from tools.servers.faults.planting import FOREIGN, STALE, Order, events, fault_log, fault_orders
-from tools.servers.kvcheck_run import run_kvcheck
+from tools.servers.kvcheck_run import START_S, arguments, run_kvcheck
 from tools.servers.serving import serving
 from tools.tables.measured import append
 
-PROJECT = Path(__file__).parents[2]
 ENGINES = {"sglang": sglang_cpu, "vllm": vllm_cpu}
-START_S = 400.0
 LAYERS = 2
 SMALL = {"layers": LAYERS, "hidden": 128, "heads": 2}
 RECITED, DRAWN = 16384, 1024
@@ -113,10 +110,7 @@ class Planting(Treated):
 
 def main() -> int:
     """Run the cases within the time, and keep what each run came to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
-    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
+    parser = arguments(__doc__, [case.name for case in CASES])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--within", type=float, default=1e9, help="seconds for each case")
     given = parser.parse_args()
@@ -124,7 +118,7 @@ def main() -> int:
     own_runner.Treated = Planting  # type: ignore[attr-defined]
     for case in CASES:
         if not given.only or case.name in given.only:
-            run_case(case, given.out.resolve(), given.environments.resolve(), runs=given.runs, within_s=given.within)
+            run_case(case, given.out, given.environments, runs=given.runs, within_s=given.within)
     return 0
 
 

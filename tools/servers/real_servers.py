@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import sys
@@ -25,7 +24,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from kvcheck.commands.main import run
 from kvcheck.core.base.errors import KvcheckError
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.live.conclusion import common_place
@@ -40,16 +38,13 @@ from tools.servers.faults.planting import (
     fault_log,
     fault_orders,
 )
-from tools.servers.kvcheck_run import NoRecord, run_kvcheck
+from tools.servers.kvcheck_run import START_S, NoRecord, arguments, known_answers, run_kvcheck
 from tools.servers.llama_gguf import write_gguf
 from tools.servers.serving import Command, Server, serving
 
-PROJECT = Path(__file__).parents[2]
-MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
 FOR_FAULTS = ("--nodes", "16384")
 """With more nodes, a page of another request seldom holds a second key for a node: docs/live.md, "Places"."""
 LAYERS = 4
-START_S = 300.0
 TRIALS, NAMED, ATTEMPTS = 20, 18, 5
 KINDS = ("stale", "foreign")
 BROKEN_RULES: Mapping[str, tuple[tuple[str, int], ...]] = {
@@ -234,20 +229,16 @@ CASES = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
-    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
-    given = parser.parse_args()
+    given = arguments(__doc__, [case.name for case in CASES]).parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for case in CASES:
         if given.only and case.name not in given.only:
             continue
         place = Place(
-            environments=given.environments.resolve(),
-            model=_model(given.out.resolve(), case),
-            folder=given.out.resolve() / case.name,
+            environments=given.environments,
+            model=_model(given.out, case),
+            folder=given.out / case.name,
             has_faults=case.faults is not None,
         )
         outcomes.append(run_case(case, place))
@@ -262,10 +253,7 @@ def main() -> int:
 def _model(folder: Path, case: Case) -> Path:
     """The model that is served, made where it does not exist."""
     options = (*case.model, *(FOR_FAULTS if case.faults else ()))
-    model = folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)])
-    if not (model / "known_answers.json").exists():
-        run(["model", "make", str(model), *MODEL, *options])
-    return model
+    return known_answers(folder / "-".join(["known-answers", *(each.lstrip("-") for each in options)]), *options)
 
 
 def run_case(case: Case, place: Place) -> Outcome:

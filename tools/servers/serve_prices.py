@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from kvcheck.commands.main import run
 from kvcheck.core.base.errors import KvcheckError
 from kvcheck.core.base.record import RunRecord
 from kvcheck.core.report.prices import verdict
 from tools.servers import sglang_cpu, vllm_cpu
-from tools.servers.kvcheck_run import run_kvcheck
+from tools.servers.kvcheck_run import START_S, arguments, known_answers, run_kvcheck
 from tools.servers.serving import Command, serving
 from tools.tables.measured import append
 
-PROJECT = Path(__file__).parents[2]
-MODEL = ("--layers", "4", "--kv-heads", "4", "--length", "4096", "--distance", "64")
-START_S = 400.0
 RUNS, MOST_ALARMS = 20, 0.05
 TOLD_APART = ("faster", "slower")
 COLUMNS = (
@@ -89,19 +84,13 @@ CASES: Mapping[str, Case] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--environments", type=Path, default=PROJECT / "envs")
-    parser.add_argument("--only", action="append", choices=CASES)
+    parser = arguments(__doc__, CASES)
     parser.add_argument("--runs", type=int, default=RUNS)
     given = parser.parse_args()
-    out = given.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    model = out / "known-answers"
-    if not (model / "known_answers.json").exists():
-        run(["model", "make", str(model), *MODEL])
+    given.out.mkdir(parents=True, exist_ok=True)
+    model = known_answers(given.out / "known-answers")
     codes = [
-        _case(name, case, given.environments.resolve(), model, out, given.runs)
+        _case(name, case, given.environments, model, given.out, given.runs)
         for name, case in CASES.items()
         if not given.only or name in given.only
     ]

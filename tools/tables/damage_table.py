@@ -188,33 +188,14 @@ NAMES_WITH_A_LATENT = {
     "keys_swapped_values_not": "rotary_parts_swapped_latents_not",
 }
 
-
-Fault = Callable[[GptOssForward, int], None]
-
-
-def window_one_larger(model: GptOssForward, layer: int) -> None:
-    model.window_off[layer] = 1
-
-
-def window_one_smaller(model: GptOssForward, layer: int) -> None:
-    model.window_off[layer] = -1
-
-
-def next_position_visible(model: GptOssForward, layer: int) -> None:
-    model.ahead[layer] = 1
-
-
-def sink_lost(model: GptOssForward, layer: int) -> None:
-    model.sink_times[layer] = torch.inf
-
-
-def sink_twice(model: GptOssForward, layer: int) -> None:
-    model.sink_times[layer] = 2.0
-
-
-FAULTS: tuple[Fault, ...] = (window_one_larger, window_one_smaller, next_position_visible, sink_lost, sink_twice)
-"""What is wrong in one layer of a model with windows and sinks while the cache is right."""
-OF_WINDOWS = {window_one_larger, window_one_smaller}
+FAULTS: dict[str, tuple[str, float]] = {
+    "window_one_larger": ("window_off", 1),
+    "window_one_smaller": ("window_off", -1),
+    "next_position_visible": ("ahead", 1),
+    "sink_lost": ("sink_times", torch.inf),
+    "sink_twice": ("sink_times", 2.0),
+}
+"""What is wrong in one layer of a model with windows and sinks while the cache is right: an attribute by layer."""
 
 
 class Question:
@@ -260,7 +241,7 @@ def rows(arch: str, kv_scale: int, trials: int, seed: int) -> Iterator[dict[str,
         for fault in FAULTS:
             for layer in range(p.layers):
                 for test, asked in questions.items():
-                    yield fault_row(model, asked, fault, layer) | {"damage": fault.__name__, "test": test}
+                    yield fault_row(model, asked, fault, layer) | {"damage": fault, "test": test}
 
 
 def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict[str, list[Question]]:
@@ -274,13 +255,13 @@ def _questions(p: Parameters, model: LlamaForward, rng: Rng, count: int) -> dict
     return questions
 
 
-def fault_row(model: GptOssForward, asked: list[Question], fault: Fault, layer: int) -> dict[str, object]:
+def fault_row(model: GptOssForward, asked: list[Question], fault: str, layer: int) -> dict[str, object]:
     """A fault of one layer, tried with each request. A layer without a window has no fault of one."""
-    asked = asked if model.has_window(layer) or fault not in OF_WINDOWS else []
-    fault(model, layer)
+    name, value = FAULTS[fault]
+    asked = asked if model.has_window(layer) or name != "window_off" else []
+    getattr(model, name)[layer] = value
     wrong = [(question, question.first_wrong(question.cache)) for question in asked]
-    for faults in (model.window_off, model.ahead, model.sink_times):
-        faults.clear()
+    getattr(model, name).clear()
     found = [
         (said[0], page_is_named(question.parameters, said[1], question.expected[said[0]], layer, None))
         for question, said in wrong
