@@ -267,4 +267,4 @@ def test_the_worked_example_of_a_mutant_applies() -> None:
     for hunk in hunks:
         before = "".join(f"{line[1:]}\n" for line in hunk.splitlines() if not line.startswith("+"))
         assert source.count(before) == 1, before
-    assert "killed_by=" in hunks[-1]
+    assert "shows=" in hunks[-1]

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.probes.frame.cuda_streams import CopiesToHost
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.testing.buffers import Buffer, Pool, RowUnits
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import Saving, storage_of
 from kvcheck.testing.judge import RowJudge, WrongRow
 from kvcheck.testing.plan import NEXT, SAVED_LATE, SlotPlan, give, mark, mark_all, rows_named, wait_for_device
-from kvcheck.testing.streams import Streams, replaced
+from kvcheck.testing.streams import Streams
 
 Saved = TypeVar("Saved")
 ORDERS = 9

@@ -27,13 +27,13 @@ from kvcheck.core.base.rng import Rng
 from kvcheck.core.probes.frame.cuda_streams import CudaMachine
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.streams import EAGER, LAZY, RANDOM, HoldReport, Machine, SideEvent, SideStream
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.testing.failures import NotJudged
 from kvcheck.testing.host_memory import MemoryOrigins, Saving
 
 BYTES = (torch.uint8, torch.int8, torch.int16)
 """Integer types of stored content, not of row numbers."""
 SLOW_TAGS = ("data_dependent_output", "dynamic_output_shape")
-_MISSING = object()
 
 
 class Streams:
@@ -409,18 +409,3 @@ def _is_blocking(*args: Any, device: Any = None, non_blocking: bool = False, **_
     return any(torch.device(each).type == "cpu" for each in places) and not (
         non_blocking or any(each is True for each in args)
     )
-
-
-@contextmanager
-def replaced(holder: Any, names: Mapping[str, Any]) -> Iterator[None]:
-    before = {name: vars(holder).get(name, _MISSING) for name in names}
-    for name, value in names.items():
-        setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is _MISSING:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, value)

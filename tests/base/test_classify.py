@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvcheck.core.base.content import POISON_HALF, POISON_WORD, Site, Tag, word
-from kvcheck.core.base.deviation import Expectation, Owners, classify
+from kvcheck.core.base.content import POISON_HALF, POISON_WORD, RowSites, Site, Tag, word
+from kvcheck.core.base.deviation import Elsewhere, Expectation, Owners, classify
 from kvcheck.core.probes.frame.buffer_views import BufferView
 from kvcheck.core.probes.frame.content import ProbeJudge, content
 
@@ -22,7 +22,10 @@ EMPTY = Expectation(request=2, author=2, position=-1, is_state=True)
 POISONED = Owners(requests=9, unwritten=(POISON_WORD,))
 ZEROED = Owners(requests=9, unwritten=(0,))
 HALVES = Owners(requests=9, unwritten=(POISON_HALF,), positions=128)
-MEDIA = {"poisoned": POISONED, "zeroed": ZEROED}
+PLACES = Elsewhere(
+    rows=(RowSites(space="window", buffer="v", piece="", layers=(9,), words=4),), requests=9, positions=128
+)
+MEDIA = {"poisoned": POISONED, "zeroed": ZEROED, "with places": replace(POISONED, elsewhere=PLACES)}
 FOREIGN_WORD = 0x0123456789ABCDEF
 """By no rule: what arithmetic or a writer without the rule leaves."""
 

@@ -62,20 +62,13 @@ def test_a_record_fits_the_schema_and_is_read_back_as_it_was_written(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"surprise": 1}, "surprise"),
-        ({"verdict": "passed"}, "passed"),
-        ({"exit_code": 5}, "5"),
-        ({"schema_version": "2"}, "2"),
-        ({"scenarios": [{"id": "a/b"}]}, "required"),
-        ({"seed": "1"}, "type"),
-    ],
+    "change",
+    [{"surprise": 1}, {"verdict": "passed"}, {"exit_code": 5}, {"schema_version": "2"}, {"seed": "1"}],
+    ids=str,
 )
-def test_the_schema_refuses_what_is_not_a_record(change: dict[str, object], complaint: str) -> None:
-    raw = {**json.loads(PASSED.to_json()), **change}
-    with pytest.raises(jsonschema.ValidationError, match=complaint):
-        check_fits(raw)
+def test_the_schema_refuses_what_is_not_a_record(change: dict[str, object]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        check_fits({**json.loads(PASSED.to_json()), **change})
 
 
 @pytest.mark.parametrize("value", DEFINITIONS, ids=lambda value: value.__name__)
@@ -102,24 +95,15 @@ def test_the_worst_verdict_wins(verdicts: list[Verdict], worst: Verdict) -> None
     assert Verdict.worst(verdicts) is worst
 
 
-def test_exit_codes_of_verdicts() -> None:
-    assert [verdict.exit_code for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.UNKNOWN)] == [0, 1, 4]
-
-
 def test_evidence_adds_up_and_none_stays_none() -> None:
     one = Evidence(schedules=1, retractions=2, words_verified={"latent": 3}, observed={"hit": 1})
     two = Evidence(
-        schedules=4,
-        transfers=5,
-        words_verified={"latent": 6, "metadata": 7},
-        observed={"hit": 2, "abort": 3},
-        situations={"request/running/abort": 2},
+        schedules=4, transfers=5, words_verified={"latent": 6, "k": 7}, observed={"hit": 2}, situations={"a": 2}
     )
     total = one.plus(two)
     assert (total.schedules, total.retractions, total.transfers, total.aborts) == (5, 2, 5, None)
-    assert total.words_verified == {"latent": 9, "metadata": 7}
-    assert total.observed == {"hit": 3, "abort": 3}
-    assert total.situations == {"request/running/abort": 2}
+    assert (total.words_verified, total.observed) == ({"latent": 9, "k": 7}, {"hit": 3})
+    assert total.situations == {"a": 2}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcheck.core.base.errors import FreeInFlight, LengthMismatch
-from kvcheck.core.cache.pools.allocator import IdAllocator, PageAllocator, SlotAllocator, TokenAllocator
+from kvcheck.core.cache.pools.allocator import IdAllocator, PageAllocator, SlotAllocator
 
 ALLOCATORS: dict[str, Callable[[int], IdAllocator]] = {
     "slots": lambda count: SlotAllocator("slots", count=count),
     "slots from 0": lambda count: SlotAllocator("slots", count=count, first=0),
     "pages": lambda count: PageAllocator("pages", count=count, page_size=4),
-    "tokens": lambda count: TokenAllocator("tokens", count=count),
 }
 
 

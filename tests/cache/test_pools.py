@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rigs.examples import examples
 
 from kvcheck.core.base.errors import FreeInFlight, LayoutMismatch
-from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.events import Allocated, Event, Freed
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, Piece
 from kvcheck.core.cache.pools.pool import Given, Holding, KVPool, PoolSizes
@@ -62,15 +62,15 @@ class Ledger:
         self.held: dict[str, dict[int, int]] = {}
         self.freed_ids: list[tuple[str, int]] = []
 
-    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        for each in ids.tolist():
-            assert each not in self.held.setdefault(space, {})
-            self.held[space][each] = owner
-
-    def freed(self, space: str, ids: IndexArray) -> None:
-        for each in ids.tolist():
-            del self.held[space][each]
-            self.freed_ids.append((space, each))
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Allocated):
+            for each in event.ids:
+                assert each not in self.held.setdefault(event.space, {})
+                self.held[event.space][each] = event.owner
+        elif isinstance(event, Freed):
+            for each in event.ids:
+                del self.held[event.space][each]
+                self.freed_ids.append((event.space, each))
 
     def of(self, space: str, owner: int) -> set[int]:
         return {each for each, whose in self.held.get(space, {}).items() if whose == owner}
@@ -81,7 +81,7 @@ def pool_of(name: str, *, window_pages: int = WINDOW_PAGES) -> tuple[KVPool, Led
     backend, ledger = EagerBackend(), Ledger()
     longest = PAGES * shape(name).page_size
     sizes = PoolSizes(pages=PAGES, requests=REQUESTS, max_tokens=longest, window_pages=window_pages)
-    return KVPool(shape(name), sizes, backend=backend, listener=ledger), ledger, backend
+    return KVPool(shape(name), sizes, backend=backend, emit=ledger), ledger, backend
 
 
 def opened(pool: KVPool, request: int) -> Holding:

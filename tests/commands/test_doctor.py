@@ -109,12 +109,10 @@ def test_doctor_names_the_cuda_device_and_tries_its_holds(tmp_path: Path, monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: a == 0)
     monkeypatch.setattr(cuda, "CudaDevice", lambda index: ThreadDevice())
     _, output, _ = run("doctor", "--out", str(tmp_path))
     assert re.search(r"ok +CUDA device +2 x NVIDIA H200", output)
     assert re.search(r"ok +held lanes +a hold is let go in \d+ us and ends by itself after \d+ ms", output)
-    assert re.search(r"ok +peer access +1 of 2 pairs: 0 to 1", output)
 
 
 def test_doctor_says_why_holds_could_not_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +125,6 @@ def test_doctor_says_why_holds_could_not_be_tried(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(cuda, "CudaDevice", lost)
     _, output, _ = run("doctor", "--out", str(tmp_path))
     assert re.search(r"unknown +held lanes +the device failed: CUDA error: unspecified launch failure\s", output)
-    assert re.search(r"ok +peer access +one device alone", output)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_a_resumed_run_has_its_scope_and_one_within_more_answers_is_another_run(
     (kvcheck.folder / "run.json").write_text(stopped.to_json(), encoding="utf-8")
     for other in (("--answers-within", "1"), ("--strategy", "answers")):
         code, said = kvcheck.kept(*words, *other, "--resume")
-        assert code == 2 and "no interrupted run with this plan" in said
+        told = f"no interrupted run of this plan and seed; the newest in {kvcheck.out}: {stopped.repro} --resume"
+        assert code == 2 and told in said
     assert kvcheck.kept(*words, "--answers-within", "0", "--resume")[0] == 0
     rows = [row for each in kvcheck.out.iterdir() for row in read_record(each).scenarios]
     assert {row.coverage and row.coverage.scope for row in rows} == {

@@ -138,7 +138,7 @@ def test_a_page_of_the_gate_that_breaks_changes_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("kvcheck.core.report.gate.text.write", broken_writer)
+    monkeypatch.setattr("kvcheck.core.report.gate.pages.write_markdown", broken_writer)
     path = RunStore(tmp_path).save(of_this_build(record))
     assert run(["gate", str(path), "-o", f"md={tmp_path / 'gate.md'}"]) == code
     printed = capsys.readouterr()

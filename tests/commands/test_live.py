@@ -80,7 +80,7 @@ def fake(engine: str, fault: str | None = None, **options: Any) -> Fake:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_in_its_code_and_finding(fault: str, engine: str, ask: Asked) -> None:
     code, findings, text = ENDS[fault]
-    with fake(engine, fault, first=2) as server:
+    with fake(engine, fault, first=3) as server:
         patience = ("--timeout", "1") if fault.startswith("hang") else ()
         ended, said = ask(server.url, *patience, scenarios=("aborts" if fault == "after-abort" else "prefix-cache",))
     assert ended == code, said
@@ -222,8 +222,9 @@ def test_a_replay_asks_other_words_the_second_time(engine: str, ask: Asked) -> N
         first = [tuple(each.get("input_ids") or each["prompt"]) for each in server.bodies]
         ask.said("replay", ask.line(), "--times", "2")
         again = [tuple(each.get("input_ids") or each["prompt"]) for each in server.bodies[len(first) :]]
+    of_round = first[2:]  # a cold walk and a cold position test came before
     middle = len(again) // 2
-    assert sorted(again[1:middle]) == sorted(first[1:])
+    assert sorted(again[1:middle]) == sorted(of_round)
     assert not set(again[middle + 1 :]) & set(first)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ TINY = ["--layers", "2", "--kv-heads", "2", "--nodes", "64", "--length", "256", 
 
 
 def test_a_model_is_made_and_its_answer_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, prompt = tmp_path / "model", tmp_path / "ids.json"
+    folder, prompt = tmp_path / "ü b", tmp_path / "ids.json"
     assert run(["model", "make", str(folder), *TINY]) == 0
     parameters = read_model(folder).parameters
     assert parameters.distance == 20
-    assert read_model(folder).digest in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert read_model(folder).digest in told and f"vllm serve {shlex.quote(str(folder))}, then" in told
     request = walk(parameters, count=9)
     prompt.write_text(json.dumps(request))
     assert run(["model", "answer", str(folder), "--prompt", str(prompt), "--tokens", "5"]) == 0

@@ -95,21 +95,14 @@ def test_a_failure_is_the_finding_and_other_tests_are_as_they_were(tmp_path: Pat
     assert "FAILED test_it.py::test_red - KV304 buffer not moved" in done.stdout
 
 
-def test_a_seed_that_failed_runs_first_until_it_passes(tmp_path: Path) -> None:
+def test_a_seed_is_a_test_that_pytest_runs_again(tmp_path: Path) -> None:
     folder = project(tmp_path, POOL + SEEDED)
     first = run_pytest(folder, "-q", "--kvcheck")
     assert first.returncode == 1 and "9 passed" in first.stdout and "test_seeds[seed3-2]" in first.stdout, first.stdout
     assert sorted(order_of(folder)) == sorted(f"{size}:{seed}" for size in (1, 2) for seed in range(5))
-    run_pytest(folder, "-q", "--kvcheck", "--kvcheck-seed", "100")
-    again = order_of(folder)
-    assert {*again[:2]} == {"1:3", "2:3"} and len(again) == 12, "a kept seed is added to those that were asked for"
-    more = run_pytest(folder, "-q", "--kvcheck", "--kvcheck-seed", "3", "--kvcheck-out", "runs")
-    assert more.returncode == 1 and len(order_of(folder)) == 10
     (folder / "fixed").touch()
-    assert run_pytest(folder, "-q", "--kvcheck").returncode == 0
-    assert {*order_of(folder)[:2]} == {"1:3", "2:3"}
-    assert run_pytest(folder, "-q", "--kvcheck", "--kvcheck-seed", "100").returncode == 0
-    assert len(order_of(folder)) == 10, "it has passed, so it is no longer kept"
+    assert run_pytest(folder, "-q", "--kvcheck", "--lf").returncode == 0
+    assert order_of(folder) == ["2:3"]
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])

@@ -110,7 +110,7 @@ def test_a_torn_ledger_loses_one_batch_and_a_damaged_run_is_skipped(
         (folder / LEDGER).write_text("{}\n" + text)
     assert run([*words, "--resume"]) == 2
     captured = capsys.readouterr()
-    assert "line 1: expected a batch" in captured.err and "no run with this plan" in captured.err
+    assert "line 1: expected a batch" in captured.err and "no interrupted run in" in captured.err
     assert len([*tmp_path.iterdir()]) == 2, "the refused run left no folder"
 
 
@@ -193,6 +193,9 @@ def test_a_mutant_that_is_not_found_is_unknown(tmp_path: Path, capsys: pytest.Ca
     assert record.verdict is Verdict.UNKNOWN and contradictions(record) == []
     assert "mutant load-without-pin was put back and nothing was found" in (record.scenarios[0].reason or "")
     assert "nothing was found" in capsys.readouterr().out
+    assert run(["stress", *words, "--seed", "1", "--schedules", "12", "--out", str(tmp_path)]) == 4
+    told = capsys.readouterr().out
+    assert " PASS " not in told and told.count(" ????  retract-resume/llama-3-micro") == 1, "its verdict is final"
 
 
 @pytest.mark.schedules

@@ -1,20 +1,22 @@
-"""An observer that writes down what a backend tells it.
-
-Invariants:
-- Nothing is left out and nothing is interpreted: one row a call, in the order of the calls.
-"""
+"""An observer that writes down what a backend tells it: one row a call, in the order of the calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation
+from kvcheck.core.cache.backend.backend import (
+    Completed,
+    LaneWaited,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
+from kvcheck.core.cache.events import Event
 
 Inbox = tuple[str | int, ...]
 
 
 class Onlooker:
-    """Every call as (method, numbers and lane)."""
+    """Every event as (kind, numbers and lane)."""
 
     def __init__(self) -> None:
         self.told: list[Inbox] = []
@@ -23,28 +25,17 @@ class Onlooker:
         """All but the completions, which say when something ran and not what was asked for."""
         return [row for row in self.told if row[0] != "completed"]
 
-    def submitted(
-        self,
-        ordinal: int,
-        operation: Operation,
-        lane: Lane,
-        reads: Sequence[Footprint],
-        writes: Sequence[Footprint],
-        record: int,
-    ) -> None:
-        self.told.append(("submitted", ordinal, lane.name, record))
-
-    def completed(self, ordinal: int) -> None:
-        self.told.append(("completed", ordinal))
-
-    def recorded(self, record: int, lane: Lane) -> None:
-        self.told.append(("recorded", record, lane.name))
-
-    def lane_waited(self, record: int, lane: Lane) -> None:
-        self.told.append(("lane_waited", record, lane.name))
-
-    def process_joined(self, record: int) -> None:
-        self.told.append(("process_joined", record))
-
-    def process_drained(self) -> None:
-        self.told.append(("process_drained",))
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Submitted):
+            self.told.append(("submitted", event.ordinal, event.lane, event.record or 0))
+        elif isinstance(event, Completed):
+            self.told.append(("completed", event.ordinal))
+        elif isinstance(event, Recorded):
+            self.told.append(("recorded", event.record, event.lane))
+        elif isinstance(event, LaneWaited):
+            self.told.append(("lane_waited", event.record, event.lane))
+        elif isinstance(event, ProcessJoined):
+            self.told.append(("process_joined", event.record))
+        else:
+            assert isinstance(event, ProcessDrained)
+            self.told.append(("process_drained",))

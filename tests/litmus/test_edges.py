@@ -1,8 +1,4 @@
-"""The edges a backend tells its observer: the same on every backend, and those of SEMANTICS.md.
-
-Invariants:
-- What is told depends on what the program asked for; only the answer of a query can differ between schedules.
-"""
+"""The edges a backend tells its observer: the same on every backend, and those of SEMANTICS.md."""
 
 from __future__ import annotations
 
@@ -35,14 +31,13 @@ every_backend = pytest.mark.parametrize(
         pytest.param(ThreadsBackend, id="threads"),
         pytest.param(lambda seer: SimulatedBackend(Explorer(), seer), id="simulated, at once"),
         pytest.param(lambda seer: SimulatedBackend(Lazy(), seer), id="simulated, lazy"),
-        pytest.param(lambda seer: CudaBackend(observer=seer), id="cuda", marks=pytest.mark.gpu),
+        pytest.param(lambda seer: CudaBackend(emit=seer), id="cuda", marks=pytest.mark.gpu),
     ],
 )
 Make = Callable[[Onlooker], Backend]
 
 
 def told(make: Make, program: Callable[[Rig], object]) -> list[Inbox]:
-    """The edges of one run."""
     onlooker = Onlooker()
     program(Rig(make(onlooker), lambda _actor: None))
     return onlooker.edges()

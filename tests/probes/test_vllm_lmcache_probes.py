@@ -18,7 +18,7 @@ from kvcheck.core.probes.frame.engine_process import EngineProcess, Patience
 from kvcheck.core.probes.frame.wire import Ask, Reply
 from kvcheck.core.probes.installed import parse_target
 
-INSTALLED = os.environ.get("KVCHECK_VLLM")
+INSTALLED = os.environ.get("REAL_VLLM")
 SCHEDULES = 2
 GOOD = ""
 FAULTS = [
@@ -30,7 +30,6 @@ FAULTS = [
     ("vllm", "blocks.full", "hands-out-held", {"KV402", "KV403"}),
     ("vllm", "blocks.full", "no-reset", {"KV301", "KV102"}),
     ("vllm", "scheduler.priority", "preempts-planned", {"KV102"}),
-    ("vllm", "scheduler.priority-lookahead", "preempts-planned", {"KV102"}),
     ("vllm", "scheduler.priority", "keeps-preempted", {"KV401"}),
     ("vllm", "scheduler.fcfs", "forgets-preempted", {"KV901"}),
     ("vllm", "cpu-offload.lru", "evicts-pinned", {"KV202"}),
@@ -99,9 +98,6 @@ def test_a_name_that_has_moved_is_in_the_reason_of_an_unknown(children: dict[str
 
 @pytest.mark.processes
 def test_equal_asks_have_equal_answers(children: dict[str, EngineProcess], fake: Path) -> None:
-    put_fault(fake, "stale-hash")
-    replies = [first_bad(children["vllm"], "blocks.full") for _ in range(5)]
-    assert replies[0].findings and replies == [replies[0]] * 5
     put_fault(fake, "runs-before-it-is-loaded")
     first, again = (first_bad(children["vllm"], "connector.eager") for _ in range(2))
     other = parse_target(f"vllm:{fake}").start(Patience())
@@ -132,20 +128,6 @@ REAL_FAULTS = {
         "told)[1])(good(self, out), self._gpu_block_pool)",
         {"KV102", "KV301"},
     ),
-    "host-unpinned": (
-        "connector.eager",
-        f"{OFFLOAD}.build_connector_meta",
-        "lambda self, out: (lambda told, pool: ([(pool.free_blocks([pool.blocks[b] for b in ids]), ids.clear()) "
-        "for each in self._reqs_to_load.values() if each.load_event == told.load_event "
-        "for ids in [each.transfer_meta.cpu_block_ids]], told)[1])(good(self, out), self.cpu_block_pool)",
-        {"KV102", "KV301"},
-    ),
-    "loads-leak": (
-        "connector.eager",
-        f"{OFFLOAD}._cleanup_load_request",
-        "lambda self, name: (self._reqs_to_load.pop(name, None), 0)[1]",
-        {"KV901"},
-    ),
     "free-twice": (
         "blocks.full",
         "vllm.v1.core.block_pool:BlockPool.free_blocks",
@@ -164,12 +146,6 @@ REAL_FAULTS = {
         "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block",
         "lambda self, block: (block.reset_hash(), False)[1]",
         {"KV301", "KV102"},
-    ),
-    "evicts-pinned": (
-        "cpu-offload.lru",
-        "vllm.v1.kv_offload.cpu.policies.lru:LRUCachePolicy.mark_non_evictable",
-        "lambda self, key: None",
-        {"KV902"},
     ),
     "failed-store-keeps-its-place": (
         "cpu-offload.arc",
@@ -206,7 +182,7 @@ print("\\nTOLD " + json.dumps(told))
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(INSTALLED is None, reason="KVCHECK_VLLM names no environment with vLLM")
+@pytest.mark.skipif(INSTALLED is None, reason="REAL_VLLM names no environment with vLLM")
 def test_faults_put_into_an_installed_vllm_are_found() -> None:
     faults = json.dumps({name: row[:3] for name, row in REAL_FAULTS.items()})
     script = DRIVER.format(root=str(Path(kvcheck.__file__).parent.parent), faults=faults)

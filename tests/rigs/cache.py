@@ -13,6 +13,7 @@ import torch
 from kvcheck.core.cache.backend.backend import Backend, Operation
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.hicache.cache import CacheConfig, HiCache, Lease
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
@@ -21,15 +22,15 @@ from kvcheck.core.cache.hicache.node import Node, TierIndices
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree, Tokens
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.residency import ResidencyOracle
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
 from kvcheck.core.stress.targets.observe import Observer
+from kvcheck.core.stress.workload.events import Modelled
 from kvcheck.core.stress.workload.shapes import shape
-from kvcheck.core.stress.workload.tier_events import Modelled
 
-BACKENDS: dict[str, Callable[[OperationEvents], Backend]] = {
+BACKENDS: dict[str, Callable[[Emit], Backend]] = {
     "eager": EagerBackend,
     "simulated, eager": lambda events: SimulatedBackend(EagerStrategy(), events),
     "simulated, lazy": lambda events: SimulatedBackend(LazyStrategy(), events),
@@ -84,7 +85,6 @@ class Rig:
         return node
 
     def nodes(self) -> dict[str, Node]:
-        """Every node but the root, by its text."""
         return {text_of(self, node): node for node in self.tree.nodes()}
 
     # A request's life
@@ -307,7 +307,7 @@ def rig_of(
 ) -> Rig:
     """A cache over a pool of a tiny shape. config: fields of CacheConfig."""
     history = history or History(keep=True)
-    on = BACKENDS[backend](OperationEvents(history.emit)) if isinstance(backend, str) else backend
+    on = BACKENDS[backend](history.emit) if isinstance(backend, str) else backend
     preset = shape(name)
     sizes = PoolSizes(
         pages=pages,
@@ -317,7 +317,7 @@ def rig_of(
         state_slots=REQUESTS + states,
     )
     watch = Observer(history.emit)
-    pool = KVPool(preset, sizes, backend=on, listener=watch)
+    pool = KVPool(preset, sizes, backend=on, emit=watch)
     host = HostPool(
         pool.specs,
         units={"full": host_pages, "window": host_window, "state": host_states},
@@ -325,15 +325,15 @@ def rig_of(
         layout=layout,
         method=method,
         backend=on,
-        listener=watch,
+        emit=watch,
     )
     settings = CacheConfig(**config)  # type: ignore[arg-type]
     window = preset.window if pool.has_window else 0
     history.emit(Modelled(preset.page_size, window, pool.has_state))
     tree = PrefixTree(preset.page_size, window=window, has_state=pool.has_state)
-    residency = Residency(tree, pool, host, order=settings.order, listener=watch)
+    residency = Residency(tree, pool, host, order=settings.order, emit=watch)
     controller = TransferController(pool, host, on, ring=settings.ring)
-    cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, listener=watch)
+    cache = cache_type(tree, residency, controller, on, config=settings, agree=agree, emit=watch)
     return Rig(
         backend=on, pool=pool, host=host, tree=tree, residency=residency, cache=cache, history=history, watch=watch
     )

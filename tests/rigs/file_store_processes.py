@@ -1,8 +1,6 @@
 """Child processes of test_file_store.py: writers that are killed, and writers that share a folder.
 
-Run as a script, without torch, so that a child costs one fork. Invariants:
-- The verdict is made of what a reader sees afterwards, never of when a kill happened to arrive.
-- A put that was acknowledged before the kill is there afterwards.
+Run as a script, without torch, so that a child costs one fork. The verdict is made of what a reader sees afterwards.
 """
 
 from __future__ import annotations
@@ -76,10 +74,10 @@ def acknowledged(reading: int) -> list[tuple[int, int]]:
     return [(data[at], data[at + 1]) for at in range(0, len(data) - 1, 2)]
 
 
-def judge(folder: Path, started: dict[int, list[int]], done: list[tuple[int, int]], capacity: int | None) -> list[str]:
+def judge(folder: Path, started: dict[int, list[int]], done: list[tuple[int, int]]) -> list[str]:
     """What is wrong with the folder now. started: versions a page may have, in the order they were put."""
     wrong: list[str] = []
-    store = FileStore(folder, capacity)
+    store = FileStore(folder)
     last = dict(done)
     for number, versions in started.items():
         seen = store.get(KEYS[number], SIZE)
@@ -99,19 +97,19 @@ def judge(folder: Path, started: dict[int, list[int]], done: list[tuple[int, int
     return wrong
 
 
-def every_step(folder: Path, capacity: int | None) -> dict[str, object]:
+def every_step(folder: Path) -> dict[str, object]:
     """Kill a writer before each of its system calls: opening, a replacing put, a new put, a remove."""
     wrong: list[str] = []
     for step in itertools.count(1):
         here = folder / str(step)
-        store = FileStore(here, capacity)
+        store = FileStore(here)
         store.put(KEYS[0], payload_of(0, 1))
         store.close()
 
         def work(acknowledge: int, here: Path = here, step: int = step) -> None:
             write = os.write
             die_at(step)
-            victim = FileStore(here, capacity)
+            victim = FileStore(here)
             for number, version in ((0, 2), (1, 1)):
                 victim.put(KEYS[number], payload_of(number, version))
                 write(acknowledge, bytes([number, version]))
@@ -122,9 +120,7 @@ def every_step(folder: Path, capacity: int | None) -> dict[str, object]:
         child, reading = forked(work)
         done = acknowledged(reading)
         _, status = os.waitpid(child, 0)
-        wrong += [
-            f"step {step}: {line}" for line in judge(here, {0: [1, 2], 1: [1], 2: [1]}, done or [(0, 1)], capacity)
-        ]
+        wrong += [f"step {step}: {line}" for line in judge(here, {0: [1, 2], 1: [1], 2: [1]}, done or [(0, 1)])]
         if os.WIFEXITED(status):
             return {"steps": step - 1, "wrong": wrong, "status": os.WEXITSTATUS(status)}
     raise AssertionError("counting ended")
@@ -154,15 +150,15 @@ def any_moment(folder: Path, rounds: int) -> dict[str, object]:
         if turn:  # the judge of the round before put every page and read it back
             done = [(number, 0) for number in range(4)] + done
         started = {number: list(range(200)) for number in range(4)}
-        wrong += [f"round {turn}: {line}" for line in judge(folder, started, done, None)]
+        wrong += [f"round {turn}: {line}" for line in judge(folder, started, done)]
     return {"puts": completed, "wrong": wrong}
 
 
-def share(folder: Path, who: int, capacity: int | None) -> dict[str, object]:
+def share(folder: Path, who: int) -> dict[str, object]:
     """Put, read, remove and reopen beside a twin; pages 0-7 are never removed, 8-11 are, each side owns versions."""
     chance = random.Random(who)
     wrong: list[str] = []
-    store = FileStore(folder, capacity)
+    store = FileStore(folder)
     seen: set[int] = set()
     reads = found = full = refused = 0
     versions = {payload_of(number, version) for number in range(12) for version in range(8)}
@@ -186,7 +182,7 @@ def share(folder: Path, who: int, capacity: int | None) -> dict[str, object]:
         if turn % 10 == 9:  # opening cleans up drafts, and must leave the twin's alone
             refused += store.refused
             store.close()
-            store = FileStore(folder, capacity)
+            store = FileStore(folder)
     refused += store.refused
     store.close()
     return {"wrong": wrong, "reads": reads, "found": found, "full": full, "refused": refused, "kept": sorted(seen)}
@@ -218,11 +214,11 @@ def limited(folder: Path) -> dict[str, object]:
 def main(verb: str, folder: Path, *numbers: str) -> None:
     values = [int(number) for number in numbers]
     if verb == "every_step":
-        result = every_step(folder, values[0] if values else None)
+        result = every_step(folder)
     elif verb == "any_moment":
         result = any_moment(folder, values[0])
     elif verb == "share":
-        result = share(folder, values[0], values[1] if len(values) > 1 else None)
+        result = share(folder, values[0])
     else:
         result = limited(folder)
     sys.stdout.write(json.dumps(result))

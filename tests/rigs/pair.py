@@ -1,9 +1,4 @@
-"""One room between a sender and a receiver of one rank each over the in-process wire, driven by hand.
-
-Invariants:
-- Memory of both ends is filled with bytes of its own, so nothing is right by luck.
-- What arrived is compared with the source row by row, by logical page, without the product's pairing.
-"""
+"""One room between a sender and a receiver of one rank each over the in-process wire, driven by hand."""
 
 from __future__ import annotations
 
@@ -16,13 +11,14 @@ import torch
 from kvcheck.core.cache.backend.backend import Backend, Signal
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.scoped import ScopedBackend
+from kvcheck.core.cache.events import Event, RoomChanged, RoomMarked, SealsFitted
 from kvcheck.core.cache.pools.buffers import Granularity
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.transfer.layout import EndLayout, end_layout
 from kvcheck.core.cache.transfer.loopback_wire import LoopbackFabric, LoopbackWire
 from kvcheck.core.cache.transfer.messages import Message
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers
-from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
+from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver, RoomLeft, RoomUnsealed
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.wire import Ticket
 from kvcheck.core.stress.workload.shapes import shape
@@ -45,20 +41,17 @@ class Inbox:
     late: list[int] = field(default_factory=list)
     drains: list[int] = field(default_factory=list)
 
-    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
-        self.rooms.append((rank, room, generation, old, new, reason))
-
-    def sealed(self, *, rank: str, request: int, size: int) -> None:
-        self.sizes.append(size)
-
-    def marked(self, *, rank: str, word: int) -> None:
-        self.marks.append(word)
-
-    def drained(self, *, rank: str, room: InboundRoom) -> None:
-        self.drains.append(room.ticket.room)
-
-    def unsealed(self, *, rank: str, room: InboundRoom) -> None:
-        self.late.append(room.ticket.room)
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RoomChanged):
+            self.rooms.append((event.rank, event.room, event.generation, event.old, event.new, event.reason))
+        elif isinstance(event, SealsFitted):
+            self.sizes.append(event.size)
+        elif isinstance(event, RoomMarked):
+            self.marks.append(event.word)
+        elif isinstance(event, RoomLeft):
+            self.drains.append(event.room.ticket.room)
+        elif isinstance(event, RoomUnsealed):
+            self.late.append(event.room.ticket.room)
 
 
 class Rig:
@@ -104,7 +97,7 @@ class Rig:
             peers=[self.prefill.layout],
             clock=lambda: self.now,
             patience=PATIENCE,
-            listener=self.told,
+            emit=self.told,
         )
         spare = self.decode.pool.open(99)
         assert spare is not None and self.decode.pool.grow(spare, 2 * self.shape.page_size, query=0)
@@ -164,7 +157,6 @@ class Rig:
         return self.begin_opened(room, tokens, request=request, query=query)
 
     def begin_opened(self, room: int, tokens: int, *, request: int = 1, query: int = 0) -> Room:
-        """Take what the prompt needs."""
         self.sender.poll()
         holding = held(self.prefill.pool, request, tokens, query=query)
         self.sender.begin(room, holding)
@@ -173,13 +165,11 @@ class Rig:
         return Room(room, request, tokens, holding, slot)
 
     def finish(self, sent: Room) -> None:
-        """The prompt and its row are complete."""
         ids = torch.arange(sent.request, sent.request + 5, dtype=torch.int32)
         written = self.prefill.metadata.set(sent.slot, sent.request, {"output_ids": ids})
         self.sender.finish(sent.number, sent.slot, (self.done(), written))
 
     def done(self) -> Signal:
-        """Reached at once."""
         signal = self.prefill.backend.signal()
         self.prefill.backend.record(signal, lane=self.prefill.pool.forward)
         return signal
@@ -208,8 +198,6 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One rank."""
-
     backend: ScopedBackend
     pool: KVPool
     metadata: MetadataBuffers

@@ -1,9 +1,4 @@
-"""A client without a server whose answers carry times of a clock that nobody waits for.
-
-Invariants:
-- Equal seeds give equal times where requests are sent one at a time.
-- It has a prefix cache of whole pages, and computes what is not in it.
-"""
+"""A client without a server whose answers carry times of a clock that nobody waits for."""
 
 from __future__ import annotations
 

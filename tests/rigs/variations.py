@@ -195,36 +195,31 @@ class YoungestHost(Residency):
         self._declared = value
 
     def host_victim(self, space: str) -> Node | None:
-        order = self._order
-        self._order = lambda node: tuple(-each for each in order(node))
-        victim = super().host_victim(space)
-        self._order = order
-        TAKEN["youngest-host"] += victim is not None
-        return victim
+        return in_other_order(self, "youngest-host", 0, lambda: super(YoungestHost, self).host_victim(space))
 
 
 class OtherTies(Residency):
     """Of nodes with equal use, hits or priority the youngest goes first."""
 
     def device_victim(self, space: str, spared: Iterable[Node] = ()) -> Node | None:
-        order = self._order
-        self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
-        victim = super().device_victim(space, spared)
-        self._order = order
-        TAKEN["other-ties"] += victim is not None
-        return victim
+        return in_other_order(self, "other-ties", 1, lambda: super(OtherTies, self).device_victim(space, spared))
 
 
 class OtherTiesOnHost(Residency):
     """Of nodes with equal use, hits or priority the host gives up the youngest first."""
 
     def host_victim(self, space: str) -> Node | None:
-        order = self._order
-        self._order = lambda node: (order(node)[0], *(-each for each in order(node)[1:]))
-        victim = super().host_victim(space)
-        self._order = order
-        TAKEN["other-ties-on-host"] += victim is not None
-        return victim
+        return in_other_order(self, "other-ties-on-host", 1, lambda: super(OtherTiesOnHost, self).host_victim(space))
+
+
+def in_other_order(held: Residency, name: str, first: int, chosen: Callable[[], Node | None]) -> Node | None:
+    """A victim where the parts of the order from `first` on are turned round."""
+    order = held._order
+    held._order = lambda node: (*order(node)[:first], *(-each for each in order(node)[first:]))
+    victim = chosen()
+    held._order = order
+    TAKEN[name] += victim is not None
+    return victim
 
 
 class LookupsAloneUse(PrefixTree):

@@ -1,8 +1,4 @@
-"""Waits: one that is put in orders what it names, and of several candidates the one that removes a failure is named.
-
-Invariants:
-- What is named has run: each mutant here is run with the wait and without it.
-"""
+"""Waits: one that is put in orders what it names; of several candidates the one that removes a failure is named."""
 
 from __future__ import annotations
 
@@ -138,19 +134,6 @@ def test_a_wait_that_hangs_is_not_named_and_the_search_ends(monkeypatch: pytest.
     monkeypatch.setattr(wait_search, "WaitingBackend", Hanging)
     found = search(READ, lacking(KEYS), "KV201")
     assert found.wait == replace(NAMED, waiter=Waiter.PROCESS) and found.tried > 2
-
-
-@pytest.mark.schedules
-def test_a_wait_that_is_never_made_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Idle(WaitingBackend):
-        """Makes nothing."""
-
-        def _make(self, lane: Lane) -> None:
-            return
-
-    monkeypatch.setattr(wait_search, "WaitingBackend", Idle)
-    found = search(READ, lacking(KEYS), "KV201")
-    assert found.wait is None and found.text() == f"none: no wait of {found.tried} that were tried removes it"
 
 
 @pytest.mark.schedules

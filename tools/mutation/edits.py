@@ -31,7 +31,6 @@ INSTRUMENT = ("simulated", "eager", "cuda", "delays", "device", "graphs", "holds
 PROCESSES = (
     *("transfer/mooncake/", "transfer/sockets/", "transfer/ipc/", "scheduler/process_group.py"),
     *("backend/shared_memory.py", "backend/region_backend.py", "backend/copy_lane.py", "backend/device_region.py"),
-    "hicache/mooncake_store.py",
 )
 """Files that run in ranks as processes, or with Mooncake's libraries, alone. No simulated schedule reaches them."""
 ID_CHARS = 12
@@ -227,7 +226,6 @@ def _compiles(source: Source, node: ast.AST, start: int, end: int, new: str) -> 
 
 
 def diff_of(edit: Edit, text: str) -> str:
-    """The change as lines of a diff without its head."""
     return diff_of_texts(text, edit.applied(text))
 
 

@@ -1,8 +1,8 @@
 """Source: a module's text and syntax tree, with the nodes that may be edited and where each of them stands.
 
 Invariants:
-- Code that changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, calls of
-  listeners and functions that only make them, and functions that only name a request's state.
+- Code that changes no behaviour is left out: docstrings, annotations, decorators, messages, Protocol bodies, emitted
+  events and functions that only emit them, and functions that only name a request's state.
 - Offsets count bytes of the UTF-8 text, as `ast` does.
 """
 
@@ -22,14 +22,14 @@ STANDINGS = frozenset({"states", "room_states", "deadline"})
 """Functions that name a request's state, or the time that it has, for scenarios. The cache never calls them."""
 STANDING_PARTS = frozenset({"_waiting_state", "_prefilling_state", "_sending_state", "_room_state"})
 """Functions that those alone call."""
-TELLERS = frozenset(
+REPORTERS = frozenset(
     {
-        *("_tell_lock", "_tell_asked", "_tell_lookup", "_tell_computed", "_tell_moving", "_tell_stored"),
-        "_tell_refused",
-        *("tell_wanted", "tell_chosen"),
+        *("_report_lock", "_report_query", "_report_lookup", "_report_computed", "_report_begin", "_report_stored"),
+        "_report_refused",
+        *("report_wanted", "report_chosen"),
     }
 )
-"""Functions that call the listener of a prefix cache, and do nothing else."""
+"""Functions that emit an event of a prefix cache, and do nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,6 @@ class Source:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Node -> the node that holds it."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -98,35 +97,31 @@ class Source:
         return next((name for name, first, last in reversed(self.functions) if first <= line <= last), "")
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where the node begins and ends."""
         at = cast(ast.expr, node)
         assert at.end_lineno is not None and at.end_col_offset is not None, "a parsed node has an end"
         return self._starts[at.lineno - 1] + at.col_offset, self._starts[at.end_lineno - 1] + at.end_col_offset
 
     def between(self, start: int, end: int) -> str:
-        """The text of a span."""
         return self._raw[start:end].decode()
 
     def of(self, node: ast.AST) -> str:
-        """The text of a node."""
         return self.between(*self.span(node))
 
-    def only_tells(self, node: ast.If) -> bool:
-        """True for a condition on which nothing but a listener depends."""
-        return not node.orelse and all(isinstance(each, ast.Expr) and self._tells(each) for each in node.body)
+    def only_reports(self, node: ast.If) -> bool:
+        """True for a condition on which nothing but an event depends."""
+        return not node.orelse and all(isinstance(each, ast.Expr) and self._reports(each) for each in node.body)
 
     def block(self, node: ast.stmt) -> list[ast.stmt]:
-        """The statements that the node stands among."""
         parent = self.parents[node]
         for _, value in ast.iter_fields(parent):
             if isinstance(value, list) and node in value:
                 return value
         raise AssertionError("a statement stands in a block")
 
-    def _tells(self, node: ast.Expr) -> bool:
+    def _reports(self, node: ast.Expr) -> bool:
         call = node.value
         name = call.func.attr if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
-        return name in TELLERS or "listener" in self.of(node).lower()
+        return name in REPORTERS or "_emit(" in self.of(node)
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -154,7 +149,7 @@ class Source:
             children = [node.target, *([node.value] if node.value is not None else [])]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "cast"):
             children = [*node.args[:1]]
-        elif isinstance(node, ast.If) and self.only_tells(node):
+        elif isinstance(node, ast.If) and self.only_reports(node):
             children = []
         else:
             children = [*ast.iter_child_nodes(node)]
@@ -164,11 +159,11 @@ class Source:
         """True for what changes no behaviour, whatever is edited in it."""
         if isinstance(node, ast.Expr):
             is_text = isinstance(node.value, ast.Constant)
-            return is_text or self._tells(node)
+            return is_text or self._reports(node)
         if isinstance(node, ast.ClassDef):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return node.name in UNJUDGED_FUNCTIONS | STANDINGS | STANDING_PARTS | TELLERS
+            return node.name in UNJUDGED_FUNCTIONS | STANDINGS | STANDING_PARTS | REPORTERS
         if isinstance(node, ast.If):
             return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         if isinstance(node, ast.Assign | ast.AnnAssign):

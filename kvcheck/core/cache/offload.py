@@ -20,7 +20,8 @@ import torch
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place, Signal
-from kvcheck.core.cache.pools.allocator import AllocationListener, Use
+from kvcheck.core.cache.events import Allocated, Emit, Freed
+from kvcheck.core.cache.pools.allocator import Use
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.core.cache.pools.pool import Extent, Holding, KVPool
 from kvcheck.kernels.page_copy import gather_rows, scatter_rows
@@ -66,16 +67,16 @@ class _Kept:
 
 
 class Offload:
-    """Saves and restores requests of one pool. listener: gets values by their numbers."""
+    """Saves and restores requests of one pool. Events have values by their numbers."""
 
-    def __init__(self, pool: KVPool, backend: Backend, *, listener: AllocationListener | None = None) -> None:
+    def __init__(self, pool: KVPool, backend: Backend, *, emit: Emit | None = None) -> None:
         self.pool = pool
         self._backend = backend
         self._d2h = backend.lane("d2h")
         self._h2d = backend.lane("h2d")
         self._count = 0
         self._kept: dict[int, _Kept] = {}
-        self._listener = listener
+        self._emit = emit
 
     def save(self, holding: Holding) -> OffloadedKV:
         """Copy all rows of a request to pinned host memory, after all work queued on the forward lane."""
@@ -84,8 +85,8 @@ class Offload:
         window_start = self._window_start(holding)  # may raise, so it comes before any report or allocation
         extent = self.pool.extent(holding, tokens)
         number = self._next_number()
-        if self._listener is not None:
-            self._listener.allocated(VALUES, np.array([number]), holding.request)
+        if self._emit is not None:
+            self._emit(Allocated(VALUES, (number,), holding.request))
         behind = self._mark_forward()
         value = OffloadedKV(
             request=holding.request,
@@ -164,8 +165,8 @@ class Offload:
             self.pool.allocators[space].drop(use)
         for kept in offloaded.buffers:
             self._backend.release(kept.memory)
-        if self._listener is not None:
-            self._listener.freed(VALUES, np.array([offloaded.number]))
+        if self._emit is not None:
+            self._emit(Freed(VALUES, (offloaded.number,)))
 
     def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
         """Every buffer of the pool, so index_k_with_scale too. (mutant: offload-skips-index-buffer)

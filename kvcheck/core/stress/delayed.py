@@ -18,6 +18,7 @@ from kvcheck.core.base.cells import kind_of
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Evidence, Finding
+from kvcheck.core.cache.backend.backend import Submitted
 from kvcheck.core.cache.backend.delays import Delay, DelayReport, DelaySite
 from kvcheck.core.run.outcome import Outcome, Runner
 from kvcheck.core.run.plan import Plan
@@ -25,7 +26,6 @@ from kvcheck.core.stress.delay_lines import delays_of, delays_text
 from kvcheck.core.stress.flip import pair_of, wrong_bytes
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.strategies import LANE_GROUPS, Pair
-from kvcheck.core.stress.workload.events import Submitted
 
 TRIES_MOST = 5
 """Plans of delays that are tried before a finding counts as not reproduced on a device."""

@@ -19,12 +19,12 @@ from types import FrameType
 
 from kvcheck.core.base.errors import HardwareError, TargetError, text_of
 from kvcheck.core.base.nouns import counted
-from kvcheck.core.cache.backend.backend import Backend, Operation
+from kvcheck.core.cache.backend.backend import Backend, Completed, Operation, Submitted
 from kvcheck.core.cache.backend.delays import DelayReport
 from kvcheck.core.cache.backend.simulated import Pending
 from kvcheck.core.cache.backend.streamed import StreamedBackend
 from kvcheck.core.stress.history import History
-from kvcheck.core.stress.workload.events import Broke, Completed, Submitted
+from kvcheck.core.stress.workload.events import Broke
 
 LANES_MOST = 8
 """Lanes that are named: a finding is read in a terminal."""

@@ -9,22 +9,21 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.situations import Situation
+from kvcheck.core.cache.events import Allocated, Evicted, LookedUp, RoomChanged
 from kvcheck.core.cache.transfer.receiver import SUCCESS
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.workload.events import (
     Aborted,
-    Allocated,
     Expected,
     Happened,
     Restored,
     Resumed,
     Retracted,
     Retried,
-    RoomChanged,
     Saved,
+    Transferred,
     Verified,
 )
-from kvcheck.core.stress.workload.tier_events import Evicted, LookedUp, Transferred
 
 
 class EvidenceCount:

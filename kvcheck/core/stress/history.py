@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any
 
-from kvcheck.core.cache.backend.backend import Footprint, Lane, Operation
-from kvcheck.core.stress.workload.events import (
-    Completed,
-    Emit,
-    Event,
+from kvcheck.core.cache.backend.backend import (
+    Footprint,
     LaneWaited,
-    ProcessActs,
     ProcessDrained,
     ProcessJoined,
     Recorded,
     Submitted,
 )
+from kvcheck.core.cache.events import Event
+from kvcheck.core.stress.workload.events import ProcessActs
 
 Handler = Callable[[Any], None]
 
@@ -46,39 +44,6 @@ class History:
             self.events.append(event)
         for handler in self._handlers.get(type(event), ()):
             handler(event)
-
-
-class OperationEvents:
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-
-    def submitted(
-        self,
-        ordinal: int,
-        operation: Operation,
-        lane: Lane,
-        reads: Iterable[Footprint],
-        writes: Iterable[Footprint],
-        record: int,
-    ) -> None:
-        self._emit(
-            Submitted(ordinal, operation.name, lane.name, tuple(reads), tuple(writes), record, operation.request)
-        )
-
-    def recorded(self, record: int, lane: Lane) -> None:
-        self._emit(Recorded(record, lane.name))
-
-    def lane_waited(self, record: int, lane: Lane) -> None:
-        self._emit(LaneWaited(record, lane.name))
-
-    def process_joined(self, record: int) -> None:
-        self._emit(ProcessJoined(record))
-
-    def process_drained(self) -> None:
-        self._emit(ProcessDrained())
-
-    def completed(self, ordinal: int) -> None:
-        self._emit(Completed(ordinal))
 
 
 class HostTrace:

@@ -35,11 +35,12 @@ from kvcheck.core.base.errors import (
 )
 from kvcheck.core.base.record import Evidence, Finding
 from kvcheck.core.cache.backend import BACKENDS
-from kvcheck.core.cache.backend.backend import Backend, OperationObserver
+from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.cuda import CudaBackend
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.backend.threads import ThreadsBackend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.run.outcome import Outcome, complete
 from kvcheck.core.run.plan import ANSWERS, Plan, workload_seed
 from kvcheck.core.run.turns import answers_text
@@ -48,10 +49,10 @@ from kvcheck.core.stress.audit import AUDITED_EVERY, AuditBackend, is_audited
 from kvcheck.core.stress.delay_lines import delays_of
 from kvcheck.core.stress.device_end import CRASH, DeviceEnd, broke_by, is_of_user
 from kvcheck.core.stress.evidence import EvidenceCount
-from kvcheck.core.stress.history import Handler, History, HostTrace, OperationEvents
+from kvcheck.core.stress.history import Handler, History, HostTrace
 from kvcheck.core.stress.named_memory import naming
 from kvcheck.core.stress.oracles import ORACLES
-from kvcheck.core.stress.oracles.oracle import Noting, Oracle
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.orders import chooser_of
 from kvcheck.core.stress.plan_scenario import bounded, decoded, faults_of, scenario_of, variant_of
 from kvcheck.core.stress.scenarios import SCENARIOS
@@ -180,7 +181,7 @@ class ScheduleRunner:
             history.listen(oracle.handlers())
         for request, tokens in sorted(reference.outputs.items()):
             history.emit(Expected(request, tokens, by=load.decoder))
-        backend, recorder = _backend(plan, OperationEvents(history.emit))
+        backend, recorder = _backend(plan, history.emit)
         audit = None
         if self._audit or is_audited(plan):
             audit = AuditBackend(backend, naming(shape), every=1 if self._audit else AUDITED_EVERY)
@@ -278,16 +279,16 @@ def evidence_gap(plan: Plan, evidence: Evidence) -> str | None:
     return SCENARIOS.load(plan.scenario)().missing(evidence, shape_named(plan.shape))
 
 
-def _backend(plan: Plan, observer: OperationObserver) -> tuple[Backend, Recorder | None]:
+def _backend(plan: Plan, emit: Emit) -> tuple[Backend, Recorder | None]:
     BACKENDS.require(plan.backend)
     if plan.backend == "eager":
-        return EagerBackend(observer), None
+        return EagerBackend(emit), None
     if plan.backend == "cuda":
-        return CudaBackend(number_of(plan.device), observer, delays_of(plan)), None
+        return CudaBackend(number_of(plan.device), emit, delays_of(plan)), None
     if plan.backend == "threads":
-        return ThreadsBackend(observer, delays_of(plan)), None
+        return ThreadsBackend(emit, delays_of(plan)), None
     recorder = Recorder(chooser_of(plan))
-    return SimulatedBackend(recorder, observer), recorder
+    return SimulatedBackend(recorder, emit), recorder
 
 
 def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
@@ -302,8 +303,7 @@ def _finish(oracles: list[Oracle]) -> tuple[str, ...]:
 
 def _note(plan: Plan, load: Load, oracles: list[Oracle]) -> str | None:
     notes = [load.note] if plan.trace is not None else []
-    said = [oracle.note for oracle in oracles if isinstance(oracle, Noting)]
-    notes += [f"{plan.cell}, schedule {plan.schedule}: {each}" for each in said if each is not None]
+    notes += [f"{plan.cell}, schedule {plan.schedule}: {each.note}" for each in oracles if each.note is not None]
     return "; ".join(notes) or None
 
 

@@ -7,31 +7,27 @@ from collections.abc import Sequence
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site, Tag
 from kvcheck.core.base.story import MOST_LINES, MOST_WORDS, Word, short
+from kvcheck.core.cache.backend.backend import Submitted
+from kvcheck.core.cache.events import Allocated, Event, Freed, RoomChanged, SealsFitted, TierChanged
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.oracles.oracle import unit_word
 from kvcheck.core.stress.story_notes import MOST_NOTES, Note, StoryNotes
 from kvcheck.core.stress.workload.events import (
     Aborted,
-    Allocated,
     Broke,
-    Event,
     Failed,
     Faulted,
     Finished,
-    Freed,
     Leased,
+    MessageEmitted,
     Restored,
     Resumed,
     Retracted,
-    RoomChanged,
     Saved,
     Saw,
-    SealsFitted,
-    Submitted,
+    Sent,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch
-from kvcheck.core.stress.workload.report_events import MessageEmitted, Sent
-from kvcheck.core.stress.workload.tier_events import TierChanged
 
 POSITIONS = 4096
 """Positions that are tried for a word of 32 bits; a longer request raises it to its own position."""

@@ -13,40 +13,38 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.content import RowSites
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import (
+    Completed,
+    Footprint,
+    LaneWaited,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
+    Submitted,
+)
+from kvcheck.core.cache.events import Allocated, Event, Freed, RoomChanged, SealsFitted, TierChanged
 from kvcheck.core.stress.clocks import Clock, Clocks
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.oracle import Oracle, tier_of
 from kvcheck.core.stress.workload.events import (
     Aborted,
-    Allocated,
     Broke,
-    Completed,
-    Event,
     Failed,
     Faulted,
     Finished,
     Forward,
-    Freed,
-    LaneWaited,
     Leased,
+    MessageEmitted,
     ProcessActs,
-    ProcessDrained,
-    ProcessJoined,
-    Recorded,
     Restored,
     Resumed,
     Retracted,
-    RoomChanged,
     Saved,
     Saw,
-    SealsFitted,
+    Sent,
     SitesKnown,
-    Submitted,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch
-from kvcheck.core.stress.workload.report_events import MessageEmitted, Sent
-from kvcheck.core.stress.workload.tier_events import TierChanged
 
 MOST_NOTES = 4000
 """Notes of one space, and of requests. Older ones are dropped, and the history then begins later."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.base.story import HOST, MESSAGE, MOST_EDGES, MOST_STEPS, READ, WRITE, Edge, Story, StoryStep, short
+from kvcheck.core.cache.backend.backend import Submitted
+from kvcheck.core.cache.events import Allocated, Freed, TierChanged
 from kvcheck.core.stress.clocks import at
 from kvcheck.core.stress.flip import pair_of
 from kvcheck.core.stress.oracles.oracle import unit_text, unit_word
@@ -27,20 +29,17 @@ from kvcheck.core.stress.story_history import (
 )
 from kvcheck.core.stress.story_notes import Note, StoryNotes, Touch
 from kvcheck.core.stress.workload.events import (
-    Allocated,
     Faulted,
     Finished,
-    Freed,
     Leased,
+    MessageEmitted,
     Restored,
     Resumed,
     Retracted,
     Saved,
     Saw,
-    Submitted,
+    Sent,
 )
-from kvcheck.core.stress.workload.report_events import MessageEmitted, Sent
-from kvcheck.core.stress.workload.tier_events import TierChanged
 
 BEHIND = 2
 """Steps after the moment in a story: they show the waits of other operations."""

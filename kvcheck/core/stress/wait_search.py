@@ -22,7 +22,7 @@ from itertools import chain, islice
 
 from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.backend import Backend, Completed, Submitted
 from kvcheck.core.run.outcome import Outcome
 from kvcheck.core.run.plan import Plan
 from kvcheck.core.run.turns import answers_text, parse_answers
@@ -31,7 +31,6 @@ from kvcheck.core.stress.oracles import ORACLES
 from kvcheck.core.stress.runner import ScheduleRunner
 from kvcheck.core.stress.shrinking import Likeness, likeness
 from kvcheck.core.stress.waits import Wait, WaitingBackend, kind_of
-from kvcheck.core.stress.workload.events import Completed, Submitted
 
 MOST_EXPLORED = 40
 """Schedules that are explored with each wait, and without."""

@@ -8,11 +8,10 @@ from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.events import Evicted, Freed, TierChanged
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS, Residency
 from kvcheck.core.cache.hicache.node import Node, WindowPages, owned
 from kvcheck.core.cache.hicache.radix_tree import Offer
-from kvcheck.core.stress.workload.events import Freed
-from kvcheck.core.stress.workload.tier_events import Evicted, TierChanged
 
 OWNER = 7
 
@@ -107,7 +106,7 @@ def test_of_equals_the_one_made_first_goes_first(order: str) -> None:
 def test_an_unknown_order_is_refused() -> None:
     rig = rig_of()
     with pytest.raises(UsageError, match="mru"):
-        Residency(rig.tree, rig.pool, rig.host, order="mru", listener=None)
+        Residency(rig.tree, rig.pool, rig.host, order="mru", emit=None)
 
 
 def test_pages_leave_the_device_from_the_leaves_and_host_pages_below_them_do_not_count() -> None:

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,9 @@ from rigs.store_contract import KEYS, payload_of
 
 from kvcheck.core.base.errors import StorageError, UsageError
 from kvcheck.core.cache.hicache.file_store import FileStore
-from kvcheck.core.cache.hicache.storage import object_bytes, pack_object
+from kvcheck.core.cache.hicache.storage import pack_object
 
 TESTS = Path(__file__).parents[2]
-ROOM = object_bytes(KEYS[0], 3000)
 
 
 def started(verb: str, folder: Path, *numbers: int) -> subprocess.Popen[str]:
@@ -89,9 +88,8 @@ def test_equal_bytes_are_not_written_again(store: FileStore) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("capacity", [None, 4 * object_bytes(KEYS[0], 9000)])
-def test_killed_at_every_system_call(quick_folder: Path, capacity: int | None) -> None:
-    result = result_of(started("every_step", quick_folder, *([] if capacity is None else [capacity])))
+def test_killed_at_every_system_call(quick_folder: Path) -> None:
+    result = result_of(started("every_step", quick_folder))
     assert result["wrong"] == [] and result["status"] == 0
     assert int(str(result["steps"])) > 60
 
@@ -104,21 +102,15 @@ def test_killed_at_any_moment(quick_folder: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("capacity", [None, 6 * object_bytes(KEYS[0], 9000)])
-def test_two_processes_share_a_folder(quick_folder: Path, capacity: int | None) -> None:
+def test_two_processes_share_a_folder(quick_folder: Path) -> None:
     folder = quick_folder / "store"
-    twins = [started("share", folder, who, *([] if capacity is None else [capacity])) for who in (0, 1)]
+    twins = [started("share", folder, who) for who in (0, 1)]
     results = [result_of(twin) for twin in twins]
     assert [(result["wrong"], result["refused"]) for result in results] == [([], 0)] * 2
-    store = FileStore(folder, capacity)
+    store = FileStore(folder)
     kept = {number for result in results for number in result["kept"] if number < 8}  # type: ignore[attr-defined]
     assert kept and all(store.get(SHARED_KEYS[number], 9000) is not None for number in kept)
-    sizes = sum(path.stat().st_size for path in folder.rglob("*") if len(path.name) == 64)
-    if capacity is None:
-        assert [result["full"] for result in results] == [0, 0]
-    else:
-        assert sizes <= capacity and any(result["full"] for result in results)
-        assert int.from_bytes((folder / "used").read_bytes(), "big") == sizes
+    assert [result["full"] for result in results] == [0, 0]
     assert os.listdir(folder / "drafts") == []
     store.close()
 
@@ -203,14 +195,9 @@ def test_only_regular_files_are_read(store: FileStore, tmp_path: Path) -> None:
     assert set(os.listdir(tmp_path)) == {"store", "outside"} and os.listdir(store.folder / "drafts") == []
 
 
-@pytest.mark.parametrize("capacity_bytes", [None, 10_000])
-def test_a_folder_in_the_place_of_an_object_is_named_and_costs_nothing(
-    capacity_bytes: int | None, tmp_path: Path
-) -> None:
-    store = FileStore(tmp_path, capacity_bytes)
+def test_a_folder_in_the_place_of_an_object_is_named_and_costs_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
     store.put(KEYS[0], payload_of(0))
-    used = tmp_path / "used"
-    before = used.read_bytes() if capacity_bytes else b""
     place = tmp_path / KEYS[1][:2] / KEYS[1][2:4] / KEYS[1]
     place.mkdir(parents=True)
     for each in range(60):  # a folder with a size, also where an empty one has none
@@ -222,7 +209,6 @@ def test_a_folder_in_the_place_of_an_object_is_named_and_costs_nothing(
             store.put(KEYS[1], payload_of(1))
     assert len(os.listdir("/proc/self/fd")) == opened
     assert store.get(KEYS[0], 3000) == payload_of(0)
-    assert not capacity_bytes or used.read_bytes() >= before, "too much may be counted, too little never"
     store.close()
 
 
@@ -252,60 +238,6 @@ def test_a_limit_on_file_sizes(tmp_path: Path) -> None:
     result = result_of(started("limited", tmp_path / "store"))
     assert "File too large" in str(result["message"])
     assert (result["kept"], result["partial"], result["drafts"]) == (True, False, [])
-
-
-def test_capacity_is_exact_and_heals(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, capacity_bytes=2 * ROOM + 10)
-    store.put(KEYS[0], payload_of(0))
-    store.put(KEYS[1], payload_of(1))
-    for key, size in ((KEYS[2], 3000), (KEYS[0], 3011), (KEYS[2], 100_000)):
-        with pytest.raises(StorageError, match="full"):
-            store.put(key, payload_of(2, size))
-    assert store.get(KEYS[0], 3000) == payload_of(0) and not store.contains(KEYS[2])
-    store.put(KEYS[0], payload_of(2, 3010))
-    store.remove(KEYS[1])
-    (tmp_path / "used").write_bytes((1 << 40).to_bytes(8, "big"))  # a count that a crash left too high
-    store.put(KEYS[2], payload_of(2))
-    assert int.from_bytes((tmp_path / "used").read_bytes(), "big") == 2 * ROOM + 10
-    assert os.listdir(tmp_path / "drafts") == []
-    store.close()
-
-
-def test_a_bound_counts_what_was_there_before_it_and_stays_unlocked(tmp_path: Path) -> None:
-    earlier = FileStore(tmp_path)
-    earlier.put(KEYS[0], payload_of(0))
-    earlier.close()
-    store = FileStore(tmp_path, capacity_bytes=ROOM)
-    with (tmp_path / "used").open("rb") as ledger:
-        fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with pytest.raises(StorageError, match="full"):
-        store.put(KEYS[1], b"")
-    store.put(KEYS[0], payload_of(1))
-    store.remove(KEYS[0])
-    store.put(KEYS[1], payload_of(1))
-    assert store.get(KEYS[1], 3000) == payload_of(1)
-    store.close()
-
-
-def test_the_count_is_locked_while_names_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path, capacity_bytes=2 * ROOM)
-    locked: list[str] = []
-
-    def checked(name: str, call: Callable[..., None]) -> Callable[..., None]:
-        def during(*args: object, **kwargs: object) -> None:
-            with (tmp_path / "used").open("rb") as other, pytest.raises(BlockingIOError):
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked.append(name)
-            call(*args, **kwargs)
-
-        return during
-
-    for name in ("replace", "unlink"):
-        monkeypatch.setattr(os, name, checked(name, getattr(os, name)))
-    store.put(KEYS[0], payload_of(0))
-    store.remove(KEYS[0])
-    assert locked == ["replace", "unlink"]
-    store.close()
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link as its drafts", "without write permission"])

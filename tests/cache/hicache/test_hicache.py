@@ -11,7 +11,7 @@ from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
 from kvcheck.core.cache.hicache.cache import CacheConfig
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
 
 
@@ -25,7 +25,7 @@ class ForwardFirst:
 def forward_first(name: str, **config: object) -> Rig:
     """A rig whose forward lane overtakes every copy that it does not wait for."""
     history = History(keep=True)
-    return rig_of(name, SimulatedBackend(ForwardFirst(), OperationEvents(history.emit)), history=history, **config)  # type: ignore[arg-type]
+    return rig_of(name, SimulatedBackend(ForwardFirst(), history.emit), history=history, **config)  # type: ignore[arg-type]
 
 
 def buffers(rig: Rig) -> set[str]:

@@ -13,13 +13,13 @@ from rigs.cache import BACKENDS, REQUESTS, Rig, check_counts, check_values, rig_
 from rigs.examples import examples
 
 from kvcheck.core.cache.backend.simulated import Choice, Goal, SimulatedBackend
+from kvcheck.core.cache.events import Evicted
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES, Lease
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
 from kvcheck.core.cache.hicache.node import make_copy, merge
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES
-from kvcheck.core.stress.workload.tier_events import Evicted
 
 
 class HeldBack:
@@ -38,7 +38,7 @@ class HeldBack:
 
 def held_back(name: str, *lanes: str, **config: object) -> tuple[Rig, HeldBack]:
     history, chooser = History(keep=True), HeldBack(*lanes)
-    return rig_of(name, SimulatedBackend(chooser, OperationEvents(history.emit)), history=history, **config), chooser  # type: ignore[arg-type]
+    return rig_of(name, SimulatedBackend(chooser, history.emit), history=history, **config), chooser  # type: ignore[arg-type]
 
 
 # Aborts

@@ -135,12 +135,8 @@ def test_memory_is_pinned_counted_apart_and_given_back_once(name: str, layout: s
     held = {key: size for key, size in backend.allocated().items() if key.startswith("host.")}
     assert set(held) == names and {backend.places[key] for key in names} == {Place.PINNED}
     assert sum(held.values()) == sum(UNITS[space] * UNIT_BYTES[name, space] for space in rig.specs)
-    starts = {key: backend.memory[key].data_ptr() for key in names}
-    ranges = {f"host.{layout}.{key}": span for key, span in rig.pool.storage_ranges().items()}
-    assert ranges == {key: (start, start + held[key]) for key, start in starts.items()}
     rig.pool.free()
     assert not [key for key in backend.allocated() if key.startswith("host.")]
-    assert rig.pool.storage_ranges() == {}
     with pytest.raises(DoubleFree):
         rig.pool.free()
     with pytest.raises(LayoutMismatch):

@@ -12,7 +12,7 @@ from rigs.cache import Rig, rig_of
 from rigs.examples import examples
 
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.strategies import EagerStrategy, LazyStrategy, RandomStrategy
 
 Snapshot = list[object]
@@ -45,7 +45,7 @@ def rank_of(rank: int, name: str, agree: Callable[[int], int], **config: object)
     """The first rank's copies run at once, the second's when they are waited for, others' at random."""
     history = History(keep=True)
     strategies = (EagerStrategy, LazyStrategy, lambda: RandomStrategy(rank))
-    backend = SimulatedBackend(strategies[min(rank, 2)](), OperationEvents(history.emit))
+    backend = SimulatedBackend(strategies[min(rank, 2)](), history.emit)
     small = {"pages": 6, "window_pages": 6, "host_pages": 8, "host_window": 8, "host_states": 4, "states": 3}
     return rig_of(name, backend, history=history, agree=agree, **small, **config)  # type: ignore[arg-type]
 

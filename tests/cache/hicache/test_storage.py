@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rigs.store_contract import CONTRACT, KEYS, OWNER, payload_of
+from rigs.store_contract import CONTRACT, KEYS, OWNER
 
-from kvcheck.core.base.errors import LengthMismatch, StorageError, UsageError
+from kvcheck.core.base.errors import LengthMismatch, UsageError
+from kvcheck.core.cache.hicache.file_store import FileStore
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import (
     FIELDS,
     HASH_BYTES,
     KEY_TEXT,
     MAGIC,
-    STORES,
     VERSION,
     Namespace,
     PageStore,
@@ -46,16 +46,10 @@ BLOBS = st.binary(max_size=6)
 @pytest.mark.parametrize("promise", CONTRACT)
 @pytest.mark.parametrize("name", ["files", "memory"])
 def test_contract(name: str, promise: Callable[[PageStore], None], tmp_path: Path) -> None:
-    factory = STORES.load(name)
-    store = factory(tmp_path / "store") if name == "files" else factory()
+    store = FileStore(tmp_path / "store") if name == "files" else MemoryStore()
     assert store.name == name
     promise(store)
     store.close()
-
-
-def test_an_unknown_store_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="s3"):
-        STORES.load("s3")
 
 
 def owner(**change: object) -> Namespace:
@@ -154,23 +148,6 @@ def test_another_version_is_refused_though_its_checksum_matches_and_so_is_anothe
     assert len(later) == object_bytes(KEYS[0], 3) and len(_checksum(header, b"abc")) == HASH_BYTES
     assert unpack_object(later, key=KEYS[0], size=3) is None
     assert unpack_object(pack_object(KEYS[0], b"abc"), key=KEYS[1], size=3) is None
-
-
-@pytest.mark.parametrize("how", ["capacity", "fill_up"])
-def test_a_full_memory_store_says_so_and_keeps_what_it_has(how: str) -> None:
-    room = object_bytes(KEYS[0], 3000)
-    store = MemoryStore(capacity_bytes=room if how == "capacity" else None)
-    store.put(KEYS[0], payload_of(0))
-    if how == "fill_up":
-        store.fill_up()
-    with pytest.raises(StorageError, match=f"full: {room} of {room}"):
-        store.put(KEYS[1], payload_of(1))
-    if how == "capacity":
-        with pytest.raises(StorageError):
-            store.put(KEYS[0], payload_of(0, 3001))
-    store.put(KEYS[0], payload_of(2))
-    assert store.get(KEYS[0], 3000) == payload_of(2)
-    assert not store.contains(KEYS[1])
 
 
 def restorable(count: int, pages: Sequence[bool], rule: str, window: int) -> bool:

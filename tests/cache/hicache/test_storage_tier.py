@@ -14,7 +14,7 @@ from kvcheck.core.cache.backend.simulated import SimulatedBackend
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.strategies import DelayStrategy
 
 TEXT = "abcdef"
@@ -25,9 +25,7 @@ SHAPES = ("llama-3-tiny", "glm-5.1-tiny", "gpt-oss-tiny", "qwen3-next-tiny")
 def stored(name: str, agree: Callable[[int], int] = int) -> tuple[Rig, MemoryStore, Namespace]:
     """A prefix of six pages that the store alone has; the store works when the host waits for it."""
     history = History(keep=True)
-    rig = rig_of(
-        name, SimulatedBackend(DelayStrategy(["storage"]), OperationEvents(history.emit)), history=history, agree=agree
-    )
+    rig = rig_of(name, SimulatedBackend(DelayStrategy(["storage"]), history.emit), history=history, agree=agree)
     store = MemoryStore()
     shape = rig.pool.shape
     namespace = Namespace(model=name, dtype="any", layout="units", page_size=shape.page_size, rank=0, ranks=1)

@@ -19,8 +19,9 @@ from kvcheck.core.base.errors import (
     TargetError,
     TransferError,
 )
+from kvcheck.core.base.record import to_plain
 from kvcheck.core.cache.scheduler.process_group import RankGroup
-from kvcheck.core.cache.transfer.layout import EndLayout, check_rejoin, layout_from_json, layout_to_json
+from kvcheck.core.cache.transfer.layout import EndLayout, check_rejoin, layout_from_json
 from kvcheck.core.cache.transfer.receiver import Receiver
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.wire import RegionWrite, Ticket, check_region
@@ -174,7 +175,7 @@ def without(name: str) -> dict[str, object]:
 
 
 def plain(**changes: object) -> dict[str, Any]:
-    raw = layout_to_json(SOURCE)
+    raw = to_plain(SOURCE)
     assert isinstance(raw, dict)
     return raw | changes
 

@@ -9,6 +9,7 @@ from cache.transfer.test_sender import ROOM, ask, hand_over, want
 from rigs.pair import PATIENCE, SENDER_PATIENCE, Rig
 
 from kvcheck.core.base.errors import ForeignAccess
+from kvcheck.core.cache.events import Event
 from kvcheck.core.cache.transfer import sender
 from kvcheck.core.cache.transfer.messages import Abort, Done, Drained, Message, Status
 from kvcheck.core.cache.transfer.receiver import SUCCESS
@@ -17,7 +18,7 @@ from kvcheck.core.cache.transfer.sender import FAILED as SENDER_FAILED
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.contract import ContractOracle
 from kvcheck.core.stress.oracles.liveness import LivenessOracle
-from kvcheck.core.stress.workload.events import Event, Expected, Failed, Finished, Forward, Retried
+from kvcheck.core.stress.workload.events import Expected, Failed, Finished, Forward, Retried
 
 
 def test_a_room_that_has_arrived_here_and_failed_elsewhere_is_ended_with_the_reason() -> None:

@@ -45,7 +45,7 @@ class Side:
         self.engine = self.start()
 
     def start(self, settings: EngineSettings = QUICK) -> MooncakeEngine:
-        self.engine = MooncakeEngine.start(self.regions, settings=settings)
+        self.engine = MooncakeEngine(self.regions, settings=settings)
         return self.engine
 
     def fill(self, value: int | torch.Generator) -> None:
@@ -66,7 +66,7 @@ class Side:
 def loadable() -> None:
     """A skip, with the reason, where the library is installed and will not do."""
     try:
-        with SharedRegion("kv", 64) as region, MooncakeEngine.start({"kv": region}):
+        with SharedRegion("kv", 64) as region, MooncakeEngine({"kv": region}):
             pass
     except UnknownVerdict as error:
         pytest.skip(str(error))
@@ -182,7 +182,7 @@ def test_a_peer_that_says_nothing_is_given_up(make: Callable[..., Side]) -> None
     """Its kernel accepts the connection, and nobody answers: the library alone would wait for a minute."""
     prefill = make()
     prefill.engine.fence()
-    engine = MooncakeEngine.start(prefill.regions, settings=replace(QUICK, call_s=2.0))
+    engine = MooncakeEngine(prefill.regions, settings=replace(QUICK, call_s=2.0))
     with engine, socket.create_server(("127.0.0.1", 0)) as server:
         start = time.monotonic()
         peer = PeerInfo(f"127.0.0.1:{server.getsockname()[1]}", {"kv": (1 << 40, KV_BYTES)})
@@ -263,7 +263,7 @@ def test_memory_is_not_left_behind(tmp_path: Path) -> None:
         "from kvcheck.core.cache.transfer.mooncake.engine import MooncakeEngine\n"
         "from kvcheck.core.cache.backend.shared_memory import SharedRegion\n"
         "region = SharedRegion('kv', 1 << 20)\n"
-        "engine = MooncakeEngine.start({'kv': region})\n"
+        "engine = MooncakeEngine({'kv': region})\n"
         "told = engine.pid, engine.session, engine.regions(), dataclasses.asdict(region.handle)\n"
         "print(json.dumps(told), flush=True)\n"
         "time.sleep(600)\n"
@@ -276,7 +276,7 @@ def test_memory_is_not_left_behind(tmp_path: Path) -> None:
         with SharedRegion.attach(RegionHandle(**handle)) as theirs, SharedRegion("kv", 1 << 20) as mine:
             mine.bytes_view().fill_(7)
             batch = BlockBatch("kv", "kv", np.array([[0, 64, 4096]], dtype=np.int64))
-            with MooncakeEngine.start({"kv": mine}, settings=QUICK) as engine:
+            with MooncakeEngine({"kv": mine}, settings=QUICK) as engine:
                 engine.write(peer, [batch])
                 assert theirs.bytes_view()[64 : 64 + 4096].eq(7).all() and int(theirs.bytes_view().sum()) == 7 * 4096
                 memory = shared_files(worker.pid) | shared_files(pid)
@@ -292,4 +292,4 @@ def test_memory_is_not_left_behind(tmp_path: Path) -> None:
 @pytest.mark.skipif(Path("/sys/class/infiniband").exists(), reason="has an RDMA device, so the protocol is there")
 def test_a_protocol_without_its_hardware_is_refused() -> None:
     with SharedRegion("kv", 64) as region, pytest.raises(TransferError, match=r"protocol rdma.*returned -1"):
-        MooncakeEngine.start({"kv": region}, "rdma")
+        MooncakeEngine({"kv": region}, protocol="rdma")

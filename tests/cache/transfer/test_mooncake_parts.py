@@ -221,7 +221,7 @@ def test_a_library_that_will_not_do_is_unknown(
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", installed(builds))
     with pytest.raises(UnknownVerdict, match=message) as caught:
-        MooncakeEngine.start({})
+        MooncakeEngine({})
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(importlib.metadata, "version", installed({BUILDS[1]: "0.3.15"}))
     assert require_library() == "0.3.15"
@@ -239,7 +239,7 @@ def test_settings_reach_the_library_by_name_and_senseless_ones_are_usage_errors(
         with pytest.raises(UsageError, match="engine settings"):
             EngineSettings(**changes)
     with pytest.raises(UsageError, match="unknown protocol 'tpc'"):
-        MooncakeEngine.start({}, "tpc")
+        MooncakeEngine({}, protocol="tpc")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineSettings:
 
 @pytest.fixture
 def engine(region: SharedRegion, settings: EngineSettings) -> Iterator[MooncakeEngine]:
-    with MooncakeEngine.start({"kv": region}, settings=settings) as engine:
+    with MooncakeEngine({"kv": region}, settings=settings) as engine:
         yield engine
 
 
@@ -190,7 +190,7 @@ def test_a_failed_call_poisons_until_the_fence(
     engine.fence()
     assert engine.is_fenced and not is_alive(engine.pid)
     assert len((tmp_path / "calls").read_text().splitlines()) == 2  # nothing after the one that failed
-    with MooncakeEngine.start({"kv": region}, settings=settings) as after:
+    with MooncakeEngine({"kv": region}, settings=settings) as after:
         assert after.write(peer("ok"), [scattered(1)]) == 8
 
 
@@ -203,7 +203,7 @@ def test_a_crash_is_told_with_its_signal_and_words(engine: MooncakeEngine) -> No
 
 @pytest.mark.processes
 def test_silence_ends_with_the_watchdog(region: SharedRegion, settings: EngineSettings) -> None:
-    with MooncakeEngine.start({"kv": region}, settings=replace(settings, call_s=0.3)) as engine:
+    with MooncakeEngine({"kv": region}, settings=replace(settings, call_s=0.3)) as engine:
         start = time.monotonic()
         with pytest.raises(TransferError, match=r"gave no answer within 0.3 s in write 1"):
             engine.write(peer("hang"), [scattered(1)])
@@ -211,7 +211,7 @@ def test_silence_ends_with_the_watchdog(region: SharedRegion, settings: EngineSe
         assert engine.is_poisoned and not engine.is_fenced
         engine.fence()
         assert engine.is_fenced
-        other = MooncakeEngine.start({"kv": region}, settings=replace(settings, call_s=0.3))
+        other = MooncakeEngine({"kv": region}, settings=replace(settings, call_s=0.3))
         submission = other.submit(peer("hang"), [scattered(1)])
         with pytest.raises(TransferError, match="gave no answer"):
             poll(lambda: other.is_done(submission))
@@ -260,19 +260,19 @@ def test_an_engine_that_does_not_come_up(
     (tmp_path / "mooncake" / "engine.py").write_text(source)
     start_s = 0.5 if source == SLOW else settings.start_s
     with pytest.raises(error, match=message):
-        MooncakeEngine.start({"kv": region}, settings=replace(settings, start_s=start_s), **given)
+        MooncakeEngine({"kv": region}, settings=replace(settings, start_s=start_s), **given)
 
 
 @pytest.mark.processes
 def test_a_region_that_cannot_be_registered_is_named(settings: EngineSettings) -> None:
     with SharedRegion("odd", SMALL + 1) as odd, pytest.raises(TransferError, match=r"registering region odd.*-200"):
-        MooncakeEngine.start({"odd": odd}, settings=settings)
+        MooncakeEngine({"odd": odd}, settings=settings)
 
 
 @pytest.mark.processes(starts=True)
 def test_an_engine_outlives_the_thread_that_started_it(region: SharedRegion, settings: EngineSettings) -> None:
     started: list[MooncakeEngine] = []
-    thread = threading.Thread(target=lambda: started.append(MooncakeEngine.start({"kv": region}, settings=settings)))
+    thread = threading.Thread(target=lambda: started.append(MooncakeEngine({"kv": region}, settings=settings)))
     thread.start()
     thread.join(SOON_S)
     with started[0] as engine:
@@ -290,7 +290,7 @@ def test_an_engine_dies_with_its_worker(what: str, tmp_path: Path) -> None:
         "importlib.metadata.version = installed_version\n"
         "region = SharedRegion('kv', SMALL)\n"
         f"variables = (('MC_STAND_IN_LOG', {str(tmp_path / 'calls')!r}),)\n"
-        "engine = MooncakeEngine.start({'kv': region}, settings=EngineSettings(variables=variables))\n"
+        "engine = MooncakeEngine({'kv': region}, settings=EngineSettings(variables=variables))\n"
         f"engine.submit(peer({what!r}), [scattered(1)])\n"
         "print(engine.pid, flush=True)\n"
         "time.sleep(600)\n"

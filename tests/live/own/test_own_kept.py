@@ -76,6 +76,23 @@ def test_a_reference_that_was_changed_is_refused(tmp_path: Path, changes: dict[s
         read_reference(write(tmp_path / "kept", kept(), **changes))
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tokens": (1, 2, 3)}, "request 0: expected a log-probability for each of 3 tokens"),
+        ({"tokens": (-1,), "logprobs": (0.0,)}, "request 0: expected token ids"),
+        ({"tokens": ("x",), "logprobs": (0.0,)}, r"requests\[0\].tokens\[0\]: expected int, got str"),
+        ({"tokens": (1,), "logprobs": (0.0,), "top": ({1.5: 0.0},)}, "request 0: expected token ids"),
+        ({"tokens": (1,), "logprobs": (0.0,), "top": ()}, "request 0: expected a list of tokens for each step"),
+    ],
+)
+def test_a_reference_with_a_wrong_request_is_refused(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
+    whole = kept()
+    wrong = dataclasses.replace(whole.kept[0], answer=dataclasses.replace(whole.kept[0].answer, **fields))
+    with pytest.raises(UsageError, match=told):
+        read_reference(write(tmp_path / "kept", dataclasses.replace(whole, kept=(wrong,))))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 5000, '{"format": NaN}', "\udc80"])
 def test_what_is_no_reference_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_bytes(text.encode(errors="surrogateescape"))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvcheck.core.cache.events import Allocated, Event, Freed
 from kvcheck.core.stress.history import History
 from kvcheck.core.stress.oracles.oracle import judge
 from kvcheck.core.stress.oracles.progress import LATE, ProgressOracle
-from kvcheck.core.stress.workload.events import Aborted, Allocated, Event, Forward, Freed, ProcessActs
-from kvcheck.core.stress.workload.report_events import Reported, Sent, Sized
+from kvcheck.core.stress.workload.events import Aborted, Forward, ProcessActs, Reported, Sent, Sized
 
 RANK, OTHER = "decode-0", "decode-1"
 

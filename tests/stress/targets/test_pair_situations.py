@@ -1,9 +1,4 @@
-"""What a pair says of its requests and rooms, and what can be made to happen to them.
-
-Invariants:
-- Where a request stands is compared with the operations that have been submitted and have run.
-- Whatever is made to happen, every request ends, and everything is free afterwards.
-"""
+"""What a pair says of its requests and rooms, and what can be made to happen to them."""
 
 from __future__ import annotations
 
@@ -13,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.backend.backend import Backend, Completed, Submitted
 from kvcheck.core.cache.backend.eager import EagerBackend
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.cache.events import Event
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.scenarios.pd_transfer import PATIENCE, prefill_sizes, room_of
 from kvcheck.core.stress.scenarios.retract_resume import RetractResume
 from kvcheck.core.stress.scenarios.serving import make_setup, request_of
 from kvcheck.core.stress.strategies import Recorder, make_strategy
 from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.target import FIXED, PairSetup, Standing
-from kvcheck.core.stress.workload.events import Completed, Event, Overdue, ProcessActs, Submitted
+from kvcheck.core.stress.workload.events import Overdue, ProcessActs
 from kvcheck.core.stress.workload.shapes import shape
 
 SHAPE = shape("llama-3-tiny")
@@ -64,7 +60,7 @@ class Pair:
             self.engine.submit(request)
 
     def _backend(self, order: str, schedule: int) -> Backend:
-        observer = OperationEvents(self.history.emit)
+        observer = self.history.emit
         if order == "eager":
             return EagerBackend(observer)
         strategy = make_strategy(order, seed=1, schedule=schedule, choices=None)

@@ -1,9 +1,4 @@
-"""Each state of a prefix and an object is told as it is, and only what is legal in it can be made to happen.
-
-Invariants:
-- Copies stand still where a test holds their lane back, so a state lasts until the test ends it.
-- Whatever was done, the cache counts right afterwards and serves what was computed.
-"""
+"""Each state of a prefix and an object is told as it is, and only what is legal in it can be made to happen."""
 
 from __future__ import annotations
 
@@ -16,13 +11,14 @@ from rigs.cache import Rig, rig_of
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.situations import STATES
 from kvcheck.core.cache.backend.simulated import SimulatedBackend
+from kvcheck.core.cache.events import Event
 from kvcheck.core.cache.hicache.memory_store import MemoryStore
 from kvcheck.core.cache.hicache.storage import Namespace
 from kvcheck.core.cache.hicache.storage_tier import StorageTier
-from kvcheck.core.stress.history import History, OperationEvents
+from kvcheck.core.stress.history import History
 from kvcheck.core.stress.targets.prefixes import CachedPrefixes
 from kvcheck.core.stress.targets.target import Standing
-from kvcheck.core.stress.workload.events import Event, Happened
+from kvcheck.core.stress.workload.events import Happened
 
 COPIES = ("hicache.d2h*", "hicache.h2d*", "storage")
 SHAPES = ("llama-3-tiny", "gpt-oss-tiny", "qwen3-next-tiny")
@@ -34,7 +30,7 @@ class Scene:
 
     def __init__(self, name: str = "llama-3-tiny", *lanes: str, **config: object) -> None:
         self.history, self.chooser = History(keep=True), HeldBack(*lanes)
-        backend = SimulatedBackend(self.chooser, OperationEvents(self.history.emit))
+        backend = SimulatedBackend(self.chooser, self.history.emit)
         self.rig: Rig = rig_of(name, backend, history=self.history, **config)  # type: ignore[arg-type]
         self.store, self.told = MemoryStore(), list[Event]()
         shape = self.rig.pool.shape

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcheck.core.stress.workload.events import Event, Forward
+from kvcheck.core.cache.events import Event, LookedUp
+from kvcheck.core.stress.workload.events import Forward
 from kvcheck.core.stress.workload.host_inspector import HostHits
-from kvcheck.core.stress.workload.tier_events import LookedUp
 
 
 def lookup(request: int, *, device: int, pages: int) -> LookedUp:

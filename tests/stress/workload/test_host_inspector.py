@@ -1,8 +1,4 @@
-"""HostInspector: what lies on the host is compared with what was computed, and each kind of damage is named.
-
-Invariants:
-- Good words are written here by the content rule, word by word, and damage is done to one of them at a time.
-"""
+"""HostInspector: what lies on the host is compared with what was computed, and each kind of damage is named."""
 
 from __future__ import annotations
 
@@ -12,8 +8,9 @@ import torch
 from rigs.cache import Rig, rig_of
 
 from kvcheck.core.base import content
+from kvcheck.core.cache.events import Event
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
-from kvcheck.core.stress.workload.events import Event, Saw, Verified
+from kvcheck.core.stress.workload.events import Saw, Verified
 from kvcheck.core.stress.workload.host_inspector import HostInspector
 from kvcheck.core.stress.workload.mismatch import Mismatch
 from kvcheck.core.stress.workload.shapes import TINY_SHAPES, shape

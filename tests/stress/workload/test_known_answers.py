@@ -1,8 +1,4 @@
-"""The known-answer decoder on a pool by itself: right answers, and which row of which layer each of them needs.
-
-Invariants:
-- No scheduler and no target takes part: requests are computed chunk by chunk on an eager backend.
-"""
+"""The known-answer decoder on a pool by itself: right answers, and which row of which layer each of them needs."""
 
 from __future__ import annotations
 
@@ -17,12 +13,13 @@ from rigs.qwen3_next_forward import Qwen3NextForward
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.events import Event
 from kvcheck.core.cache.pools.pool import Holding, KVPool, PoolSizes
 from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.cache.transfer.metadata import MetadataRow, metadata_fields
 from kvcheck.core.model import FAMILIES
 from kvcheck.core.model.qwen3_next import QWEN3_NEXT
-from kvcheck.core.stress.workload.events import Event, Saw, Verified
+from kvcheck.core.stress.workload.events import Saw, Verified
 from kvcheck.core.stress.workload.handover import expected_row
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder

@@ -1,8 +1,4 @@
-"""Sessions: requests that come back with what they had before, in a pool that cannot hold them all.
-
-Invariants:
-- What a prompt shares with an earlier one is worked out from the runs alone, position by position.
-"""
+"""Sessions: requests that come back with what they had before, in a pool that cannot hold them all."""
 
 from __future__ import annotations
 

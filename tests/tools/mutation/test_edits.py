@@ -10,7 +10,7 @@ import pytest
 from kvcheck.core.base.errors import UsageError
 from tools.mutation.edits import all_edits, chosen_files, edits_of, is_product, module_of, read_sources, sampled
 from tools.mutation.operators import OPERATORS
-from tools.mutation.source import STANDING_PARTS, STANDINGS, TELLERS, Source
+from tools.mutation.source import REPORTERS, STANDING_PARTS, STANDINGS, Source
 
 FILE = "core/cache/example.py"
 
@@ -109,10 +109,10 @@ def test_every_operator_is_tried_above() -> None:
         'def f(a: Literal[1]) -> Literal[2]:\n    """Text."""\n',
         "def f(a):\n    raise ValueError(f'{a[1]} {a < 2}', a[1])\n",
         "def f(a):\n    assert a < 1, a[2]\n",
-        "def f(a, listener):\n    listener.took(a, 1)\n",
-        "def f(a, listener):\n    if listener is not None and not a:\n        listener.took(a, 1)\n",
-        "class A:\n    def f(self, a):\n        self.rows.tell_wanted('device', a, 1)\n",
-        "class A:\n    def _tell_lock(self, a):\n        self.took(a, 1)\n",
+        "class A:\n    def f(self, a):\n        self._emit(Took(a, 1))\n",
+        "class A:\n    def f(self, a):\n        if self._emit is not None and a:\n            self._emit(Took(a, 1))\n",
+        "class A:\n    def f(self, a):\n        self.rows.report_wanted('device', a, 1)\n",
+        "class A:\n    def _report_lock(self, a):\n        self.took(a, 1)\n",
         "class A:\n    def states(self):\n        return f(self.a, self.b[1])\n",
         "class A:\n    __slots__ = ('a', 'b')\n    n: int = field(default=1)\n",
         "if TYPE_CHECKING:\n    LEGS = (1, 2)\n",
@@ -124,8 +124,8 @@ def test_what_changes_no_behaviour_is_not_edited(text: str) -> None:
     assert edits_of(FILE, text, frozenset()) == []
 
 
-def test_a_condition_that_does_more_than_to_tell_is_edited() -> None:
-    told = "if listener is not None:\n    listener.took(a)"
+def test_a_condition_that_does_more_than_to_report_is_edited() -> None:
+    told = "if self._emit is not None:\n    self._emit(Took(a))"
     assert news(told, "turn-comparison") == set()
     assert news(f"{told}\n    a.run()", "turn-comparison") and news(f"{told}\nelse:\n    a.run()", "turn-comparison")
 
@@ -152,14 +152,14 @@ def test_only_functions_that_are_left_out_ask_for_standings() -> None:
     assert asking and asking <= STANDINGS | STANDING_PARTS
 
 
-def test_what_tells_the_listener_of_a_prefix_cache_does_nothing_else() -> None:
-    """Each of them is there, asks for the listener, and has a name that no function with another work has."""
-    found = dict.fromkeys(TELLERS, 0)
+def test_what_emits_an_event_of_a_prefix_cache_does_nothing_else() -> None:
+    """Each of them is there, asks whether somebody wants it, and has a name that no function with another work has."""
+    found = dict.fromkeys(REPORTERS, 0)
     for file, text in read_sources().items():
         for name, first, last in Source(file, text).functions:
-            if (here := name.rpartition(".")[2]) in TELLERS:
+            if (here := name.rpartition(".")[2]) in REPORTERS:
                 found[here] += 1
-                assert "self._listener" in "\n".join(text.splitlines()[first:last]), name
+                assert "self._emit" in "\n".join(text.splitlines()[first:last]), name
     assert set(found.values()) == {1}
 
 

@@ -17,6 +17,7 @@ import torch
 
 from kvcheck.core.base.errors import DoubleFree, InternalError
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.events import Event
 
 ChunkWork = Callable[[], None]
 """The work of one chunk of an operation."""
@@ -93,32 +94,66 @@ class Captured:
     writes: tuple[Footprint, ...]
 
 
-class OperationObserver(Protocol):
-    """Receives every call of a backend, and must not call it. Records are numbered from 1."""
+# Events of a backend. Records are numbered from 1.
 
-    def submitted(
-        self,
+
+@dataclass(slots=True, unsafe_hash=True)
+class Submitted(Event):
+    """ordinal: counts submissions from 1. record: its signal, reached when the operation has run."""
+
+    ordinal: int
+    name: str
+    lane: str
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
+    record: int | None = None
+    request: int | None = None
+
+    @staticmethod
+    def of(
         ordinal: int,
         operation: Operation,
         lane: Lane,
         reads: Sequence[Footprint],
         writes: Sequence[Footprint],
         record: int,
-    ) -> None:
-        """`ordinal` counts submissions from 1; `record` is reached when the operation has run."""
+    ) -> Submitted:
+        return Submitted(ordinal, operation.name, lane.name, tuple(reads), tuple(writes), record, operation.request)
 
-    def recorded(self, record: int, lane: Lane) -> None: ...
 
-    def lane_waited(self, record: int, lane: Lane) -> None:
-        """Later work of the lane runs after that record, which may be reached already."""
+@dataclass(slots=True, unsafe_hash=True)
+class Completed(Event):
+    """Every chunk has run (on CUDA: is known to have run)."""
 
-    def process_joined(self, record: int) -> None:
-        """The process waited for that record, or its query returned True."""
+    ordinal: int
 
-    def process_drained(self) -> None: ...
 
-    def completed(self, ordinal: int) -> None:
-        """Every chunk has run (on CUDA: is known to have run)."""
+@dataclass(slots=True, unsafe_hash=True)
+class Recorded(Event):
+    """The signal covers everything queued in the lane so far."""
+
+    record: int
+    lane: str
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class LaneWaited(Event):
+    """Operations queued in the lane from now on run after the record is reached."""
+
+    record: int
+    lane: str
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class ProcessJoined(Event):
+    """The process waited for the record, or polled it and found it reached."""
+
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDrained(Event):
+    """The process joined every lane."""
 
 
 class Memory(Protocol):

@@ -15,10 +15,11 @@ import torch
 from kvcheck.core.base.cuda_hold import cuda_holds
 from kvcheck.core.base.errors import InternalError, UnknownVerdict
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, OperationObserver, Place
+from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, Place
 from kvcheck.core.cache.backend.delays import Delay
 from kvcheck.core.cache.backend.device import WATCHDOG_NS, DeviceHold
 from kvcheck.core.cache.backend.streamed import StreamedBackend
+from kvcheck.core.cache.events import Emit
 
 STREAMS_MOST = 64
 """Streams requested of one priority before the next is tried. torch has 32 of each and returns them in turn."""
@@ -46,10 +47,8 @@ def cuda_device(index: int) -> torch.device:
 class CudaBackend(StreamedBackend[torch.cuda.Stream, torch.cuda.Event]):
     name = "cuda"
 
-    def __init__(
-        self, device_index: int = 0, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()
-    ) -> None:
-        super().__init__(CudaDevice(device_index), observer, delays)
+    def __init__(self, device_index: int = 0, emit: Emit | None = None, delays: Sequence[Delay] = ()) -> None:
+        super().__init__(CudaDevice(device_index), emit, delays)
 
 
 class CudaDevice:

@@ -1,7 +1,7 @@
 """The eager backend: every operation runs when it is submitted, on the CPU. It hides every ordering mistake.
 
 Invariants:
-- An observer gets the requested waits, not the order of execution. So it detects a missing wait.
+- Events have the requested waits, not the order of execution. So they show a missing wait.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from collections.abc import Sequence
 import torch
 
 from kvcheck.core.cache.backend.backend import (
+    Completed,
     Footprint,
     Graph,
     HostMemory,
     Lane,
+    LaneWaited,
     Operation,
-    OperationObserver,
     Place,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
     Signal,
+    Submitted,
 )
 from kvcheck.core.cache.backend.graphs import Captures
+from kvcheck.core.cache.events import Emit
 
 
 class EagerBackend(HostMemory):
@@ -29,9 +35,9 @@ class EagerBackend(HostMemory):
     name = "eager"
     device = torch.device("cpu")
 
-    def __init__(self, observer: OperationObserver | None = None) -> None:
+    def __init__(self, emit: Emit | None = None) -> None:
         super().__init__()
-        self._observer = observer
+        self._emit = emit
         self._lanes: dict[str, Lane] = {}
         self._captures = Captures()
         self.capture = self._captures.capture
@@ -58,26 +64,26 @@ class EagerBackend(HostMemory):
         self._submitted += 1
         self._records += 1
         ordinal, record = self._submitted, self._records
-        if self._observer is None:  # without an observer only the work itself is needed
+        if self._emit is None:  # then only the work itself is needed
             for chunk in operation.chunks:
                 chunk()
             return Signal(record)
         for signal in after:
             self.wait(signal, lane=lane)
-        self._observer.submitted(ordinal, operation, lane, reads, writes, record)
+        self._emit(Submitted.of(ordinal, operation, lane, reads, writes, record))
         for chunk in operation.chunks:
             chunk()
-        self._observer.completed(ordinal)
+        self._emit(Completed(ordinal))
         if any(f.place is Place.PAGEABLE for f in writes):
-            self._observer.process_joined(record)
+            self._emit(ProcessJoined(record))
         return Signal(record)
 
     def record(self, signal: Signal, *, lane: Lane) -> None:
         self._captures.refuse_record(lane)
         self._records += 1
         signal.handle = self._records
-        if self._observer is not None:
-            self._observer.recorded(self._records, lane)
+        if self._emit is not None:
+            self._emit(Recorded(self._records, lane.name))
 
     def replay(self, graph: Graph) -> None:
         self._captures.check(graph)
@@ -85,14 +91,14 @@ class EagerBackend(HostMemory):
             self.submit(each.operation, lane=graph.lane, reads=each.reads, writes=each.writes)
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
-        if self._observer is None or not isinstance(signal.handle, int):
+        if self._emit is None or not isinstance(signal.handle, int):
             return
         if lane is not None and self._captures.covers(lane):
             return
         if lane is None:
-            self._observer.process_joined(signal.handle)
+            self._emit(ProcessJoined(signal.handle))
         else:
-            self._observer.lane_waited(signal.handle, lane)
+            self._emit(LaneWaited(signal.handle, lane.name))
 
     def query(self, signal: Signal) -> bool:
         self.wait(signal)
@@ -101,5 +107,5 @@ class EagerBackend(HostMemory):
     def idle(self) -> None: ...
 
     def drain(self) -> None:
-        if self._observer is not None:
-            self._observer.process_drained()
+        if self._emit is not None:
+            self._emit(ProcessDrained())

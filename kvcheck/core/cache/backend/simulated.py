@@ -18,16 +18,22 @@ import torch
 from kvcheck.core.base.errors import Hang, InternalError
 from kvcheck.core.cache.backend.backend import (
     ChunkWork,
+    Completed,
     Footprint,
     Graph,
     HostMemory,
     Lane,
+    LaneWaited,
     Operation,
-    OperationObserver,
     Place,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
     Signal,
+    Submitted,
 )
 from kvcheck.core.cache.backend.graphs import Captures
+from kvcheck.core.cache.events import Emit
 
 
 class Chooser(Protocol):
@@ -143,12 +149,10 @@ class SimulatedBackend(HostMemory):
     name = "simulated"
     device = torch.device("cpu")
 
-    def __init__(
-        self, chooser: Chooser, observer: OperationObserver | None = None, max_steps: int = 50_000_000
-    ) -> None:
+    def __init__(self, chooser: Chooser, emit: Emit | None = None, max_steps: int = 50_000_000) -> None:
         super().__init__()
         self._chooser = chooser
-        self._observer = observer
+        self._emit = emit
         self._lanes: dict[str, Lane] = {}
         self._captures = Captures()
         self.capture = self._captures.capture
@@ -193,8 +197,8 @@ class SimulatedBackend(HostMemory):
             chunks = (_nothing,)
         pending = Pending(self._submitted, operation, lane, chunks, self._new_record(lane))
         self._queues[lane.index].append(pending)
-        if self._observer is not None:
-            self._observer.submitted(pending.ordinal, operation, lane, reads, writes, pending.record.number)
+        if self._emit is not None:
+            self._emit(Submitted.of(pending.ordinal, operation, lane, reads, writes, pending.record.number))
         if any(f.place is Place.PAGEABLE for f in writes):
             self._run_until(pending.record, operation.name)
             self._tell_joined(pending.record)
@@ -207,8 +211,8 @@ class SimulatedBackend(HostMemory):
         record = self._new_record(lane)
         signal.handle = record
         self._queues[lane.index].append(_Mark(record))
-        if self._observer is not None:
-            self._observer.recorded(record.number, lane)
+        if self._emit is not None:
+            self._emit(Recorded(record.number, lane.name))
         self._yield()
 
     def replay(self, graph: Graph) -> None:
@@ -246,8 +250,8 @@ class SimulatedBackend(HostMemory):
         stuck = [name for name, lane in self._lanes.items() if self._queues[lane.index]]
         if stuck:
             raise Hang(f"drain: lanes {', '.join(stuck)} wait for signals that nothing pending records")
-        if self._observer is not None:
-            self._observer.process_drained()
+        if self._emit is not None:
+            self._emit(ProcessDrained())
 
     def idle(self) -> None:
         if enabled := self._enabled():
@@ -257,8 +261,8 @@ class SimulatedBackend(HostMemory):
     def _queue_wait(self, signal: Signal, lane: Lane) -> None:
         if not isinstance(signal.handle, Record) or self._captures.covers(lane):
             return
-        if self._observer is not None:  # also if the record is reached: in another schedule it is not
-            self._observer.lane_waited(signal.handle.number, lane)
+        if self._emit is not None:  # also if the record is reached: in another schedule it is not
+            self._emit(LaneWaited(signal.handle.number, lane.name))
         if not signal.handle.done:
             self._queues[lane.index].append(_Wait(signal.handle))
 
@@ -267,8 +271,8 @@ class SimulatedBackend(HostMemory):
         return Record(self._records, self._queues[lane.index])
 
     def _tell_joined(self, record: Record) -> None:
-        if self._observer is not None:
-            self._observer.process_joined(record.number)
+        if self._emit is not None:
+            self._emit(ProcessJoined(record.number))
 
     def _run_until(self, record: Record, what: str) -> None:
         self._settle()
@@ -322,8 +326,8 @@ class SimulatedBackend(HostMemory):
         if not pending.chunks:
             self._queues[pending.lane.index].popleft()
             pending.record.done = True
-            if self._observer is not None:
-                self._observer.completed(pending.ordinal)
+            if self._emit is not None:
+                self._emit(Completed(pending.ordinal))
         return True
 
     def _spend_step(self) -> None:

@@ -5,7 +5,7 @@ Invariants:
   operation whose chunks make it wait.
 - An operation's closures, and so their tensors, live until it is known to have run: an allocator never hands out memory
   that a queued operation still touches.
-- The observer gets a completion when the process detects it, and never before that of an operation that it waited for.
+- A completion is emitted when the process detects it, and never before that of an operation that it waited for.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ import torch
 from kvcheck.core.base.errors import DoubleFree, InternalError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import (
+    Completed,
     Footprint,
     Graph,
     Lane,
+    LaneWaited,
     Operation,
-    OperationObserver,
     Place,
+    ProcessDrained,
+    ProcessJoined,
+    Recorded,
     Signal,
+    Submitted,
 )
 from kvcheck.core.cache.backend.delays import Delay, DelayReport
 from kvcheck.core.cache.backend.device import Event, Stream, StreamDevice
 from kvcheck.core.cache.backend.graphs import Captures
 from kvcheck.core.cache.backend.holds import Holds
+from kvcheck.core.cache.events import Emit
 
 PENDING_MAX = 4096
 """Operations kept before the host must wait for the oldest: bounds the events and the tensors held alive."""
@@ -67,12 +73,12 @@ class StreamedBackend(Generic[Stream, Event]):
     def __init__(
         self,
         machine: StreamDevice[Stream, Event],
-        observer: OperationObserver | None = None,
+        emit: Emit | None = None,
         delays: Sequence[Delay] = (),
     ) -> None:
         self.device = machine.device
         self._machine = machine
-        self._observer = observer
+        self._emit = emit
         self._lanes: dict[str, Lane] = {}
         self._streams: list[Stream] = []
         self._bytes: dict[str, int] = {}
@@ -133,8 +139,8 @@ class StreamedBackend(Generic[Stream, Event]):
         chunks = operation.chunks
         if operation.stage is not None and any(f.place is Place.PAGEABLE for f in reads):
             chunks = operation.stage()
-        if self._observer is not None:
-            self._observer.submitted(self._submitted, operation, lane, reads, writes, record)
+        if self._emit is not None:
+            self._emit(Submitted.of(self._submitted, operation, lane, reads, writes, record))
         is_pageable = any(f.place is Place.PAGEABLE for f in writes)
         event = self._launch(
             (operation.name,),
@@ -162,9 +168,9 @@ class StreamedBackend(Generic[Stream, Event]):
         for each in graph.operations:
             self._submitted += 1
             self._records += 1
-            if self._observer is not None:
-                self._observer.submitted(
-                    self._submitted, each.operation, graph.lane, each.reads, each.writes, self._records
+            if self._emit is not None:
+                self._emit(
+                    Submitted.of(self._submitted, each.operation, graph.lane, each.reads, each.writes, self._records)
                 )
         names = [each.operation.name for each in graph.operations]
         event = self._launch(names, graph.lane, lambda stream: self._machine.replay(stream, graph.handle))
@@ -182,8 +188,8 @@ class StreamedBackend(Generic[Stream, Event]):
         self._records += 1
         signal.handle = _Recording(event, False, self._records)
         self._machine.record(event, self._streams[lane.index])
-        if self._observer is not None:
-            self._observer.recorded(self._records, lane)
+        if self._emit is not None:
+            self._emit(Recorded(self._records, lane.name))
 
     def wait(self, signal: Signal, *, lane: Lane | None = None) -> None:
         if lane is not None:
@@ -210,8 +216,8 @@ class StreamedBackend(Generic[Stream, Event]):
         self._give_way(lambda: False)
         self._machine.synchronize()
         self._collect()
-        if self._observer is not None:
-            self._observer.process_drained()
+        if self._emit is not None:
+            self._emit(ProcessDrained())
 
     def idle(self) -> None:
         """Wait until some operation has run, for IDLE_MOST_S at most."""
@@ -227,7 +233,7 @@ class StreamedBackend(Generic[Stream, Event]):
             time.sleep(IDLE_LOOK_S)
 
     def settle(self) -> DelayReport | None:
-        """Wait for the device without calling the observer, and return the report of its delays. Raise an error of the
+        """Wait for the device without emitting events, and return the report of its delays. Raise an error of the
         device that was not raised before."""
         try:
             self._give_way(lambda: False)
@@ -277,12 +283,12 @@ class StreamedBackend(Generic[Stream, Event]):
         if recording is None or self._captures.covers(lane):
             return
         self._machine.wait(self._streams[lane.index], recording.event)
-        if self._observer is not None:
-            self._observer.lane_waited(recording.number, lane)
+        if self._emit is not None:
+            self._emit(LaneWaited(recording.number, lane.name))
 
     def _tell_joined(self, record: int) -> None:
-        if self._observer is not None:
-            self._observer.process_joined(record)
+        if self._emit is not None:
+            self._emit(ProcessJoined(record))
 
     def _make_room(self) -> None:
         self._collect()
@@ -304,9 +310,9 @@ class StreamedBackend(Generic[Stream, Event]):
                     done.append(queue.popleft().ordinal)
                     moved = True
         self._completed += len(done)
-        if self._observer is not None:
+        if self._emit is not None:
             for ordinal in sorted(done):
-                self._observer.completed(ordinal)
+                self._emit(Completed(ordinal))
 
 
 def _recording_of(signal: Signal) -> _Recording | None:

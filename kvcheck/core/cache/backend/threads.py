@@ -24,10 +24,11 @@ import torch
 
 from kvcheck.core.base.errors import Hang, InternalError, TargetError
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, OperationObserver, Place
+from kvcheck.core.cache.backend.backend import POISON_BYTE, ChunkWork, Place
 from kvcheck.core.cache.backend.delays import Delay
 from kvcheck.core.cache.backend.device import WATCHDOG_NS, DeviceHold
 from kvcheck.core.cache.backend.streamed import StreamedBackend
+from kvcheck.core.cache.events import Emit
 
 HANG_S = 60.0
 """Longest wait of the process. A watchdog ends a hold after a quarter of a second."""
@@ -43,8 +44,8 @@ SLEEP_MOST_S = 0.001
 class ThreadsBackend(StreamedBackend["_Stream", "_Event"]):
     name = "threads"
 
-    def __init__(self, observer: OperationObserver | None = None, delays: Sequence[Delay] = ()) -> None:
-        super().__init__(ThreadDevice(), observer, delays)
+    def __init__(self, emit: Emit | None = None, delays: Sequence[Delay] = ()) -> None:
+        super().__init__(ThreadDevice(), emit, delays)
 
 
 class ThreadDevice:

@@ -15,8 +15,9 @@ import numpy as np
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation
+from kvcheck.core.cache.events import Computed, Emit, Locked, LookedUp, Refused, StoreQueried
 from kvcheck.core.cache.hicache.controller import TransferController
-from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
+from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.movement import Movement
 from kvcheck.core.cache.hicache.node import Node, Transfer, WindowPages
 from kvcheck.core.cache.hicache.radix_tree import Match, Offer, PrefixTree, Tokens
@@ -70,7 +71,7 @@ class HiCache:
         *,
         config: CacheConfig,
         agree: Callable[[int], int] = int,
-        listener: CacheListener | None = None,
+        emit: Emit | None = None,
         movement: type[Movement] = Movement,
     ) -> None:
         self.tree = tree
@@ -79,13 +80,13 @@ class HiCache:
         self.config = config
         self._pool: KVPool = residency.pool
         self._backend = backend
-        self._listener = listener
+        self._emit = emit
         self._rounds = 0
         self.storage: StorageTier | None = None
         self._fetched: set[int] = set()
         self.movement: Movement | None = None
-        if listener is not None:
-            tree.on_lock = self._tell_lock
+        if emit is not None:
+            tree.on_lock = self._report_lock
         if controller is not None:
             residency.loads_in_flight = lambda: bool(controller.loads)
             self.movement = movement(
@@ -94,7 +95,7 @@ class HiCache:
                 self.evict,
                 uses=WRITE_POLICIES[config.write_policy],
                 agree=agree,
-                listener=listener,
+                emit=emit,
             )
 
     def connect(self, storage: StorageTier) -> None:
@@ -117,13 +118,13 @@ class HiCache:
         """Adopt the longest cached prefix into an empty holding, loading back its host pages, all or none."""
         self._fetched.discard(holding.request)
         match = self.tree.match(tokens, priority=priority)
-        self._tell_lookup(tokens, match, holding.request, device_only=False, priority=priority)
+        self._report_lookup(tokens, match, holding.request, device_only=False, priority=priority)
         self.tree.lock(match.node)
         if self.movement is not None and not self.movement.load_back(match, holding.request):
             # There is no room to load all of it: serve the device's pages, and load nothing.
             self.tree.unlock(match.node)
             match = self.tree.match(tokens, priority=priority, device_only=True)
-            self._tell_lookup(tokens, match, holding.request, device_only=True, priority=priority)
+            self._report_lookup(tokens, match, holding.request, device_only=True, priority=priority)
             self.tree.lock(match.node)
         lease = Lease(node=match.node, holding=holding, priority=priority)
         lease.loads = list(dict.fromkeys(each for node in match.nodes for each in node.loading))
@@ -142,7 +143,7 @@ class HiCache:
         if request not in self._fetched:
             self._fetched.add(request)
             self.storage.begin(tokens, request)
-            self._tell_asked(tokens, request, is_fetching=self.storage.is_fetching(request))
+            self._report_query(tokens, request, is_fetching=self.storage.is_fetching(request))
         return not self.storage.is_fetching(request)
 
     def is_fetching(self, request: int) -> bool:
@@ -184,9 +185,9 @@ class HiCache:
             return  # another request has cached a longer run; this one is offered again at the end
         state = self._snapshot(holding) if self._pool.has_state else None
         if self._pool.has_state and state is None:
-            self._tell_refused(tokens, holding.request)
+            self._report_refused(tokens, holding.request)
             return
-        self._tell_computed(tokens, holding.request, priority=lease.priority)
+        self._report_computed(tokens, holding.request, priority=lease.priority)
         taken = self.tree.insert(tokens, self._offer(holding, pages, state), priority=lease.priority)
         self.tree.lock(taken.node)
         self.tree.unlock(lease.node)
@@ -200,7 +201,7 @@ class HiCache:
         pages = len(tokens) // self._pool.page_size
         given = Given.nothing(len(holding.pages))
         if not self._pool.has_state and pages > holding.shared:
-            self._tell_computed(tokens, holding.request, priority=lease.priority)
+            self._report_computed(tokens, holding.request, priority=lease.priority)
             taken = self.tree.insert(tokens, self._offer(holding, pages, None), priority=lease.priority)
             given.full[:pages], given.window[:pages] = taken.full, taken.window
             self._grown(taken.grown, holding.request)
@@ -228,11 +229,11 @@ class HiCache:
 
     def evict(self, space: str, count: int) -> int:
         """Free at least `count` device ids if unlocked nodes allow it. Return the number freed."""
-        self.residency.tell_wanted("device", space, count)
+        self.residency.report_wanted("device", space, count)
         freed = 0
         spared: list[Node] = []
         while freed < count and (node := self.residency.device_victim(space, spared)) is not None:
-            self.residency.tell_chosen(node, "device", space, passed=spared)
+            self.residency.report_chosen(node, "device", space, passed=spared)
             size = len(node.device.ids(space))
             if self._give_up(node, space):
                 freed += size
@@ -312,35 +313,28 @@ class HiCache:
         for node in list(self.tree.root.children.values()):
             self.residency.drop(node)
 
-    # Reports to the listener
+    # Events
 
-    def _tell_lock(self, node: Node, tier: str, added: bool) -> None:
-        if self._listener is not None and node is not self.tree.root:
-            self._listener.locked(tier=tier, end=node.chain[-1], added=added)
+    def _report_lock(self, node: Node, tier: str, added: bool) -> None:
+        if self._emit is not None and node is not self.tree.root:
+            self._emit(Locked(tier, node.chain[-1], added))
 
-    def _tell_asked(self, tokens: Tokens, request: int, *, is_fetching: bool) -> None:
-        if self._listener is not None:
-            self._listener.asked(request=request, chain=self.tree.chain(tokens), is_fetching=is_fetching)
+    def _report_query(self, tokens: Tokens, request: int, *, is_fetching: bool) -> None:
+        if self._emit is not None:
+            self._emit(StoreQueried(request, self.tree.chain(tokens), is_fetching))
 
-    def _tell_lookup(self, tokens: Tokens, match: Match, request: int, *, device_only: bool, priority: int) -> None:
-        if self._listener is not None:
-            self._listener.looked_up(
-                request=request,
-                chain=self.tree.chain(tokens),
-                pages=match.pages,
-                device_pages=match.device_pages,
-                device_only=device_only,
-                priority=priority,
-            )
+    def _report_lookup(self, tokens: Tokens, match: Match, request: int, *, device_only: bool, priority: int) -> None:
+        if self._emit is not None:
+            chain = self.tree.chain(tokens)
+            self._emit(LookedUp(request, chain, match.pages, match.device_pages, device_only, priority))
 
-    def _tell_computed(self, tokens: Tokens, request: int, *, priority: int) -> None:
-        if self._listener is not None:
-            self._listener.computed(request=request, chain=self.tree.chain(tokens), priority=priority)
+    def _report_computed(self, tokens: Tokens, request: int, *, priority: int) -> None:
+        if self._emit is not None:
+            self._emit(Computed(request, self.tree.chain(tokens), priority))
 
-    def _tell_refused(self, tokens: Tokens, request: int) -> None:
-        if self._listener is not None:
-            chain = self.tree.chain(tokens)[-1:]
-            self._listener.refused(kind="snapshot", request=request, space="state", chain=chain)
+    def _report_refused(self, tokens: Tokens, request: int) -> None:
+        if self._emit is not None:
+            self._emit(Refused("snapshot", request, "state", self.tree.chain(tokens)[-1:]))
 
     # Between a request and the tree
 

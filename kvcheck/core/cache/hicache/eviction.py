@@ -9,12 +9,12 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from kvcheck.core.base.errors import UsageError
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.events import Chosen, Emit, Evicted, Flushed, RoomWanted, TierChanged
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, TierIndices
+from kvcheck.core.cache.hicache.node import Node, TierIndices
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
 from kvcheck.core.cache.pools.pool import KVPool
 
@@ -31,55 +31,6 @@ EVICTION_ORDERS: dict[str, Order] = {
 """Evicted first: the least recently used, the least often hit, or the one of lowest priority."""
 
 
-class StoreListener(Protocol):
-    def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
-        """The store was queried for a prompt, before its lookup. is_fetching: pages of it are in transfer."""
-
-    def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        """Pages came from the store into these host pages. Device ids have no meaning here."""
-
-    def stored(self, *, space: str, chain: tuple[bytes, ...], keys: tuple[str, ...], is_whole: bool) -> None:
-        """The store took these pages or states, or could not serve them whole."""
-
-
-class CacheListener(StoreListener, Protocol):
-    def looked_up(
-        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool, priority: int
-    ) -> None:
-        """A request looked its prompt up. chain: one hash a whole page. pages, device_pages: matches, and those on the
-        device. device_only: host pages could not be loaded."""
-
-    def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
-        """A request offers these pages to the tree."""
-
-    def locked(self, *, tier: str, end: bytes, added: bool) -> None:
-        """The prefix that ends at this hash is locked on a tier once more, or once less."""
-
-    def wanted(self, *, tier: str, space: str, units: int) -> None:
-        """A caller requested so many free pages or slots of a tier's space."""
-
-    def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
-        """A node is about to lose its part of a tier's space. passed: ends of earlier candidates that had to stay."""
-
-    def flushed(self, *, tiers: tuple[str, ...], chain: tuple[bytes, ...]) -> None:
-        """These pages are about to leave these tiers on request."""
-
-    def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
-        """A backup, prefetch or snapshot was given up: the host (for a snapshot the device) has no room in that
-        space."""
-
-    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None: ...
-
-    def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
-        """A tier now holds, or no longer holds, these pages or this state: [n] hashes, [n] ids."""
-
-    def transferred(self, *, number: int, kind: str, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        """A backup or a load was acknowledged."""
-
-    def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
-        """A tier lost its part of a node. during_load: some load was in flight."""
-
-
 # device full   device leaves only; backed ones are demoted, others dropped (write-back: backed up first)
 # window, state any unlocked node; it keeps its pages and becomes a tombstone
 # host full     childless nodes that the device does not hold
@@ -87,7 +38,7 @@ class Residency:
     """Frees the pages of nodes. orders: the row of EVICTION_ORDERS of each tier."""
 
     def __init__(
-        self, tree: PrefixTree, pool: KVPool, host: HostPool | None, *, order: str, listener: CacheListener | None
+        self, tree: PrefixTree, pool: KVPool, host: HostPool | None, *, order: str, emit: Emit | None = None
     ) -> None:
         if order not in EVICTION_ORDERS:
             raise UsageError(f"unknown eviction order {order!r}; known: {', '.join(EVICTION_ORDERS)}")
@@ -96,7 +47,7 @@ class Residency:
         self.host = host
         self._order = EVICTION_ORDERS[order]
         self.orders = {"device": order, "host": order}
-        self._listener = listener
+        self._emit = emit
         self.device_evictions = 0
         self.host_evictions = 0
         self.loads_in_flight: Callable[[], bool] = lambda: False
@@ -147,11 +98,11 @@ class Residency:
 
     def flush(self, node: Node, tiers: tuple[str, ...]) -> None:
         """Report that a node is removed on request; with both tiers, also all that continues it."""
-        if self._listener is not None:
+        if self._emit is not None:
             nodes = [node]
             for each in nodes if len(tiers) > 1 else ():
                 nodes += each.children.values()
-            self._listener.flushed(tiers=tiers, chain=tuple(key for each in nodes for key in each.chain))
+            self._emit(Flushed(tiers, tuple(key for each in nodes for key in each.chain)))
 
     def drop(self, node: Node) -> None:
         """Remove the node and all below it from both tiers."""
@@ -178,10 +129,10 @@ class Residency:
 
     def evict_host(self, space: str, count: int) -> int:
         """Free at least `count` host ids if unlocked nodes allow it. Return the number freed."""
-        self.tell_wanted("host", space, count)
+        self.report_wanted("host", space, count)
         freed = 0
         while freed < count and (node := self.host_victim(space)) is not None:
-            self.tell_chosen(node, "host", space)
+            self.report_chosen(node, "host", space)
             freed += len(node.host.ids(space))
             if space == "full":
                 self.drop(node)
@@ -191,16 +142,15 @@ class Residency:
 
     def gained(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
         for space in spaces:
-            self._tell(node, tier, space, added=True)
+            self._report(node, tier, space, added=True)
 
-    def tell_wanted(self, tier: str, space: str, count: int) -> None:
-        if self._listener is not None:
-            self._listener.wanted(tier=tier, space=space, units=count)
+    def report_wanted(self, tier: str, space: str, count: int) -> None:
+        if self._emit is not None:
+            self._emit(RoomWanted(tier, space, count))
 
-    def tell_chosen(self, node: Node, tier: str, space: str, *, passed: Iterable[Node] = ()) -> None:
-        if self._listener is not None:
-            ends = tuple(each.chain[-1] for each in passed)
-            self._listener.chosen(tier=tier, space=space, chain=node.chain, passed=ends)
+    def report_chosen(self, node: Node, tier: str, space: str, *, passed: Iterable[Node] = ()) -> None:
+        if self._emit is not None:
+            self._emit(Chosen(tier, space, node.chain, tuple(each.chain[-1] for each in passed)))
 
     def _leave(self, node: Node, tier: str, spaces: Iterable[str]) -> None:
         value = node.tier(tier)
@@ -209,7 +159,7 @@ class Residency:
             if not len(ids):
                 _forget(value, space)
                 continue
-            self._tell(node, tier, space, added=False)
+            self._report(node, tier, space, added=False)
             if tier == "device":
                 self._free_device(node, space, ids)
             else:
@@ -241,17 +191,13 @@ class Residency:
             self.device_evictions += 1
         else:
             self.host_evictions += 1
-        if self._listener is not None:
-            self._listener.evicted(tier=tier, space=space, during_load=self.loads_in_flight())
+        if self._emit is not None:
+            self._emit(Evicted(tier, space, self.loads_in_flight()))
 
-    def _tell(self, node: Node, tier: str, space: str, *, added: bool) -> None:
-        if self._listener is None:
-            return
+    def _report(self, node: Node, tier: str, space: str, *, added: bool) -> None:
         value = node.tier(tier)
-        ids = value.ids(space)
-        if not len(ids):
-            return
-        self._listener.tier_changed(tier=tier, space=space, chain=value.hashes(node.chain, space), ids=ids, added=added)
+        if self._emit is not None and len(ids := value.ids(space)):
+            self._emit(TierChanged(tier, space, value.hashes(node.chain, space), tuple(ids.tolist()), added))
 
 
 def _forget(value: TierIndices, space: str) -> None:

@@ -3,8 +3,6 @@
 Invariants:
 - An object's name appears by one rename, after its bytes are on disk. The directory is on disk before `put` ends.
 - Entries below the store's folder are opened without following links; only regular files are read.
-- With a capacity, rename and count happen under one lock. After a crash between them the count is too high, never too
-  low.
 """
 
 from __future__ import annotations
@@ -20,30 +18,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvcheck.core.base.errors import StorageError, UsageError
-from kvcheck.core.cache.hicache.storage import KEY_TEXT, check_key, object_bytes, pack_object, unpack_object
+from kvcheck.core.cache.hicache.storage import check_key, object_bytes, pack_object, unpack_object
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = (
     os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 )  # non-blocking: a FIFO in an object's place must not hang
 DRAFT = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-LEDGER = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 DRAFT_NAME = re.compile(r"\d+-\d+\.draft")
-COUNT_BYTES = 8
 
 
 # <folder>/drafts/<pid>-<n>.draft     being written, locked by its writer
 # <folder>/ab/cd/abcd...              an object, named by its key
-# <folder>/used                       bytes of all objects; only if a capacity is set
 class FileStore:
-    """Objects in `folder`, shared by any number of processes of one machine, all with the same capacity."""
+    """Objects in `folder`, shared by any number of processes of one machine."""
 
     name = "files"
 
-    def __init__(self, folder: Path, capacity_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.refused = 0
         self.folder = folder
-        self._capacity_bytes = capacity_bytes
         self._mutex = threading.Lock()
         self._ordinals = itertools.count()
         self._durable: set[str] = set()  # fan-out folders with names synced to disk
@@ -55,9 +49,6 @@ class FileStore:
             self._remove_stale_drafts()
             with self._draft() as (name, _):  # the proof that the folder can be written
                 os.unlink(name, dir_fd=self._drafts)
-            if capacity_bytes is not None:
-                with self._ledger() as ledger:
-                    _write_count(ledger, self._count())
         except OSError as error:
             self.close()
             raise UsageError(
@@ -106,10 +97,8 @@ class FileStore:
         """Remove `key`. After a power cut it may be there again, with the right bytes."""
         self._check(key)
         try:
-            with self._shelf(key) as shelf, self._ledger() as ledger:
-                size = _status(shelf, key).st_size
+            with self._shelf(key) as shelf:
                 os.unlink(key, dir_fd=shelf)
-                _write_count(ledger, max(0, _read_count(ledger) - size))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -127,61 +116,15 @@ class FileStore:
             raise StorageError(f"page store {self.folder} is closed")
 
     def _write(self, shelf: int, key: str, data: bytes) -> None:
-        if self._capacity_bytes is not None and len(data) > self._capacity_bytes:
-            raise self._full(len(data), used=0)
         with self._draft() as (name, draft):
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(draft, rest) :]
             self._sync(draft)
-            with self._ledger() as ledger:
-                self._account(ledger, shelf, key, size=len(data))
-                os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
-
-    def _account(self, ledger: int | None, shelf: int, key: str, *, size: int) -> None:
-        """Count the folder's bytes after the rename. Raise StorageError above the capacity."""
-        if self._capacity_bytes is None:
-            return
-        old = 0
-        with suppress(FileNotFoundError):
-            status = _status(shelf, key)
-            old = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # a folder is not counted, nor replaced
-        used = _read_count(ledger)
-        if used - old + size > self._capacity_bytes:
-            used = self._count()
-        if used - old + size > self._capacity_bytes:
-            raise self._full(size, used=used)
-        _write_count(ledger, used - old + size)
+            os.replace(name, key, src_dir_fd=self._drafts, dst_dir_fd=shelf)
 
     def _sync(self, opened: int) -> None:
         os.fsync(opened)
-
-    def _full(self, size: int, *, used: int) -> StorageError:
-        return StorageError(
-            f"page store {self.folder} is full: {used} of {self._capacity_bytes} bytes used, {size} more do not fit"
-        )
-
-    def _count(self) -> int:
-        total = 0
-        for _, _, names, folder in os.fwalk(".", dir_fd=self._root):
-            for name in filter(KEY_TEXT.fullmatch, names):
-                with suppress(FileNotFoundError):
-                    total += _status(folder, name).st_size
-        return total
-
-    @contextmanager
-    def _ledger(self) -> Iterator[int | None]:
-        """Open and lock the file with the count; None without a capacity."""
-        if self._capacity_bytes is None:
-            yield None
-            return
-        # Opened anew each time, because threads and forked children would share the lock of one open file.
-        ledger = os.open("used", LEDGER, 0o644, dir_fd=self._root)
-        try:
-            fcntl.flock(ledger, fcntl.LOCK_EX)
-            yield ledger
-        finally:
-            os.close(ledger)
 
     @contextmanager
     def _shelf(self, key: str, *, make: bool = False) -> Iterator[int]:
@@ -297,12 +240,3 @@ def _read_object(shelf: int, key: str, *, size: int) -> bytes:
             return stream.readall()
     finally:
         os.close(opened)
-
-
-def _read_count(ledger: int | None) -> int:
-    return 0 if ledger is None else int.from_bytes(os.pread(ledger, COUNT_BYTES, 0), "big")
-
-
-def _write_count(ledger: int | None, count: int) -> None:
-    if ledger is not None:
-        os.pwrite(ledger, count.to_bytes(COUNT_BYTES, "big"), 0)

@@ -21,7 +21,8 @@ import torch
 from kvcheck.core.base.errors import LayoutMismatch, LengthMismatch, UsageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import ChunkWork, Footprint, Memory, Place
-from kvcheck.core.cache.pools.allocator import AllocationListener, IdAllocator
+from kvcheck.core.cache.events import Emit
+from kvcheck.core.cache.pools.allocator import IdAllocator
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, SpaceSpec
 from kvcheck.kernels.page_copy import copy_block_torch, copy_bytes_torch, copy_rows
 
@@ -55,7 +56,7 @@ class HostPool:
         layout: str,
         method: str,
         backend: Memory,
-        listener: AllocationListener | None = None,
+        emit: Emit | None = None,
     ) -> None:
         _require("host layout", layout, HOST_LAYOUTS)
         _require("copy method", method, COPY_METHODS)
@@ -72,8 +73,7 @@ class HostPool:
         self._specs = {spec.name: spec for spec in specs}
         self._units = {spec.name: units[spec.name] for spec in specs}
         self.allocators: dict[str, IdAllocator] = {
-            name: IdAllocator(f"host.{name}", count=count, first=0, listener=listener)
-            for name, count in self._units.items()
+            name: IdAllocator(f"host.{name}", count=count, first=0, emit=emit) for name, count in self._units.items()
         }
         self._pages: dict[tuple[str, str], torch.Tensor] = {}
         order = _ORDERS[layout]
@@ -177,13 +177,6 @@ class HostPool:
     def unit_bytes(self, space: str) -> int:
         spec = self._spec(space)
         return sum(prod(self._shape(spec, buffer)) // self._units[space] * 8 for buffer in spec.buffers)
-
-    def storage_ranges(self) -> dict[str, tuple[int, int]]:
-        """First and one-past-last address of each buffer, for aliasing checks."""
-        return {
-            f"{space}.{name}": (pages.data_ptr(), pages.data_ptr() + pages.numel() * 8)
-            for (space, name), pages in self._pages.items()
-        }
 
     def free(self) -> None:
         for spec in self._specs.values():

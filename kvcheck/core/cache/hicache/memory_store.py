@@ -9,25 +9,14 @@ from kvcheck.core.cache.hicache.storage import check_key, pack_object, unpack_ob
 class MemoryStore:
     name = "memory"
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self) -> None:
         self.refused = 0
-        self._capacity_bytes = capacity_bytes
         self._objects: dict[str, bytes] = {}
         self._is_closed = False
 
     def put(self, key: str, payload: bytes) -> None:
         self._check(key)
-        new = pack_object(key, payload)
-        old = self._objects.get(key, b"")
-        if new == old:
-            return
-        if self._capacity_bytes is not None:
-            used = sum(map(len, self._objects.values()))
-            if used - len(old) + len(new) > self._capacity_bytes:
-                raise StorageError(
-                    f"memory store is full: {used} of {self._capacity_bytes} bytes used, {len(new)} more do not fit"
-                )
-        self._objects[key] = new
+        self._objects[key] = pack_object(key, payload)
 
     def get(self, key: str, size: int) -> bytes | None:
         self._check(key)
@@ -64,10 +53,6 @@ class MemoryStore:
 
     def drop(self, key: str) -> None:
         del self._objects[key]
-
-    def fill_up(self) -> None:
-        """Fault: leave no room for another byte."""
-        self._capacity_bytes = sum(map(len, self._objects.values()))
 
     def _object(self, key: str) -> bytes:
         if key not in self._objects:

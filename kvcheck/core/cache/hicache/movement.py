@@ -15,9 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.events import Emit, Refused, TierChanged
 from kvcheck.core.cache.hicache.controller import TransferController
-from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, Transfer, WindowPages, make_copy, owned
+from kvcheck.core.cache.hicache.eviction import Residency
+from kvcheck.core.cache.hicache.node import (
+    Node,
+    SpaceCopy,
+    Transfer,
+    TransferBegan,
+    TransferEnded,
+    WindowPages,
+    make_copy,
+    owned,
+)
 from kvcheck.core.cache.hicache.radix_tree import Match
 
 SPACES = ("full", "window", "state")
@@ -44,7 +54,7 @@ class Movement:
         *,
         uses: int | None,
         agree: Callable[[int], int],
-        listener: CacheListener | None,
+        emit: Emit | None,
     ) -> None:
         self.controller = controller
         self.uses = uses
@@ -53,7 +63,7 @@ class Movement:
         self._pool = residency.pool
         self._make_room = make_room
         self._agree = agree
-        self._listener = listener
+        self._emit = emit
         self._count = 0
         self.on_backed_up: Callable[[Node, int], None] = lambda node, request: None
 
@@ -75,9 +85,8 @@ class Movement:
             if not len(device):
                 continue
             host = self._host_ids(space, len(device), request)
-            if host is None and self._listener is not None:
-                lacking = node.device.hashes(node.chain, space)
-                self._listener.refused(kind="backup", request=request, space=space, chain=lacking)
+            if host is None and self._emit is not None:
+                self._emit(Refused("backup", request, space, node.device.hashes(node.chain, space)))
             if host is None and space == "full":
                 return False
             if host is not None:  # without room for a companion the host keeps the pages alone: a tombstone
@@ -88,7 +97,7 @@ class Movement:
         transfer.nodes.append(node)
         node.backing = transfer
         self._pin(transfer)
-        self._tell_moving(transfer)
+        self._report_begin(transfer)
         self.controller.backup(transfer)
         self._residency.gained(node, "host", SPACES)
         return True
@@ -133,14 +142,12 @@ class Movement:
         )
         for gap, copy in zip(gaps, transfer.copies, strict=True):
             self._place_device(gap, copy.device)
-            if self._listener is not None:
-                self._listener.tier_changed(
-                    tier="device", space=copy.space, chain=copy.chain, ids=copy.device, added=True
-                )
+            if self._emit is not None:
+                self._emit(TierChanged("device", copy.space, copy.chain, tuple(copy.device.tolist()), added=True))
             if transfer not in gap.node.loading:
                 gap.node.loading = (*gap.node.loading, transfer)
                 transfer.nodes.append(gap.node)
-        self._tell_moving(transfer)
+        self._report_begin(transfer)
         self.controller.queue_load(transfer)
         return True
 
@@ -234,18 +241,16 @@ class Movement:
         self._unpin(transfer)
         for node in transfer.nodes if transfer.kind == "backup" else ():
             self.on_backed_up(node, transfer.request)
-        if self._listener is not None:
-            self._listener.transferred(
-                number=transfer.number, kind=transfer.kind, request=transfer.request, copies=transfer.copies
-            )
+        if self._emit is not None:
+            self._emit(TransferEnded(transfer))
 
     def _transfer(self, kind: str, request: int, lock: Node, copies: tuple[SpaceCopy, ...]) -> Transfer:
         self._count += 1
         return Transfer(number=self._count, kind=kind, request=request, nodes=[], copies=copies, lock=lock)
 
-    def _tell_moving(self, transfer: Transfer) -> None:
-        if self._listener is not None:
-            self._listener.moving(number=transfer.number, kind=transfer.kind, copies=transfer.copies)
+    def _report_begin(self, transfer: Transfer) -> None:
+        if self._emit is not None:
+            self._emit(TransferBegan(transfer))
 
     def _pin(self, transfer: Transfer) -> None:
         """Keep both ends until the acknowledgement. (mutants: load-without-pin, write-back-without-pin)"""

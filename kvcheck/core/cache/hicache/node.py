@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvcheck.core.base.errors import LengthMismatch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.events import Event
 
 PageMask: TypeAlias = npt.NDArray[np.bool_]
 """One bool a page of a run."""
@@ -196,6 +197,28 @@ class Transfer:
     done: tuple[Signal, ...] = ()  # one for each lane
     acknowledged: bool = False
     producer: int | None = None  # the ring entry of a load that has started
+
+
+@dataclass(frozen=True, slots=True)
+class TransferBegan(Event):
+    """A backup or a load was made; its operations follow, now or later."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded(Event):
+    """A backup or a load was acknowledged."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Event):
+    """Pages came from the store into host pages. Their device ids have no meaning."""
+
+    request: int
+    copies: tuple[SpaceCopy, ...]
 
 
 def make_copy(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
 
 from kvcheck.core.base.errors import LengthMismatch, UsageError
-from kvcheck.core.base.registry import Registry
 
 HASH_BYTES = 32
 KEY_TEXT = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
@@ -48,16 +47,6 @@ class PageStore(Protocol):
 
     def close(self) -> None:
         """Close the store; its objects stay. A second call does nothing."""
-
-
-STORES: Registry[Callable[..., PageStore]] = Registry(
-    "page store",
-    {
-        "files": "kvcheck.core.cache.hicache.file_store:FileStore",
-        "mooncake": "kvcheck.core.cache.hicache.mooncake_store:MooncakeStore",
-        "memory": "kvcheck.core.cache.hicache.memory_store:MemoryStore",
-    },
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,11 @@ import torch
 from kvcheck.core.base.errors import StorageError
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Operation, Signal
+from kvcheck.core.cache.events import Emit, Refused, Stored
 from kvcheck.core.cache.hicache.controller import leading_reached
-from kvcheck.core.cache.hicache.eviction import CacheListener, Residency
+from kvcheck.core.cache.hicache.eviction import Residency
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import Node, SpaceCopy, TierIndices, WindowPages, make_copy, owned
+from kvcheck.core.cache.hicache.node import Fetched, Node, SpaceCopy, TierIndices, WindowPages, make_copy, owned
 from kvcheck.core.cache.hicache.radix_tree import KnownPrefix, Tokens
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore, complete_prefix
 
@@ -80,7 +81,7 @@ class StorageTier:
         window_pages: int,
         has_state: bool,
         agree: Callable[[int], int] = int,
-        listener: CacheListener | None = None,
+        emit: Emit | None = None,
     ) -> None:
         self.failures = 0
         self._residency = residency
@@ -91,7 +92,7 @@ class StorageTier:
         self._backend = backend
         self._lane = backend.lane("storage")
         self._agree = agree
-        self._listener = listener
+        self._emit = emit
         self._policy = {"full": "all"}
         self._windows: dict[str, int] = {}
         if window_pages:
@@ -247,9 +248,8 @@ class StorageTier:
                 self._residency.evict_host(space, len(pages) - allocator.available)
             ids = allocator.allocate(len(pages), request)
             if ids is None:
-                if self._listener is not None:
-                    lacking = tuple(chain[page] for page in pages.tolist())
-                    self._listener.refused(kind="prefetch", request=request, space=space, chain=lacking)
+                if self._emit is not None:
+                    self._emit(Refused("prefetch", request, space, tuple(chain[page] for page in pages.tolist())))
                 for name, (taken, _) in units.items():
                     self._host.allocators[name].free(taken)
                 return None
@@ -282,7 +282,7 @@ class StorageTier:
 
     def _written(self, write: Write) -> None:
         self._tree.unlock_host(write.node)
-        self._tell_stored()
+        self._report_stored()
 
     def _on_all(self, is_so: bool) -> bool:
         return bool(self._agree(int(is_so)))
@@ -292,7 +292,7 @@ class StorageTier:
 
     def _publish(self, prefetch: Prefetch) -> None:
         """Make a node of the pages that arrived whole, and free the rest."""
-        self._tell_stored()
+        self._report_stored()
         self._tree.unlock(prefetch.parent)
         self._tree.unlock_host(prefetch.parent)
         for space, (_, pages) in prefetch.units.items():
@@ -318,8 +318,8 @@ class StorageTier:
         if node is not None:
             node.stored = True
             self._residency.gained(node, "host", tuple(self._policy))
-        if self._listener is not None:
-            self._listener.fetched(request=prefetch.request, copies=tuple(copies))
+        if self._emit is not None:
+            self._emit(Fetched(prefetch.request, tuple(copies)))
 
     def _arrived(self, prefetch: Prefetch) -> int:
         """Length of the longest complete prefix, the tree's own pages included."""
@@ -345,13 +345,13 @@ class StorageTier:
             tier.state = int(prefetch.units["state"][0][0])
         return tier
 
-    def _tell_stored(self) -> None:
+    def _report_stored(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
         for (space, is_whole), run in groupby(outcomes, key=lambda each: each[:2]):
-            if self._listener is not None:
+            if self._emit is not None:
                 units = [each for _, _, each in run]
                 chain, keys = tuple(each.hash for each in units), tuple(each.key for each in units)
-                self._listener.stored(space=space, chain=chain, keys=keys, is_whole=is_whole)
+                self._emit(Stored(space, chain, is_whole, keys))
 
     def _names(self, space: str) -> list[str]:
         return [buffer.name for buffer in self._residency.pool.sets[space].spec.buffers]

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, FreeInFlight, LengthMismatch
 from kvcheck.core.base.paging import IndexArray, pages_for
+from kvcheck.core.cache.events import Allocated, Emit, Freed
 
 FEW = 64
 """Most ids for which a loop is faster than an array."""
-
-
-class AllocationListener(Protocol):
-    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        """`ids` belong to request `owner` from now on."""
-
-    def freed(self, space: str, ids: IndexArray) -> None: ...
 
 
 class Use:
@@ -40,7 +33,7 @@ class Use:
 class IdAllocator:
     """Allocates ids first .. first + count - 1: the lowest first, freed ids last (FIFO)."""
 
-    def __init__(self, space: str, *, count: int, first: int = 1, listener: AllocationListener | None = None) -> None:
+    def __init__(self, space: str, *, count: int, first: int = 1, emit: Emit | None = None) -> None:
         self.space = space
         self.count = count
         self._free: deque[int] = deque(range(first, first + count))
@@ -48,7 +41,7 @@ class IdAllocator:
         self._owners = np.zeros(first + count, dtype=np.int64)
         self._pins = np.zeros(first + count, dtype=np.int64)
         self._uses: list[Use] = []
-        self._listener = listener
+        self._emit = emit
 
     @property
     def available(self) -> int:
@@ -67,8 +60,8 @@ class IdAllocator:
         ids = np.array([self._free.popleft() for _ in range(count)], dtype=np.int64)
         self._live[ids] = True
         self._owners[ids] = owner
-        if self._listener is not None and count:
-            self._listener.allocated(self.space, ids, owner)
+        if self._emit is not None and count:
+            self._emit(Allocated(self.space, tuple(ids.tolist()), owner))
         return ids
 
     def free(self, ids: IndexArray) -> None:
@@ -78,8 +71,8 @@ class IdAllocator:
         self.check_freeable(ids)
         self._live[ids] = False
         self._put_back(ids)
-        if self._listener is not None:
-            self._listener.freed(self.space, ids)
+        if self._emit is not None:
+            self._emit(Freed(self.space, tuple(ids.tolist())))
 
     def check_freeable(self, ids: IndexArray) -> None:
         """Raise DoubleFree for an id that is not allocated or named twice, FreeInFlight for a pinned one."""
@@ -168,8 +161,8 @@ class SlotAllocator(IdAllocator):
 class PageAllocator(IdAllocator):
     """Pages of `page_size` tokens. Freed pages are reused first, as in the paged allocators of serving engines."""
 
-    def __init__(self, space: str, *, count: int, page_size: int, listener: AllocationListener | None = None) -> None:
-        super().__init__(space, count=count, listener=listener)
+    def __init__(self, space: str, *, count: int, page_size: int, emit: Emit | None = None) -> None:
+        super().__init__(space, count=count, emit=emit)
         self.page_size = page_size
 
     def needed(self, *, held: int, tokens: int) -> int:
@@ -178,8 +171,3 @@ class PageAllocator(IdAllocator):
 
     def _put_back(self, ids: IndexArray) -> None:
         self._free.extendleft(reversed(ids.tolist()))
-
-
-class TokenAllocator(PageAllocator):
-    def __init__(self, space: str, *, count: int, listener: AllocationListener | None = None) -> None:
-        super().__init__(space, count=count, page_size=1, listener=listener)

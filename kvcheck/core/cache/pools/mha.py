@@ -15,25 +15,24 @@ def kv_buffers(shape: ModelShape) -> tuple[BufferSpec, ...]:
 
     A shard holds whole heads, and no head lies in two shards.
     """
-    value_dim = shape.v_head_dim or shape.head_dim
     rows = [
         BufferSpec(
             name=name,
             rows=Granularity.TOKEN,
-            item_shape=(shape.num_kv_heads, dim),
+            item_shape=(shape.num_kv_heads, shape.head_dim),
             dtype=shape.kv_dtype,
             shards=shape.num_kv_heads,
         )
-        for name, dim in (("k", shape.head_dim), ("v", value_dim))
+        for name in ("k", "v")
     ]
     if shape.scale_block:
-        for name, dim in (("k_scale", shape.head_dim), ("v_scale", value_dim)):
-            scales = shape.num_kv_heads * dim // shape.scale_block
-            # One head may have a single scale of 4 bytes; a shard is whole heads and whole words of 8 bytes.
-            shards = gcd(shape.num_kv_heads, scales * 4 // 8)
-            rows.append(
-                BufferSpec(name=name, rows=Granularity.TOKEN, item_shape=(scales,), dtype=torch.float32, shards=shards)
-            )
+        scales = shape.num_kv_heads * shape.head_dim // shape.scale_block
+        # One head may have a single scale of 4 bytes; a shard is whole heads and whole words of 8 bytes.
+        shards = gcd(shape.num_kv_heads, scales * 4 // 8)
+        rows += [
+            BufferSpec(name=name, rows=Granularity.TOKEN, item_shape=(scales,), dtype=torch.float32, shards=shards)
+            for name in ("k_scale", "v_scale")
+        ]
     return tuple(rows)
 
 

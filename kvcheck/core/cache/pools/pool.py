@@ -18,8 +18,9 @@ import numpy.typing as npt
 from kvcheck.core.base.errors import DoubleFree, ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray, first_seen_page, locs_of, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Lane
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools import POOLS
-from kvcheck.core.cache.pools.allocator import AllocationListener, IdAllocator, PageAllocator, SlotAllocator
+from kvcheck.core.cache.pools.allocator import IdAllocator, PageAllocator, SlotAllocator
 from kvcheck.core.cache.pools.attention import AttentionInputs
 from kvcheck.core.cache.pools.buffers import BufferSet, BufferSpec, Granularity, OpenGate, ReadGate, SpaceSpec
 from kvcheck.core.cache.pools.request_table import IndexTable
@@ -107,7 +108,7 @@ class KVPool:
         sizes: PoolSizes,
         *,
         backend: Backend,
-        listener: AllocationListener | None = None,
+        emit: Emit | None = None,
         buffers: type[BufferSet] = BufferSet,
         attention: type[AttentionInputs] = AttentionInputs,
     ) -> None:
@@ -120,9 +121,7 @@ class KVPool:
         self._gate: ReadGate = OpenGate()
         self.specs: tuple[SpaceSpec, ...] = POOLS.load(shape.family)(shape)
         self.sets: dict[str, BufferSet] = {}
-        self.allocators: dict[str, IdAllocator] = {
-            "rows": SlotAllocator("rows", count=sizes.requests, listener=listener)
-        }
+        self.allocators: dict[str, IdAllocator] = {"rows": SlotAllocator("rows", count=sizes.requests, emit=emit)}
         for spec in self.specs:
             slots = sizes.state_slots or sizes.requests
             units = {"full": sizes.pages, "window": sizes.window_pages, "state": slots}[spec.name]
@@ -130,9 +129,9 @@ class KVPool:
                 raise LayoutMismatch(f"space {spec.name} of {shape.name} needs at least one page or slot, got {units}")
             self.sets[spec.name] = buffers(spec, units=units, page_size=self.page_size, backend=backend)
             self.allocators[spec.name] = (
-                SlotAllocator(spec.name, count=units, listener=listener)
+                SlotAllocator(spec.name, count=units, emit=emit)
                 if spec.unit is Granularity.SLOT
-                else PageAllocator(spec.name, count=units, page_size=self.page_size, listener=listener)
+                else PageAllocator(spec.name, count=units, page_size=self.page_size, emit=emit)
             )
         self.tables = {
             "req_to_token": IndexTable(

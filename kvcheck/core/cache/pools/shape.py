@@ -23,9 +23,8 @@ class ModelShape:
     window_layers: tuple[int, ...] = ()  # they keep a sliding window of it
     state_layers: tuple[int, ...] = ()  # they keep a recurrent state
     kv_dtype: torch.dtype = torch.bfloat16
-    num_kv_heads: int = 0  # GQA rows: num_kv_heads, head_dim, v_head_dim
+    num_kv_heads: int = 0  # GQA rows: num_kv_heads, head_dim
     head_dim: int = 0
-    v_head_dim: int = 0  # 0: head_dim
     latent_dim: int = 0  # MLA row: kv_lora_rank + qk_rope_head_dim
     latent_row_bytes: int = 0  # of a packed latent row: 656 for FP8 nope + scales + bf16 rope; 0: not packed
     index_head_dim: int = 0  # key of the NSA indexer

@@ -73,11 +73,8 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """retract_policy: "fewest-outputs" (then longest prompt) or "latest" (last admitted)."""
-
     max_running: int  # requests that decode together
     max_prefilling: int = 4
     chunk_tokens: int = 128  # prefill tokens a round and request
-    retract_policy: str = "fewest-outputs"
     resume_delay: int = 0  # rounds before a retracted request goes first; new ones may take its pages meanwhile
     retract_steps: int = 1  # decode steps that must fit after a retraction

@@ -322,8 +322,6 @@ class Scheduler:
         candidates = [a for a in self._running if a is not spared]
         if not candidates:
             return None
-        if self.config.retract_policy == "latest":
-            return candidates[-1]
         return min(candidates, key=lambda a: (len(a.output), -a.prompt_length, -a.request_id))
 
     def _retract(self, active: RunningRequest) -> None:

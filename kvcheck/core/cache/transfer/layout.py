@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcheck.core.base.errors import LayoutMismatch
-from kvcheck.core.base.record import to_plain, value_from
+from kvcheck.core.base.record import value_from
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
@@ -162,10 +162,6 @@ def sources_of(pairs: Mapping[tuple[int, int], object], target: int) -> list[int
 
 
 _KINDS = (str, int, str, int)
-
-
-def layout_to_json(layout: EndLayout) -> object:
-    return to_plain(layout)
 
 
 def layout_from_json(raw: object) -> EndLayout:

@@ -17,7 +17,8 @@ import torch
 from kvcheck.core.base.errors import ForeignAccess, LayoutMismatch, LengthMismatch
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Lane, Operation, Place, Signal
-from kvcheck.core.cache.pools.allocator import AllocationListener, SlotAllocator
+from kvcheck.core.cache.events import Emit
+from kvcheck.core.cache.pools.allocator import SlotAllocator
 from kvcheck.kernels.page_copy import copies_to_host, copy_bytes_torch, fill_torch
 
 
@@ -121,7 +122,7 @@ class MetadataBuffers:
         hidden_size: int,
         backend: Backend,
         lane: Lane,
-        listener: AllocationListener | None = None,
+        emit: Emit | None = None,
         align: int = 8,
     ) -> None:
         self.end = end
@@ -131,7 +132,7 @@ class MetadataBuffers:
         self.row_bytes = -(-self.packed_bytes // align) * align
         self._backend = backend
         self._lane = lane
-        self._slots = SlotAllocator(self.space, count=slots, first=0, listener=listener)
+        self._slots = SlotAllocator(self.space, count=slots, first=0, emit=emit)
         self._rows = backend.empty(self.space, (slots, self.row_bytes), torch.uint8, Place.DEVICE)
         self._row_views = tuple(self._rows[slot, : self.packed_bytes] for slot in range(slots))
         self._readings: dict[int, _Reading] = {}

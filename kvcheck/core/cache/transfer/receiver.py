@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ import torch
 from kvcheck.core.base.errors import ForeignAccess
 from kvcheck.core.base.paging import IndexArray, first_seen_page, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Footprint, Operation, Place
+from kvcheck.core.cache.events import Emit, Event, RoomChanged, RoomMarked, SealsFitted
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.blocks import PageRun
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin, routes, sources_of
@@ -104,20 +104,18 @@ class InboundRoom:
     is_answered: bool = False  # a source has answered the Want, so the memory was marked before
 
 
-class RoomListener(Protocol):
-    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None: ...
+@dataclass(frozen=True, slots=True)
+class RoomUnsealed(Event):
+    """A room timed out though all sources reported it. Its memory is unchanged."""
 
-    def sealed(self, *, rank: str, request: int, size: int) -> None:
-        """`size` bytes have arrived and fit the seals of their sources."""
+    room: InboundRoom
 
-    def marked(self, *, rank: str, word: int) -> None:
-        """A room's memory is filled with this word."""
 
-    def unsealed(self, *, rank: str, room: InboundRoom) -> None:
-        """A room timed out though all sources reported it. Its memory is unchanged."""
+@dataclass(frozen=True, slots=True)
+class RoomLeft(Event):
+    """A failed room is no longer written; its memory is released now."""
 
-    def drained(self, *, rank: str, room: InboundRoom) -> None:
-        """A failed room is no longer written; its memory is released now."""
+    room: InboundRoom
 
 
 # TRANSFERRING --all ranks reported, seal verified here--> SUCCESS --every rank agrees--> taken
@@ -138,7 +136,7 @@ class Receiver:
         clock: Callable[[], int],
         patience: int,
         sealer: type[Sealer] = Sealer,
-        listener: RoomListener | None = None,
+        emit: Emit | None = None,
         attempts: int = 0,
     ) -> None:
         for peer in peers:
@@ -148,7 +146,7 @@ class Receiver:
         self._wire = wire
         self._backend = backend
         self._layout = layout
-        self._listener = listener
+        self._emit = emit
         self._clock = clock
         self._patience = patience
         self._sealer = sealer(pool, layout, backend)
@@ -241,8 +239,8 @@ class Receiver:
                 writers = ", ".join(sorted(receiving.writers))
                 raise ForeignAccess(f"room {room}: {writers} may still write its memory")
             del self._rooms[room]
-            if self._listener is not None and receiving.is_answered:
-                self._listener.drained(rank=self._layout.name, room=receiving)
+            if self._emit is not None and receiving.is_answered:
+                self._emit(RoomLeft(receiving))
             self._clear_seals(self._seal_rows(receiving))
         for receiving in rooms:
             self._metadata.release(receiving.slot, receiving.ticket.request)
@@ -283,8 +281,8 @@ class Receiver:
                 self._look(receiving)
             if self._is_open(receiving) and self._clock() >= receiving.deadline:
                 late = sorted(receiving.waits) or sorted(self.sources.keys() - receiving.verified)
-                if not receiving.waits and self._listener is not None:
-                    self._listener.unsealed(rank=self._layout.name, room=receiving)
+                if not receiving.waits and self._emit is not None:
+                    self._emit(RoomUnsealed(receiving))
                 self.fail(
                     receiving,
                     f"room {room}: nothing complete from {', '.join(late)} in {self._patience} rounds or seconds",
@@ -339,16 +337,9 @@ class Receiver:
         if not self._is_open(receiving):
             return
         old, receiving.status, receiving.reason = receiving.status, status, reason
-        if self._listener is not None:
-            self._listener.room(
-                rank=self._layout.name,
-                room=receiving.ticket.room,
-                request=receiving.ticket.request,
-                generation=receiving.ticket.generation,
-                old=old,
-                new=status,
-                reason=reason,
-            )
+        rank, ticket = self._layout.name, receiving.ticket
+        if self._emit is not None:
+            self._emit(RoomChanged(rank, ticket.room, ticket.request, ticket.generation, old, status, reason))
 
     # The seal
 
@@ -359,9 +350,8 @@ class Receiver:
                 return
             receiving.verified.add(peer)
             self._wire.verified(peer, receiving.ticket)
-        if self._listener is not None:
-            ticket = receiving.ticket
-            self._listener.sealed(rank=self._layout.name, request=ticket.request, size=receiving.size)
+        if self._emit is not None:
+            self._emit(SealsFitted(self._layout.name, receiving.ticket.request, receiving.size))
         self._set(receiving, SUCCESS)
 
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
@@ -422,8 +412,8 @@ class Receiver:
         # Otherwise memory that already holds the right bytes (the unused rest of a last page, a recycled page of the
         # same prompt) would fit the seal before it was written, and a late write would overwrite later content.
         word = mark_of(receiving.ticket.generation)
-        if self._listener is not None:
-            self._listener.marked(rank=self._layout.name, word=word)
+        if self._emit is not None:
+            self._emit(RoomMarked(self._layout.name, word))
         request, units = receiving.ticket.request, self._units(receiving)
         targets: list[tuple[torch.Tensor, torch.Tensor]] = []
         for buffer in self._layout.buffers:

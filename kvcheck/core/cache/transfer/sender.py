@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from kvcheck.core.base.errors import ForeignAccess, LengthMismatch, TargetError
 from kvcheck.core.base.paging import IndexArray, pages_for
 from kvcheck.core.cache.backend.backend import Backend, Signal
+from kvcheck.core.cache.events import Emit, GaveUp
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.transfer.blocks import PageRun, pair_pages
 from kvcheck.core.cache.transfer.layout import EndLayout, check_layouts, check_rejoin
@@ -58,10 +58,6 @@ class OutboundRoom:
     reads: list[Signal] = field(default_factory=list)  # other reads of its memory
 
 
-class SenderListener(Protocol):
-    def gave_up(self, *, rank: str, request: int, reason: str) -> None: ...
-
-
 # wanted -> KV chunk by chunk -> state -> metadata row -> seal -> Status -> Done
 class Sender:
     """One prefill rank. clock: rounds, or seconds, since the start; patience: of a room."""
@@ -80,9 +76,9 @@ class Sender:
         sealer: type[Sealer] = Sealer,
         writer: type[Writer] = Writer,
         aux_over_messages: bool = False,
-        listener: SenderListener | None = None,
+        emit: Emit | None = None,
     ) -> None:
-        self._listener = listener
+        self._emit = emit
         for peer in peers:
             check_layouts(layout, peer)
         self._clock = clock
@@ -157,8 +153,8 @@ class Sender:
         if sending.reason or sending.is_reported:
             return
         sending.reason = reason or "no reason given"
-        if self._listener is not None:
-            self._listener.gave_up(rank=self._layout.name, request=sending.request, reason=sending.reason)
+        if self._emit is not None:
+            self._emit(GaveUp(self._layout.name, sending.request, sending.reason))
         for peer, want in self._wants_of(sending).items():  # to the others nothing was written
             sending.flushed[peer] = self._refuse(peer, want, reason)
 

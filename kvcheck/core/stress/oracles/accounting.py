@@ -11,18 +11,15 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.workload.events import Closed, Counted, Mapped, Returned
 
 LOCKS = "locks"
 """No space: no lock may be left when idle."""
 
 
-class AccountingOracle:
+class AccountingOracle(Oracle):
     name = "accounting"
-
-    def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return (
@@ -31,9 +28,6 @@ class AccountingOracle:
             (Returned, self._returned),
             (Closed, self._closed),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _counted(self, event: Counted) -> None:
         self.judged += 1

@@ -11,18 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from kvcheck.core.base.record import Finding
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.cache.events import Computed, Locked, LookedUp, TierChanged
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen, longest_prefix
-from kvcheck.core.stress.workload.tier_events import (
-    Computed,
-    Declared,
-    Locked,
-    LookedUp,
-    Modelled,
-    TierChanged,
-    Transferred,
-)
+from kvcheck.core.stress.workload.events import Declared, Modelled, Transferred
 
 RANKS = ("lru", "lfu", "priority")
 """The first number that each eviction order compares: last use, uses, priority. Ties may be broken in any way."""
@@ -52,12 +44,11 @@ class PlainCache:
             self._held[each] = None
 
 
-class CachingRules:
+class CachingRules(Oracle):
     name = "caching"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._cache = CacheModel()
         self._declared: Declared | None = None
         self._is_over = False
@@ -67,14 +58,6 @@ class CachingRules:
 
     def _named(self, tier: str, space: str, each: bytes) -> str:
         return f"{tier} {space} {self._unit(tier, space, each)}"
-
-    def _add(
-        self, code: str, message: str, *, request: int | None = None, tier: str | None = None, page: int | None = None
-    ) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(code=code, oracle=self.name, request=request, tier=tier, page=page, message=message)
-            )
 
 
 @dataclass(slots=True, eq=False)

@@ -21,23 +21,30 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvcheck.core.cache.events import (
+    Allocated,
+    Chosen,
+    Computed,
+    Flushed,
+    Freed,
+    Locked,
+    LookedUp,
+    Refused,
+    RoomWanted,
+    TierChanged,
+)
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import RANKS, ROOT, USES, Page, PlainCache, allocator_of
 from kvcheck.core.stress.oracles.caching_rounds import AnswerRules, RoundRules
 from kvcheck.core.stress.oracles.caching_store import StoreRules
-from kvcheck.core.stress.workload.events import Allocated, Counted, Finished, Forward, Freed
-from kvcheck.core.stress.workload.report_events import Reported, Sent
-from kvcheck.core.stress.workload.tier_events import (
-    Chosen,
-    Computed,
+from kvcheck.core.stress.workload.events import (
+    Counted,
     Declared,
-    Flushed,
-    Locked,
-    LookedUp,
+    Finished,
+    Forward,
     Modelled,
-    Refused,
-    RoomWanted,
-    TierChanged,
+    Reported,
+    Sent,
     Transferred,
 )
 
@@ -101,7 +108,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         if self._is_over and not self.findings:  # pages that were lost were never stored either
             self.judge_unstored()
         if self._due_long and not self._backups_seen:
-            self._add(
+            self.add(
                 "KV704",
                 f"backups of {self._due_long} pages were due long ago; in the whole run none was started or refused",
                 tier="host",
@@ -161,7 +168,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self._used()
         pages = max(0, self._prompts.get(event.request, 0) - 1) // self._cache.model.page_size
         if len(event.chain) < pages:
-            self._add(
+            self.add(
                 "KV703",
                 f"{len(event.chain)} pages of the prompt of request {event.request} were looked up; the last of its "
                 f"{self._prompts[event.request]} tokens has to be computed, and {pages} whole pages lie before it",
@@ -188,7 +195,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         room = {space: self._cache.room("device", space, besides=path) for space in lacking}
         if all(room[space] >= count for space, count in lacking.items()):
             wanted = _in_words(lacking)
-            self._add(
+            self.add(
                 "KV702",
                 f"request {event.request} was served {event.pages} of the {pages} pages that both tiers hold of its "
                 f"prompt, and {wanted} were not loaded back; the device has room, free or evictable, for "
@@ -202,7 +209,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         if found is not None:
             self.judged += 1
             if event.start < found:
-                self._add(
+                self.add(
                     "KV703",
                     f"request {event.request} computes its prompt from token {event.start} on; "
                     f"its lookup found the first {found} tokens cached",
@@ -223,7 +230,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
 
     def _used(self) -> None:
         for each in self._cache.growing:
-            self._add("KV703", f"a page that was computed and offered is not cached on the device ({each.hex()[:8]})")
+            self.add("KV703", f"a page that was computed and offered is not cached on the device ({each.hex()[:8]})")
             break
         self._cache.growing = {}
         while self._due and self._due[0].use + SOON <= self._cache.clock:
@@ -242,7 +249,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
             return
         self.judged += 1
         if offered < committed // model.page_size:
-            self._add(
+            self.add(
                 "KV703",
                 f"request {event.request} ended with {committed // model.page_size} whole pages, "
                 f"of which {offered} were cached or offered to the cache",
@@ -265,7 +272,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self.judged += 1
         for each, unit in zip(event.chain, event.ids, strict=True):
             if not self._cache.knows(each):
-                self._add(
+                self.add(
                     "KV703",
                     f"{event.tier} {event.space} {unit} is kept under the hash {each.hex()[:8]}; no page of a prompt "
                     "that was looked up, fetched or computed has this hash",
@@ -278,7 +285,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         self.judged += 1
         lost = next((each for each in event.chain if not self._is_evicted(event, each)), None)
         if lost is not None:
-            self._add(
+            self.add(
                 "KV703",
                 f"{event.tier} {event.space} {self._unit(event.tier, event.space, lost)} is given back; "
                 "neither it nor a prefix of it was chosen for eviction",
@@ -290,7 +297,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         if self._declared.uses is None and self._cache.has_host:
             end = event.chain[-1]
             if not self._cache.is_backed(end) and end not in self._refused:
-                self._add(
+                self.add(
                     "KV704",
                     f"device full {self._unit('device', 'full', end)} is given up under write-back without a backup; "
                     "none was refused",
@@ -330,7 +337,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         end, tier, space = event.chain[-1], event.tier, event.space
         victim = self._named(tier, space, end)
         if (why := self._cache.stays(tier, space, end)) is not None and space == "full":
-            self._add("KV701", f"{victim} is chosen for eviction; it {why}", tier=tier)
+            self.add("KV701", f"{victim} is chosen for eviction; it {why}", tier=tier)
             return
         order = dict(self._declared.orders).get(tier)
         if order not in RANKS:
@@ -341,7 +348,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         others = self._cache.candidates(tier, space, passed={*event.passed, *event.chain})
         first = min(others, key=lambda each: pages[each].most[rank] if each in pages else lowest, default=None)
         if first is not None and first in pages and pages[first].most[rank] < lowest:
-            self._add(
+            self.add(
                 "KV701",
                 f"{victim} is chosen for eviction by {order}, its {_RANK_NAMES[rank]} is {lowest} or higher; "
                 f"{self._named(tier, space, first)} could go, and its {_RANK_NAMES[rank]} is {pages[first].most[rank]}",
@@ -351,7 +358,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
     def _judge_need(self, event: Chosen) -> None:
         wanted, freed = self._wanted.get(allocator_of(event.tier, event.space), (0, 0))
         if 0 < wanted <= freed:
-            self._add(
+            self.add(
                 "KV705",
                 f"{self._named(event.tier, event.space, event.chain[-1])} is chosen for eviction; room for {wanted} "
                 f"was asked for, and {freed} were freed before",
@@ -393,7 +400,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
                 and page.backed_at < due.use
             )
             if is_open:
-                self._add(
+                self.add(
                     "KV704",
                     f"{self._named('device', 'full', each)} is not backed up, {self._rounds - due.round} rounds and "
                     f"{self._cache.clock - due.use} uses of the cache after that was due; the prefix before it is, and "
@@ -418,7 +425,7 @@ class CachingOracle(StoreRules, RoundRules, AnswerRules):
         tier = "device" if event.kind == "snapshot" else "host"
         room = self._cache.room(tier, event.space)
         if room >= len(event.chain):
-            self._add(
+            self.add(
                 "KV702",
                 f"a {event.kind} of {len(event.chain)} {event.space} for request {event.request} is given up; "
                 f"the {tier} has room, free or evictable, for {room}",

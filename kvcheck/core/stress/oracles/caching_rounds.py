@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Refused, TierChanged
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT, CachingRules
 from kvcheck.core.stress.oracles.residency import first_seen
-from kvcheck.core.stress.workload.events import Completed, Submitted
-from kvcheck.core.stress.workload.report_events import Reported
-from kvcheck.core.stress.workload.tier_events import Answered, Moving, Refused, TierChanged, Transferred
+from kvcheck.core.stress.workload.events import Answered, Moving, Reported, Transferred
 
 COMPANIONS = ("window", "state")
 LOOKS = 2
@@ -81,7 +80,7 @@ class AnswerRules(CachingRules):
         for each in event.chain:
             for space in sorted(self._lacking.pop(each, ())):
                 if each in self._cache.held["device", space]:
-                    self._add(
+                    self.add(
                         "KV704",
                         f"{self._named('device', 'full', each)} was backed up without its {space}, which the device "
                         "holds; no room was refused for that",
@@ -100,14 +99,14 @@ class AnswerRules(CachingRules):
             left = [(tier, each) for tier in event.tiers for each in event.chain if each in self._held_on(tier)]
             if left:
                 tier, each = left[0]
-                self._add(
+                self.add(
                     "KV605",
                     f"the cache says that {len(event.chain)} pages have left {' and '.join(event.tiers)}; "
                     f"{self._named(tier, 'full', each)} is still there",
                     tier=tier,
                 )
         elif self._could_go(event):
-            self._add(
+            self.add(
                 "KV605",
                 f"the cache says that {len(event.chain)} pages have to stay on {' and '.join(event.tiers)}; nothing "
                 f"locks them or hangs on them, from {event.chain[0].hex()[:8]} on",
@@ -169,7 +168,7 @@ class RoundRules(CachingRules):
         self.judged += len(engines) > 1
         for lanes in engines:
             if self._load_lanes.isdisjoint(lanes):
-                self._add(
+                self.add(
                     "KV706",
                     f"{self._loads} loads take turns on {len(engines)} engines; none used {' or '.join(lanes)}",
                     tier="device",
@@ -229,7 +228,7 @@ class RoundRules(CachingRules):
                     self._late(copy)
 
     def _early(self, copy: _Copy) -> None:
-        self._add(
+        self.add(
             "KV203",
             f"{_whose(copy)} is acknowledged before all of it has run",
             request=copy.name if copy.kind == "prefetch" else None,
@@ -238,7 +237,7 @@ class RoundRules(CachingRules):
 
     def _late(self, copy: _Copy) -> None:
         looks = self._declared.ack_rounds if self._declared is not None else None
-        self._add(
+        self.add(
             "KV706",
             f"{_whose(copy)} has run, and is not acknowledged {copy.waited} rounds later; "
             f"the cache looks every {looks}",

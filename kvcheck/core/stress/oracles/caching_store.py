@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kvcheck.core.cache.backend.backend import Submitted
+from kvcheck.core.cache.events import Stored, StoreQueried
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.cache_model import ROOT, CachingRules
 from kvcheck.core.stress.oracles.residency import SPACES, first_seen
-from kvcheck.core.stress.workload.events import Aborted, Submitted
-from kvcheck.core.stress.workload.tier_events import Damaged, Deleted, Stored, StoreKeeps, StoreQueried, Transferred
+from kvcheck.core.stress.workload.events import Aborted, Damaged, Deleted, StoreKeeps, Transferred
 
 VAIN = 3
 """Most fetches in a row without a page. The builtin cache fetches once. An engine may try again, but has to compute the
@@ -87,7 +88,7 @@ class StoreRules(CachingRules):
         self.judged += 1
         for each, key in zip(event.chain, event.keys, strict=False):
             if each in self._stored[event.space] and key not in self._damaged:
-                self._add(
+                self.add(
                     "KV703",
                     f"the {event.space} {each.hex()[:8]} was stored whole, and nobody has deleted or damaged it; the "
                     "store was asked for it and did not serve it",
@@ -111,7 +112,7 @@ class StoreRules(CachingRules):
             self._fetching[event.request] = Fetch(event.chain, start, stop)
             self._judge_repeats(event)
             if start and self._cache.locks_host and not self._cache.is_locked("host", event.chain[start - 1]):
-                self._add(
+                self.add(
                     "KV703",
                     f"pages from {start} on of the prompt of request {event.request} are being fetched, and nothing "
                     "keeps the page before them on the host; without it they come for nothing",
@@ -122,7 +123,7 @@ class StoreRules(CachingRules):
         lacking = frozenset(event.chain[start:])
         on_their_way = any(not lacking.isdisjoint(each.chain[each.start :]) for each in self._fetching.values())
         if stop > start and not gave_up and not on_their_way:
-            self._add(
+            self.add(
                 "KV704",
                 f"pages {start} to {stop - 1} of the prompt of request {event.request} are in the store, on no tier; "
                 "they were not fetched, and nobody was refused room for them",
@@ -147,7 +148,7 @@ class StoreRules(CachingRules):
         doubtful = self._doubtful["full"] | self._in_store
         missing = [each for each in self._backed_up if each not in doubtful]
         if missing:
-            self._add(
+            self.add(
                 "KV704",
                 f"{len(missing)} pages were backed up to the host and never queued for the store behind it, the first "
                 f"of them {missing[0].hex()[:8]}",
@@ -156,7 +157,7 @@ class StoreRules(CachingRules):
 
     def _judge_repeats(self, event: StoreQueried) -> None:
         if self._vain.get(event.request, 0) == VAIN:
-            self._add(
+            self.add(
                 "KV706",
                 f"request {event.request} waits for pages of the store, and began to fetch them again after {VAIN} "
                 "fetches in a row that brought nothing",
@@ -184,7 +185,7 @@ class StoreRules(CachingRules):
             return
         self.judged += 1
         if len(event.chain) < whole:
-            self._add(
+            self.add(
                 "KV703",
                 f"of the prompt of request {event.request}, {whole} pages that the tiers lacked came whole from the "
                 f"store; {len(event.chain)} were kept",

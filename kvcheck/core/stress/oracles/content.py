@@ -16,8 +16,9 @@ from kvcheck.core.base import content
 from kvcheck.core.base.content import RowSites, Site, Tag
 from kvcheck.core.base.deviation import Deviation, Elsewhere, Expectation, Owners, classify, origin_of
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import RoomMarked
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, Oracle
 from kvcheck.core.stress.workload.events import (
     Expected,
     Forward,
@@ -25,7 +26,6 @@ from kvcheck.core.stress.workload.events import (
     Padding,
     ProcessActs,
     RoomDrained,
-    RoomMarked,
     Saw,
     SitesKnown,
     Verified,
@@ -36,8 +36,9 @@ POSITIONS = 4096
 """Positions tried for a 32-bit word, and for words of other places; a longer request raises it to its own position."""
 
 
-class KnownWords:
+class KnownWords(Oracle):
     def __init__(self) -> None:
+        super().__init__()
         self._requests = 1
         self._positions = POSITIONS
         self._rows: dict[tuple[str, str, str], RowSites] = {}
@@ -129,8 +130,6 @@ class ContentOracle(KnownWords):
 
     def __init__(self) -> None:
         super().__init__()
-        self.judged = 0
-        self.findings: list[Finding] = []
         self._process = ""
         self._seen: set[tuple[object, ...]] = set()
 
@@ -144,9 +143,6 @@ class ContentOracle(KnownWords):
             (Padding, self._padding),
             (ProcessActs, self._process_acts),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _process_acts(self, event: ProcessActs) -> None:
         self._process = event.process

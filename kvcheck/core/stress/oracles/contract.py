@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Submitted
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
-from kvcheck.core.stress.workload.events import Forward, ProcessActs, Restored, Retried, Saved, Submitted
+from kvcheck.core.stress.oracles.oracle import Oracle, unit_text
+from kvcheck.core.stress.workload.events import Forward, ProcessActs, Restored, Retried, Saved
 
 _PADDED = ("full", "window", "state", "rows")
 
 
-class ContractOracle:
+class ContractOracle(Oracle):
     name = "contract"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._process = ""
         self._reached: dict[tuple[str, int], int] = {}
         self._first: dict[tuple[str, int], int] = {}
@@ -40,9 +39,6 @@ class ContractOracle:
             (Submitted, self._submitted),
             (Retried, self._retried),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _process_acts(self, event: ProcessActs) -> None:
         self._process = event.process
@@ -121,14 +117,5 @@ class ContractOracle:
                     self._add("KV301", request, footprint.buffers[0], text)
 
     def _add(self, code: str, request: int | None, buffer: str | None, message: str) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(
-                    code=code,
-                    oracle=self.name,
-                    tier="device",
-                    buffer=buffer,
-                    request=request,
-                    message=f"{self._process}: {message}" if self._process else message,
-                )
-            )
+        rank = f"{self._process}: " if self._process else ""
+        self.add(code, f"{rank}{message}", tier="device", buffer=buffer, request=request)

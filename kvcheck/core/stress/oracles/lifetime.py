@@ -16,11 +16,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvcheck.core.base.paging import IndexArray
-from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.backend.backend import Completed, Footprint, Submitted
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_text
-from kvcheck.core.stress.workload.events import Allocated, Completed, Freed, Submitted
+from kvcheck.core.stress.oracles.oracle import Oracle, tier_of, unit_text
 
 _NOBODY = 0
 
@@ -38,12 +37,11 @@ class _Space:
             self.pending = np.concatenate((self.pending, extra))
 
 
-class LifetimeOracle:
+class LifetimeOracle(Oracle):
     name = "lifetime"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._spaces: dict[str, _Space] = {}
         self._pending: dict[int, tuple[str, list[tuple[str, IndexArray]]]] = {}
 
@@ -54,9 +52,6 @@ class LifetimeOracle:
             (Submitted, self._submitted),
             (Completed, self._completed),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _space(self, name: str) -> _Space:
         space = self._spaces.get(name)
@@ -136,17 +131,7 @@ class LifetimeOracle:
         return "an operation"
 
     def _add(self, code: str, space: str, unit: int, request: int | None, story: str) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(
-                    code=code,
-                    oracle=self.name,
-                    tier=tier_of(space),
-                    page=unit,
-                    request=request,
-                    message=f"{unit_text(space, unit)} {story}",
-                )
-            )
+        self.add(code, f"{unit_text(space, unit)} {story}", tier=tier_of(space), page=unit, request=request)
 
 
 def _repeated(ids: list[int]) -> list[int]:

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.workload.events import Aborted, Broke, Expected, Failed, Finished, Retried
 
 
-class LivenessOracle:
+class LivenessOracle(Oracle):
     name = "liveness"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._open: set[int] = set()
         self._broke = False
 

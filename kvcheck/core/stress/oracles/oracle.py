@@ -8,7 +8,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler, History
@@ -33,30 +33,55 @@ def unit_text(space: str, unit: int) -> str:
     return f"{space.removesuffix('rows')}{word} {unit}" if word == "row" else f"{space} {word} {unit}"
 
 
-class Oracle(Protocol):
-    name: str
-    judged: int
-    findings: list[Finding]
+class Oracle:
+    name: ClassVar[str]
 
-    def handlers(self) -> Iterable[tuple[type, Handler]]: ...
+    def __init__(self) -> None:
+        self.judged = 0
+        self.findings: list[Finding] = []
+
+    def handlers(self) -> Iterable[tuple[type, Handler]]:
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Judge at the end of the history."""
+
+    @property
+    def note(self) -> str | None:
+        """A warning of a schedule that breaks no rule, or None."""
+        return None
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        tier: str | None = None,
+        buffer: str | None = None,
+        page: int | None = None,
+        row: int | None = None,
+        request: int | None = None,
+    ) -> None:
+        """Add a finding, up to MAX_FINDINGS."""
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(
+                Finding(
+                    code=code,
+                    oracle=self.name,
+                    message=message,
+                    tier=tier,
+                    buffer=buffer,
+                    page=page,
+                    row=row,
+                    request=request,
+                )
+            )
 
 
 def tier_of(space: str) -> str:
     """The tier of a space's memory, of any rank."""
     kind = space.rpartition(":")[2]
     return next((tier for tier in ("host", "storage") if kind == tier or kind.startswith(f"{tier}.")), "device")
-
-
-@runtime_checkable
-class Noting(Protocol):
-    """An oracle that can warn of a schedule that breaks no rule."""
-
-    @property
-    def note(self) -> str | None:
-        """A warning for the record, or None."""
 
 
 def judge(oracle: Oracle, history: History) -> tuple[Finding, ...]:

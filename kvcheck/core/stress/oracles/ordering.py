@@ -14,19 +14,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.record import Finding
-from kvcheck.core.cache.backend.backend import Footprint, Place
-from kvcheck.core.stress.access_log import AccessLog, Overlap
-from kvcheck.core.stress.clocks import Clock, Clocks, at
-from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, tier_of, unit_word
-from kvcheck.core.stress.workload.events import (
+from kvcheck.core.cache.backend.backend import (
+    Footprint,
     LaneWaited,
-    ProcessActs,
+    Place,
     ProcessDrained,
     ProcessJoined,
     Recorded,
     Submitted,
 )
+from kvcheck.core.stress.access_log import AccessLog, Overlap
+from kvcheck.core.stress.clocks import Clock, Clocks, at
+from kvcheck.core.stress.history import Handler
+from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, Oracle, tier_of, unit_word
+from kvcheck.core.stress.workload.events import ProcessActs
 
 
 @dataclass(slots=True)
@@ -41,14 +42,13 @@ class _Buffer:
         return ((self.writes, "writes"), (self.reads, "reads"))
 
 
-class OrderingOracle:
+class OrderingOracle(Oracle):
     name = "ordering"
     clocks = Clocks
     log = AccessLog
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._clocks = self.clocks()
         self._buffers: dict[tuple[str, str], _Buffer] = {}
         self._operations: list[deque[tuple[int, Submitted]]] = []
@@ -64,9 +64,6 @@ class OrderingOracle:
             (ProcessDrained, self._process_drained),
             (ProcessActs, self._process_acts),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     # Edges
 

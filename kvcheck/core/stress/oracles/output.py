@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcheck.core.base.record import Finding
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
+from kvcheck.core.stress.oracles.oracle import Oracle
 from kvcheck.core.stress.workload.events import Expected, Finished
 
 
-class OutputOracle:
+class OutputOracle(Oracle):
     name = "output"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._expected: dict[int, tuple[int, ...]] = {}
         self._source = "reference run"
 
     def handlers(self) -> Iterable[tuple[type, Handler]]:
         return ((Expected, self._reference), (Finished, self._finished))
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _reference(self, event: Expected) -> None:
         self._expected[event.request] = event.tokens
@@ -34,18 +29,15 @@ class OutputOracle:
         if expected is None:
             return
         self.judged += 1
-        if event.tokens == expected or len(self.findings) >= MAX_FINDINGS:
+        if event.tokens == expected:
             return
         pairs = zip(event.tokens, expected, strict=False)
         at = next((i for i, (got, want) in enumerate(pairs) if got != want), min(len(event.tokens), len(expected)))
-        self.findings.append(
-            Finding(
-                code="KV501",
-                oracle=self.name,
-                request=event.request,
-                row=at,
-                message=f"request {event.request}: output token {at} of {len(expected)} is "
-                f"{event.tokens[at] if at < len(event.tokens) else 'missing'}, the {self._source} has "
-                f"{expected[at] if at < len(expected) else 'none'}",
-            )
+        self.add(
+            "KV501",
+            f"request {event.request}: output token {at} of {len(expected)} is "
+            f"{event.tokens[at] if at < len(event.tokens) else 'missing'}, the {self._source} has "
+            f"{expected[at] if at < len(expected) else 'none'}",
+            request=event.request,
+            row=at,
         )

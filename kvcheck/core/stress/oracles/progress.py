@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvcheck.core.base.paging import pages_for
-from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.workload.events import Aborted, Allocated, Forward, Freed, ProcessActs
-from kvcheck.core.stress.workload.report_events import Reported, Sent, Sized
+from kvcheck.core.stress.oracles.oracle import Oracle
+from kvcheck.core.stress.workload.events import Aborted, Forward, ProcessActs, Reported, Sent, Sized
 
 DECODE = "decode"
 PAGED = ("full", "window")
@@ -38,12 +37,11 @@ class _ProgressEnd:
     late: int = 0
 
 
-class ProgressOracle:
+class ProgressOracle(Oracle):
     name = "progress"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._ends: dict[str, _ProgressEnd] = {}
         self._sent: dict[int, Sent] = {}
         self._sizes: dict[str, Sized] = {}
@@ -61,9 +59,6 @@ class ProgressOracle:
             (Aborted, self._aborted),
             (Reported, self._reported),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _sized(self, event: Sized) -> None:
         self._sizes[event.process] = event
@@ -169,10 +164,7 @@ class ProgressOracle:
         )
 
     def _add(self, request: int, message: str) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(code="KV607", oracle=self.name, tier="device", request=request, message=message)
-            )
+        self.add("KV607", message, tier="device", request=request)
 
 
 def _end_of(process: str) -> str:

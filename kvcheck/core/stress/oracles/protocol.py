@@ -14,24 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Completed, Submitted
+from kvcheck.core.cache.events import GaveUp, RoomChanged, SealsFitted
 from kvcheck.core.stress.history import Handler
 from kvcheck.core.stress.oracles.content import KnownWords, place_of
 from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
 from kvcheck.core.stress.workload.events import (
     Aborted,
-    Completed,
     Decided,
     Failed,
     Faulted,
     Finished,
-    GaveUp,
     HandoversKnown,
     LimitsNamed,
     Overdue,
     Retried,
-    RoomChanged,
-    SealsFitted,
-    Submitted,
     Unsealed,
 )
 from kvcheck.core.stress.workload.mismatch import Mismatch
@@ -46,8 +43,6 @@ class ProtocolOracle(KnownWords):
 
     def __init__(self) -> None:
         super().__init__()
-        self.judged = 0
-        self.findings: list[Finding] = []
         self._final: dict[tuple[str, int, int], int] = {}
         self._landing: dict[int, tuple[str, int, str, str]] = {}
         self._faulted: dict[int, Faulted] = {}
@@ -78,9 +73,6 @@ class ProtocolOracle(KnownWords):
             (Retried, self._retried),
             (Finished, self._finished),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _submitted(self, event: Submitted) -> None:
         leg = LEGS.get(event.name)

@@ -20,12 +20,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Chosen, Evicted, TierChanged
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.workload.events import Aborted, Broke, Decided, Forward, ProcessActs, Restored, Saved
-from kvcheck.core.stress.workload.report_events import EvictionsCounted, Reported, Sent
-from kvcheck.core.stress.workload.tier_events import Chosen, Evicted, TierChanged
+from kvcheck.core.stress.oracles.oracle import Oracle
+from kvcheck.core.stress.workload.events import (
+    Aborted,
+    Broke,
+    Decided,
+    EvictionsCounted,
+    Forward,
+    ProcessActs,
+    Reported,
+    Restored,
+    Saved,
+    Sent,
+)
 
 UNSENT, WAITING, ADMITTED, JOINED, RESTING, ENDED = "unsent", "waiting", "admitted", "joined", "retracted", "ended"
 PREFILL, DECODE = "prefill", "decode"
@@ -53,12 +62,11 @@ class _ReportedEnd:
     aborted: set[int] = field(default_factory=set)
 
 
-class ReportsOracle:
+class ReportsOracle(Oracle):
     name = "reports"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._ends: dict[str, _ReportedEnd] = {}
         self._sent: Counter[int] = Counter()
         self._process = ""
@@ -293,8 +301,7 @@ class ReportsOracle:
                 return
 
     def _add(self, request: int | None, message: str) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(Finding(code="KV605", oracle=self.name, request=request, message=message))
+        self.add("KV605", message, request=request)
 
 
 def _name(end: str) -> str:

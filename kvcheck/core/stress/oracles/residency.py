@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import LookedUp, TierChanged
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS, unit_text
-from kvcheck.core.stress.workload.tier_events import LookedUp, Modelled, TierChanged, Transferred
+from kvcheck.core.stress.oracles.oracle import Oracle, unit_text
+from kvcheck.core.stress.workload.events import Modelled, Transferred
 
 SPACES = ("full", "window", "state")
 
 
-class ResidencyOracle:
+class ResidencyOracle(Oracle):
     name = "residency"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._model = Modelled(page_size=1, window=0, has_state=False)
         self._held: dict[tuple[str, str], dict[bytes, int]] = {}
         self._by_id: dict[tuple[str, str], dict[int, bytes]] = {}
@@ -37,9 +36,6 @@ class ResidencyOracle:
             (LookedUp, self._looked_up),
             (Transferred, self._transferred),
         )
-
-    def finish(self) -> None:
-        """Nothing is left to judge."""
 
     def _modelled(self, event: Modelled) -> None:
         self._model = event
@@ -78,41 +74,16 @@ class ResidencyOracle:
 
     def _transferred(self, event: Transferred) -> None:
         self.judged += 1
-        if not event.frozen and len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(
-                    code="KV303",
-                    oracle=self.name,
-                    tier="host",
-                    request=event.request,
-                    message=f"the index values of a {event.kind} for request {event.request} changed between its start "
-                    "and its acknowledgement; expected frozen values",
-                )
-            )
+        if not event.frozen:
+            text = f"the index values of a {event.kind} for request {event.request} changed between its start and its"
+            self.add("KV303", f"{text} acknowledgement; expected frozen values", tier="host", request=event.request)
 
     def _miscount(self, event: LookedUp, what: str, expected: int, got: int) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(
-                    code="KV301",
-                    oracle=self.name,
-                    request=event.request,
-                    message=f"request {event.request} was served {got} {what} by the prefix cache; "
-                    f"what was added to the tiers serves {expected}",
-                )
-            )
+        text = f"request {event.request} was served {got} {what} by the prefix cache"
+        self.add("KV301", f"{text}; what was added to the tiers serves {expected}", request=event.request)
 
     def _add(self, event: TierChanged, code: str, unit: int, story: str) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(
-                    code=code,
-                    oracle=self.name,
-                    tier=event.tier,
-                    page=unit,
-                    message=f"{event.tier} {unit_text(event.space, unit)} {story}",
-                )
-            )
+        self.add(code, f"{event.tier} {unit_text(event.space, unit)} {story}", tier=event.tier, page=unit)
 
 
 def first_seen(model: Modelled, pages: int) -> int:

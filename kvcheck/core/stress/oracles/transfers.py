@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.backend.backend import Completed, Submitted
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.oracles.oracle import MAX_FINDINGS
-from kvcheck.core.stress.workload.events import Broke, Completed, ProcessActs, Submitted
-from kvcheck.core.stress.workload.report_events import MessageEmitted, Reported, Sent
+from kvcheck.core.stress.oracles.oracle import Oracle
+from kvcheck.core.stress.workload.events import Broke, MessageEmitted, ProcessActs, Reported, Sent
 
 ANSWERED_IN = 3
 PREFILL, DECODE = "prefill", "decode"
@@ -39,12 +38,11 @@ class _Asked:
     generation: int
 
 
-class TransfersOracle:
+class TransfersOracle(Oracle):
     name = "transfers"
 
     def __init__(self) -> None:
-        self.judged = 0
-        self.findings: list[Finding] = []
+        super().__init__()
         self._ranks: dict[str, None] = {}  # of the decode end
         self._wants: dict[int, list[_Asked]] = {}  # of the attempt under way
         self._told: dict[tuple[str, str, str, int, int], None] = {}  # kind, sender, peer, request, generation
@@ -211,10 +209,7 @@ class TransfersOracle:
                 self._add(request, f"{text}; expected {' or '.join(kinds)} by the end of that round")
 
     def _add(self, request: int, message: str, *, buffer: str | None = None) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(
-                Finding(code="KV606", oracle=self.name, tier="device", buffer=buffer, request=request, message=message)
-            )
+        self.add("KV606", message, tier="device", buffer=buffer, request=request)
 
 
 def _rows(event: Submitted) -> list[tuple[str, int]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcheck.core.base.record import Finding
+from kvcheck.core.cache.events import Allocated, Freed
 from kvcheck.core.cache.transfer.messages import Done, Drained, Message, Want
 from kvcheck.core.stress.history import Handler
-from kvcheck.core.stress.workload.events import Allocated, Freed
 
 MOST = 20
 

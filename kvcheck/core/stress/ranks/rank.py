@@ -19,7 +19,7 @@ from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.prefill import PrefillScheduler
 from kvcheck.core.cache.scheduler.process_group import GroupLost, ProcessRanks, RankGroup
 from kvcheck.core.cache.scheduler.request import Request, StepReport
-from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json, layout_to_json
+from kvcheck.core.cache.transfer.layout import EndLayout, layout_from_json
 from kvcheck.core.cache.transfer.sockets.link import Link, Listener, connect
 from kvcheck.core.cache.transfer.sockets.wire import ProcessWire
 from kvcheck.core.run.plan import parse_line
@@ -145,7 +145,7 @@ class RankRun:
     def meet(self) -> None:
         self._hello = {
             "name": self.rank.name,
-            "layout": layout_to_json(self.rank.layout),
+            "layout": to_plain(self.rank.layout),
             "incarnation": self._spec.incarnation,
             "over": list(self._spec.over),
         }

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.cache.transfer.wire import LEGS, Ticket
 from kvcheck.core.stress.scenarios.pd_transfer import ABORT_EVERY, Faults
-from kvcheck.core.stress.workload.events import Emit, Faulted
+from kvcheck.core.stress.workload.events import Faulted
 from kvcheck.core.stress.workload.jobs import Job
 
 STALL_EVERY = 3

@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from zlib import crc32
 
 from kvcheck.core.base.situations import Situation, situations_of
+from kvcheck.core.cache.events import Emit, Event
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.scenario import ACTS, Load
 from kvcheck.core.stress.targets.target import Engine, Standing
-from kvcheck.core.stress.workload.events import Aborted, Emit, Event, Happened
+from kvcheck.core.stress.workload.events import Aborted, Happened
 
 PACE = 3
 """Rounds between two disturbances, so that an engine settles in between."""

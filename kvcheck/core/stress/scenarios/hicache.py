@@ -14,6 +14,7 @@ from kvcheck.core.base.nouns import counted
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.events import Emit, Event
 from kvcheck.core.cache.hicache.cache import WRITE_POLICIES
 from kvcheck.core.cache.hicache.eviction import EVICTION_ORDERS
 from kvcheck.core.cache.hicache.host_pool import COPY_METHODS, HOST_LAYOUTS
@@ -35,10 +36,9 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.stress.targets.target import HostTier, Target
-from kvcheck.core.stress.workload.events import Emit, Event, Resumed, Retracted
+from kvcheck.core.stress.workload.events import Damaged, Modelled, Resumed, Retracted, StoreKeeps
 from kvcheck.core.stress.workload.jobs import session_jobs
 from kvcheck.core.stress.workload.observation import Readers
-from kvcheck.core.stress.workload.tier_events import Damaged, Modelled, StoreKeeps
 
 SYNTHETIC_PAGES = 11
 SYNTHETIC_REQUESTS = 36

@@ -12,6 +12,7 @@ from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.base.rng import Rng
 from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.pool import PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -32,7 +33,7 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.stress.targets.target import Engine, PairSetup, Target
-from kvcheck.core.stress.workload.events import Emit, Faulted, HandoversKnown, Happened
+from kvcheck.core.stress.workload.events import Faulted, HandoversKnown, Happened
 from kvcheck.core.stress.workload.handover import bytes_for
 from kvcheck.core.stress.workload.jobs import Job
 

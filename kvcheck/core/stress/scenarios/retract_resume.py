@@ -11,6 +11,7 @@ from dataclasses import replace
 from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools import FAMILIES
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.disturber import disturber
@@ -27,7 +28,7 @@ from kvcheck.core.stress.scenarios.serving import (
 )
 from kvcheck.core.stress.scenarios.variants import Settings, Variant, settings_of
 from kvcheck.core.stress.targets.target import PairSetup, Target
-from kvcheck.core.stress.workload.events import Emit, HandoversKnown
+from kvcheck.core.stress.workload.events import HandoversKnown
 from kvcheck.core.stress.workload.handover import bytes_for
 
 SYNTHETIC_PAGES = 9

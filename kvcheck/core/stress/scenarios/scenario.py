@@ -7,11 +7,11 @@ from typing import Final, Protocol
 
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools.shape import ModelShape
 from kvcheck.core.stress.scenarios.rivals import Rival
 from kvcheck.core.stress.scenarios.variants import Settings, Variant
 from kvcheck.core.stress.targets.target import Target
-from kvcheck.core.stress.workload.events import Emit
 from kvcheck.core.stress.workload.jobs import Job
 
 ACTS, ABORTS, TRANSFERS, STORE = "acts", "aborts", "transfers", "store"

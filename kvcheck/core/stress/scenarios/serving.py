@@ -12,6 +12,7 @@ from kvcheck.core.base.paging import pages_for
 from kvcheck.core.base.record import Evidence
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.eager import EagerBackend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.pool import KVPool, PoolSizes
 from kvcheck.core.cache.pools.shape import ModelShape
@@ -29,13 +30,13 @@ from kvcheck.core.stress.workload.events import (
     Aborted,
     Closed,
     Counted,
-    Emit,
     Failed,
     Finished,
     Resumed,
     Retracted,
     Retried,
     Returned,
+    Sent,
     SitesKnown,
 )
 from kvcheck.core.stress.workload.footprints import row_sites
@@ -44,7 +45,6 @@ from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_answers import KnownAnswerDecoder
 from kvcheck.core.stress.workload.known_model import known_model
 from kvcheck.core.stress.workload.observation import Readers
-from kvcheck.core.stress.workload.report_events import Sent
 from kvcheck.core.stress.workload.room_inspector import WordInspector
 from kvcheck.core.stress.workload.synthetic import synthetic_jobs, trace_rows
 from kvcheck.core.stress.workload.traces import scale_trace

@@ -12,9 +12,7 @@ from kvcheck.core.stress.targets.observe import Observer, PaddingCheck, WatchedO
 from kvcheck.core.stress.targets.pair import PairEngine
 from kvcheck.core.stress.targets.prefixes import CachedPrefixes, Neighbours
 from kvcheck.core.stress.targets.target import FIXED, Engine, Setup, SpaceCount, Standing, TargetParts, turn_ids
-from kvcheck.core.stress.workload.events import Happened
-from kvcheck.core.stress.workload.report_events import EvictionsCounted
-from kvcheck.core.stress.workload.tier_events import Declared
+from kvcheck.core.stress.workload.events import Declared, EvictionsCounted, Happened
 
 DEVICE_TURN = 2
 HOST_TURN = 7
@@ -40,7 +38,7 @@ class BuiltinEngine:
             setup.shape,
             setup.sizes,
             backend=backend,
-            listener=self._observer,
+            emit=self._observer,
             buffers=parts.buffers,
             attention=parts.attention,
         )
@@ -61,7 +59,7 @@ class BuiltinEngine:
             SchedulerDeps(
                 backend=backend,
                 pool=self.pool,
-                offload=WatchedOffload(parts.offload(self.pool, backend, listener=self._observer), emit),
+                offload=WatchedOffload(parts.offload(self.pool, backend, emit=self._observer), emit),
                 cache=self.cache,
                 decoder=decoder,
             ),
@@ -167,7 +165,7 @@ class BuiltinEngine:
                 layout=tier.layout,
                 method=tier.method,
                 backend=setup.backend,
-                listener=self._observer,
+                emit=self._observer,
             )
             self._observer.host = self.host
             turn_ids(self.host.allocators.values(), by=HOST_TURN)
@@ -177,14 +175,14 @@ class BuiltinEngine:
             controller = parts.controller(self.pool, self.host, setup.backend, ring=config.ring, gate=parts.gate)
         window = setup.shape.window if self.pool.has_window else 0
         tree = parts.tree(self.pool.page_size, window=window, has_state=self.pool.has_state)
-        residency = parts.residency(tree, self.pool, self.host, order=config.order, listener=self._observer)
+        residency = parts.residency(tree, self.pool, self.host, order=config.order, emit=self._observer)
         cache = parts.cache(
             tree,
             residency,
             controller,
             setup.backend,
             config=config,
-            listener=self._observer,
+            emit=self._observer,
             movement=parts.movement,
         )
         setup.emit(self._declared(cache))
@@ -209,7 +207,7 @@ class BuiltinEngine:
                     setup.backend,
                     window_pages=pages_for(window - 1, self.pool.page_size) if window else 0,
                     has_state=self.pool.has_state,
-                    listener=self._observer,
+                    emit=self._observer,
                 )
             )
         return cache

@@ -1,4 +1,4 @@
-"""Observers of the builtin engine: they make events from arguments and results of its parts, and change nothing."""
+"""Observers of the builtin engine: they follow the events of its parts, and change nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Signal
+from kvcheck.core.cache.events import Allocated, Computed, Emit, Event, SealsFitted
 from kvcheck.core.cache.hicache.host_pool import HostPool
-from kvcheck.core.cache.hicache.node import SpaceCopy, full_pages
+from kvcheck.core.cache.hicache.node import Fetched, SpaceCopy, Transfer, TransferBegan, TransferEnded, full_pages
 from kvcheck.core.cache.offload import Offload, OffloadedKV
 from kvcheck.core.cache.pools.allocator import IdAllocator
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
@@ -17,47 +17,28 @@ from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.cache.scheduler.decoder import Decoder
 from kvcheck.core.cache.scheduler.request import SchedulerConfig, StepReport
 from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataField, MetadataRow
-from kvcheck.core.cache.transfer.receiver import InboundRoom
+from kvcheck.core.cache.transfer.receiver import InboundRoom, RoomLeft, RoomUnsealed
 from kvcheck.core.stress.targets.prefixes import CachedPrefixes
 from kvcheck.core.stress.targets.target import TierInspector, digest
 from kvcheck.core.stress.workload.events import (
     Aliased,
-    Allocated,
     Descriptor,
-    Emit,
-    Freed,
-    GaveUp,
     Leased,
     Mapped,
+    Moving,
     Owned,
     Padding,
+    Reported,
     Restored,
-    RoomChanged,
-    RoomMarked,
     Saved,
-    SealsFitted,
-    Verified,
-)
-from kvcheck.core.stress.workload.report_events import Reported, Sized
-from kvcheck.core.stress.workload.tier_events import (
-    Chosen,
-    Computed,
-    Evicted,
-    Flushed,
-    Locked,
-    LookedUp,
-    Moving,
-    Refused,
-    RoomWanted,
-    Stored,
-    StoreQueried,
-    TierChanged,
+    Sized,
     Transferred,
+    Verified,
 )
 
 
 class Observer:
-    """Passes events on; inspects metadata slots at allocation, and host pages at arrival."""
+    """An Emit for the parts: it passes their events on, and inspects the memory that they are about."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -67,106 +48,69 @@ class Observer:
         self.prefixes: CachedPrefixes | None = None
         self._moving: dict[int, bytes] = {}
 
-    def allocated(self, space: str, ids: IndexArray, owner: int) -> None:
-        self._emit(Allocated(space, tuple(ids.tolist()), owner))
-        if (end := self.metadata.get(space)) is not None:
-            slot = int(ids[0])
-            self._emit(Leased(owner, space, slot, _residue(end.row_view(slot).detach().cpu(), end.fields)))
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, TransferBegan):
+            self._began(event.transfer)
+        elif isinstance(event, TransferEnded):
+            self._ended(event.transfer)
+        elif isinstance(event, Fetched):
+            self._inspect(event.copies, "storage")
+            moved = full_pages(event.copies)
+            self._emit(Transferred("prefetch", event.request, len(moved), frozen=True, chain=moved))
+        else:
+            self._emit(event)
+            self._follow(event)
 
-    def freed(self, space: str, ids: IndexArray) -> None:
-        self._emit(Freed(space, tuple(ids.tolist())))
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, Allocated):
+            if (end := self.metadata.get(event.space)) is not None:
+                slot = event.ids[0]
+                row = end.row_view(slot).detach().cpu()
+                self._emit(Leased(event.owner, event.space, slot, _residue(row, end.fields)))
+        elif isinstance(event, Computed):
+            if self.inspector is not None:
+                self.inspector.computed(event.request, event.chain)
+        elif self.prefixes is not None:
+            self.prefixes.follow(event)
 
-    def fetched(self, *, request: int, copies: tuple[SpaceCopy, ...]) -> None:
+    def _began(self, transfer: Transfer) -> None:
+        units = tuple((copy.space, tuple(copy.host.tolist())) for copy in transfer.copies)
+        self._emit(Moving(transfer.number, transfer.kind, units))
+        self._moving[transfer.number] = _index_values(transfer.copies)
+
+    def _ended(self, transfer: Transfer) -> None:
+        if transfer.kind == "backup":
+            self._inspect(transfer.copies, "host")
+        frozen = self._moving.pop(transfer.number, None) == _index_values(transfer.copies)
+        moved = full_pages(transfer.copies)
+        self._emit(Transferred(transfer.kind, transfer.request, len(moved), frozen, moved, transfer.number))
+
+    def _inspect(self, copies: tuple[SpaceCopy, ...], tier: str) -> None:
         if self.host is not None and self.inspector is not None:
             for copy in copies:
-                self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="storage")
-        moved = full_pages(copies)
-        self._emit(Transferred("prefetch", request, len(moved), frozen=True, chain=moved))
-
-    def looked_up(
-        self, *, request: int, chain: tuple[bytes, ...], pages: int, device_pages: int, device_only: bool, priority: int
-    ) -> None:
-        self._emit(LookedUp(request, chain, pages, device_pages, device_only, priority))
-        if self.prefixes is not None and not device_only:
-            self.prefixes.looked_up(chain, pages)
-
-    def asked(self, *, request: int, chain: tuple[bytes, ...], is_fetching: bool) -> None:
-        self._emit(StoreQueried(request, chain, is_fetching))
-
-    def locked(self, *, tier: str, end: bytes, added: bool) -> None:
-        self._emit(Locked(tier, end, added))
-
-    def wanted(self, *, tier: str, space: str, units: int) -> None:
-        self._emit(RoomWanted(tier, space, units))
-
-    def chosen(self, *, tier: str, space: str, chain: tuple[bytes, ...], passed: tuple[bytes, ...]) -> None:
-        self._emit(Chosen(tier, space, chain, passed))
-
-    def flushed(self, *, tiers: tuple[str, ...], chain: tuple[bytes, ...]) -> None:
-        self._emit(Flushed(tiers, chain))
-
-    def refused(self, *, kind: str, request: int, space: str, chain: tuple[bytes, ...]) -> None:
-        self._emit(Refused(kind, request, space, chain))
-
-    def stored(self, *, space: str, chain: tuple[bytes, ...], keys: tuple[str, ...], is_whole: bool) -> None:
-        self._emit(Stored(space, chain, is_whole, keys))
-
-    def tier_changed(self, *, tier: str, space: str, chain: tuple[bytes, ...], ids: IndexArray, added: bool) -> None:
-        self._emit(TierChanged(tier, space, chain, tuple(ids.tolist()), added))
-        if self.prefixes is not None and space == "full" and not added:
-            self.prefixes.leaving(chain)
-
-    def evicted(self, *, tier: str, space: str, during_load: bool) -> None:
-        self._emit(Evicted(tier, space, during_load))
-        if self.prefixes is not None:
-            self.prefixes.evicted(tier)
-
-    def moving(self, *, number: int, kind: str, copies: tuple[SpaceCopy, ...]) -> None:
-        self._emit(Moving(number, kind, tuple((copy.space, tuple(copy.host.tolist())) for copy in copies)))
-        self._moving[number] = _index_values(copies)
-
-    def computed(self, *, request: int, chain: tuple[bytes, ...], priority: int) -> None:
-        self._emit(Computed(request, chain, priority))
-        if self.inspector is not None:
-            self.inspector.computed(request, chain)
-
-    def transferred(self, *, number: int, kind: str, request: int, copies: tuple[SpaceCopy, ...]) -> None:
-        if kind == "backup" and self.host is not None and self.inspector is not None:
-            for copy in copies:
-                self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier="host")
-        frozen = self._moving.pop(number, None) == _index_values(copies)
-        moved = full_pages(copies)
-        self._emit(Transferred(kind, request, len(moved), frozen, moved, number))
+                self.inspector.inspect(self.host, copy.space, copy.chain, copy.host, tier=tier)
 
 
 class RoomObserver:
-    """look: inspects a room whose seal never fitted. look_back: a failed room once its writers have stopped."""
+    """The same for rooms. look: inspects a room whose seal never fitted. look_back: a failed room once its writers have
+    stopped."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self.look: Callable[[InboundRoom], None] | None = None
         self.look_back: Callable[[InboundRoom], None] | None = None
 
-    def room(self, *, rank: str, room: int, request: int, generation: int, old: int, new: int, reason: str) -> None:
-        self._emit(RoomChanged(rank, room, request, generation, old, new, reason))
-
-    def gave_up(self, *, rank: str, request: int, reason: str) -> None:
-        self._emit(GaveUp(rank, request, reason))
-
-    def sealed(self, *, rank: str, request: int, size: int) -> None:
-        self._emit(Verified("sealed", size // 8, request))
-        self._emit(SealsFitted(rank, request, size))
-
-    def marked(self, *, rank: str, word: int) -> None:
-        self._emit(RoomMarked(rank, word))
-
-    def unsealed(self, *, rank: str, room: InboundRoom) -> None:
-        if self.look is not None:
-            self.look(room)
-
-    def drained(self, *, rank: str, room: InboundRoom) -> None:
-        if self.look_back is not None and room.holding.is_open:
-            self.look_back(room)
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RoomUnsealed):
+            if self.look is not None:
+                self.look(event.room)
+        elif isinstance(event, RoomLeft):
+            if self.look_back is not None and event.room.holding.is_open:
+                self.look_back(event.room)
+        else:
+            if isinstance(event, SealsFitted):
+                self._emit(Verified("sealed", event.size // 8, event.request))
+            self._emit(event)
 
 
 class PaddingCheck:
@@ -216,25 +160,25 @@ class WatchedOffload(Offload):
     def __init__(self, inner: Offload, emit: Emit) -> None:
         self.pool = inner.pool
         self._inner = inner
-        self._emit = emit
+        self._send = emit
 
     def save(self, holding: Holding) -> OffloadedKV:
         before = digest(holding)
         value = self._inner.save(holding)
         request = holding.request
-        self._emit(Descriptor(request, "offload.save", unchanged=before == digest(holding)))
+        self._send(Descriptor(request, "offload.save", unchanged=before == digest(holding)))
         self._report_storage(value, holding)
         buffers = tuple(f"{kept.space}.{kept.name}" for kept in value.buffers)
-        self._emit(Saved(request, value.tokens, buffers, self._table_names()))
+        self._send(Saved(request, value.tokens, buffers, self._table_names()))
         return value
 
     def restore(self, offloaded: OffloadedKV, holding: Holding) -> Signal:
         before = digest(holding)
         written = tuple(f"{kept.space}.{kept.name}" for kept in self._inner.restored_buffers(offloaded))
         signal = self._inner.restore(offloaded, holding)
-        self._emit(Descriptor(holding.request, "offload.restore", unchanged=before == digest(holding)))
+        self._send(Descriptor(holding.request, "offload.restore", unchanged=before == digest(holding)))
         pages = tuple(self.pool.extent(holding, offloaded.tokens).units["full"].tolist())
-        self._emit(Restored(holding.request, offloaded.tokens, pages, written, self._table_names()))
+        self._send(Restored(holding.request, offloaded.tokens, pages, written, self._table_names()))
         return signal
 
     def discard(self, offloaded: OffloadedKV) -> None:
@@ -250,9 +194,9 @@ class WatchedOffload(Offload):
             if kept.words.numel() and first <= kept.words.untyped_storage().data_ptr() < last:
                 pages = units[kept.space]
                 page = int(pages[0]) if len(pages) else None
-                self._emit(Aliased(holding.request, "offloaded KV", kept.name, page))
+                self._send(Aliased(holding.request, "offloaded KV", kept.name, page))
             else:
-                self._emit(Owned("offloaded KV"))
+                self._send(Owned("offloaded KV"))
 
 
 class WatchedDecoder:

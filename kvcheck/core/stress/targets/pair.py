@@ -30,8 +30,7 @@ from kvcheck.core.stress.targets.rank import (
     split_rows,
 )
 from kvcheck.core.stress.targets.target import Setup, SpaceCount, Standing, TargetParts
-from kvcheck.core.stress.workload.events import Decided, Happened, LimitsNamed, Overdue, ProcessActs
-from kvcheck.core.stress.workload.report_events import MessageEmitted
+from kvcheck.core.stress.workload.events import Decided, Happened, LimitsNamed, MessageEmitted, Overdue, ProcessActs
 
 PREFILL, DECODE = "prefill", "decode"
 WAYS = ((PREFILL,), (DECODE,), (PREFILL, DECODE))

@@ -2,7 +2,7 @@
 
     Prefixes.standings    candidates for a disturbance
     Prefixes.make_happen  evict, remove, overwrite, as an engine's operator or another engine can
-    Prefixes.looked_up, leaving, evicted    spontaneous happenings, from the Observer; splits, from the tree
+    Prefixes.follow       spontaneous happenings, from the events of the cache; splits, from the tree
 
 Invariants:
 - A prefix is named by the hash of its end, an object by its key: both follow from tokens alone.
@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 
+from kvcheck.core.cache.events import Emit, Event, Evicted, LookedUp, TierChanged
 from kvcheck.core.cache.hicache.cache import HiCache
 from kvcheck.core.cache.hicache.host_pool import HostPool
 from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.cache.hicache.storage import Namespace, PageStore
 from kvcheck.core.cache.hicache.storage_tier import StoredUnit
 from kvcheck.core.stress.targets.target import Standing
-from kvcheck.core.stress.workload.events import Emit, Happened
-from kvcheck.core.stress.workload.tier_events import Answered, Deleted
+from kvcheck.core.stress.workload.events import Answered, Deleted, Happened
 
 PINNED = {
     "device": ("in use", "being backed up", "being loaded"),
@@ -123,7 +123,15 @@ class CachedPrefixes:
     def _split(self, node: Node) -> None:
         self._tell(_state_of(node, self._storing()), "split")
 
-    def looked_up(self, chain: tuple[bytes, ...], pages: int) -> None:
+    def follow(self, event: Event) -> None:
+        if isinstance(event, LookedUp) and not event.device_only:
+            self._looked_up(event.chain, event.pages)
+        elif isinstance(event, TierChanged) and event.space == "full" and not event.added:
+            self._leaving(event.chain)
+        elif isinstance(event, Evicted):
+            self._evicted(event.tier)
+
+    def _looked_up(self, chain: tuple[bytes, ...], pages: int) -> None:
         found, storing = frozenset(chain[:pages]), self._storing()
         for node in self._cache.tree.nodes():
             if node.chain[-1] in found:
@@ -132,12 +140,12 @@ class CachedPrefixes:
         if storage is not None and any(each.hash in chain for each in storage.reading):
             self._tell("being read", "match", subject="object")  # for another request: its own has arrived
 
-    def leaving(self, chain: tuple[bytes, ...]) -> None:
+    def _leaving(self, chain: tuple[bytes, ...]) -> None:
         node = next((each for each in self._cache.tree.nodes() if each.chain[-1] == chain[-1]), None)
         if node is not None:
             self._tell(_state_of(node, self._storing()), "evict")
 
-    def evicted(self, tier: str) -> None:
+    def _evicted(self, tier: str) -> None:
         storing = self._storing()
         states = {_state_of(each, storing) for each in self._cache.tree.nodes() if each.tier(tier).is_live}
         for state in PINNED[tier]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from kvcheck.core.base.errors import InternalError
 from kvcheck.core.cache.backend.backend import Backend
 from kvcheck.core.cache.backend.scoped import ScopedBackend, scoped
+from kvcheck.core.cache.events import Allocated, Emit, Event, Freed
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.pools.shape import rank_shape, shard_range
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
@@ -31,7 +32,7 @@ from kvcheck.core.stress.targets.observe import (
     sized,
 )
 from kvcheck.core.stress.targets.target import FirstWords, PairSetup, Setup, SpaceCount, TargetParts, turn_ids
-from kvcheck.core.stress.workload.events import Allocated, Emit, Event, Freed, Leased, ProcessActs
+from kvcheck.core.stress.workload.events import Leased, ProcessActs
 
 TURNS = {"prefill": 5, "decode": 1}
 """Makes first ids differ by end, and by rank."""
@@ -82,7 +83,7 @@ def make_rank(
         rank_shape(whole, number, ranks),
         sizes,
         backend=own,
-        listener=observer,
+        emit=observer,
         buffers=parts.buffers,
         attention=parts.attention,
     )
@@ -92,7 +93,7 @@ def make_rank(
         hidden_size=whole.hidden_size,
         backend=own,
         lane=own.lane("forward"),
-        listener=observer,
+        emit=observer,
         align=pair.slot_align if end == "decode" else 8,
     )
     observer.metadata = {metadata.space: metadata}
@@ -141,7 +142,7 @@ def prefill_end(
         sealer=parts.sealer,
         writer=parts.writer,
         aux_over_messages=pair.aux_over_messages,
-        listener=RoomObserver(rank.emit),
+        emit=RoomObserver(rank.emit),
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
     return PrefillScheduler(rank.pool, rank.metadata, decoder, sender, rank.backend, setup.config, room_of=pair.room_of)
@@ -164,7 +165,7 @@ def decode_end(
         clock=clock,
         patience=pair.patience,
         sealer=parts.sealer,
-        listener=rooms,
+        emit=rooms,
         attempts=pair.attempts,
     )
     decoder = setup.decoder(rank.pool, rank.metadata.fields, rank.first_words)
@@ -175,7 +176,7 @@ def decode_end(
     deps = SchedulerDeps(
         backend=rank.backend,
         pool=rank.pool,
-        offload=WatchedOffload(parts.offload(rank.pool, rank.backend, listener=Observer(rank.emit)), rank.emit),
+        offload=WatchedOffload(parts.offload(rank.pool, rank.backend, emit=Observer(rank.emit)), rank.emit),
         cache=None,
         decoder=WatchedDecoder(decoder, rank.metadata, rank.emit),
     )

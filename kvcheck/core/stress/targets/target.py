@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.hicache.cache import HiCache
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.eviction import Residency
@@ -35,7 +36,6 @@ from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.cache.transfer.seal import Sealer
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.cache.transfer.writer import Writer
-from kvcheck.core.stress.workload.events import Emit
 
 FirstWords = Mapping[tuple[str, str], int]
 """By space and buffer: the first word of this rank's row in the model's whole row; 0 if left out."""

@@ -1,4 +1,4 @@
-"""Events of one schedule. Oracles judge these values.
+"""Events of one schedule, beside those of the cache's parts and of its backend. Oracles judge these values.
 
 Invariants:
 - An event holds copies, never live product objects, and is never changed. Frequent classes are not frozen, as that
@@ -8,91 +8,30 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcheck.core.base.content import RowSites
-from kvcheck.core.cache.backend.backend import Footprint
+from kvcheck.core.cache.events import Event
 from kvcheck.core.stress.workload.mismatch import Mismatch
-from kvcheck.core.stress.workload.report_events import ReportEvent
-from kvcheck.core.stress.workload.tier_events import TierEvent, UseEvent
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Submitted:
-    """record: its signal, reached when the operation has run."""
-
-    ordinal: int
-    name: str
-    lane: str
-    reads: tuple[Footprint, ...]
-    writes: tuple[Footprint, ...]
-    record: int | None = None
-    request: int | None = None
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Completed:
-    ordinal: int
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Recorded:
-    """The signal covers everything queued in the lane so far."""
-
-    record: int
-    lane: str
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class LaneWaited:
-    """Operations queued in the lane from now on run after the record is reached."""
-
-    record: int
-    lane: str
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class ProcessJoined:
-    """The process waited for the record, or polled it and found it reached."""
-
-    record: int
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessDrained:
-    """The process joined every lane."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessActs:
+class ProcessActs(Event):
     """From now on the named process submits and waits. "" is the harness, whose acts need no order."""
 
     process: str
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
-    space: str
-    ids: tuple[int, ...]
-    owner: int
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    space: str
-    ids: tuple[int, ...]
-
-
 @dataclass(slots=True, unsafe_hash=True)
-class Forward:
+class Forward(Event):
     request: int
     start: int
     stop: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Verified:
+class Verified(Event):
     """Words of a buffer were compared. request: their owner, None if unknown."""
 
     buffer: str
@@ -101,19 +40,19 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class SitesKnown:
+class SitesKnown(Event):
     """The rows of every buffer and the metadata fields that hold content words."""
 
     rows: tuple[RowSites, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Saw:
+class Saw(Event):
     mismatch: Mismatch
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(Event):
     """A metadata slot was allocated. residue: (field, words) of each field that was not empty."""
 
     request: int
@@ -123,7 +62,7 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Event):
     """buffers: names in the value. table: names in the pool."""
 
     request: int
@@ -133,7 +72,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Event):
     request: int
     tokens: int
     pages: tuple[int, ...]
@@ -142,7 +81,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Aliased:
+class Aliased(Event):
     request: int
     what: str
     buffer: str
@@ -150,12 +89,12 @@ class Aliased:
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(Event):
     what: str
 
 
 @dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(Event):
     """Whether index values survived a call that must not change them."""
 
     request: int
@@ -164,17 +103,17 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class Retracted:
+class Retracted(Event):
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Event):
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Event):
     """The right output of a request. by: the decoder; for content words, a reference run."""
 
     request: int
@@ -183,18 +122,18 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Event):
     request: int
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
+class Aborted(Event):
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(Event):
     """A row of SITUATIONS happened."""
 
     subject: str
@@ -203,7 +142,7 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Event):
     space: str
     free: int
     cached: int
@@ -211,12 +150,12 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Event):
     held: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Event):
     """The decisions of each rank of an end in one round, as numbers. They must be equal."""
 
     end: str
@@ -224,58 +163,21 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomChanged:
-    """A decode rank's view of a room: 0 failed, 3 transferring, 4 success."""
-
-    rank: str
-    room: int
-    request: int
-    generation: int
-    old: int
-    new: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GaveUp:
-    rank: str
-    request: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class HandoversKnown:
+class HandoversKnown(Event):
     """Bytes that each decode rank receives for a prompt, by request: see handover.bytes_for."""
 
     sizes: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsNamed:
+class LimitsNamed(Event):
     """The reason of a room that timed out contains one of these names."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SealsFitted:
-    """A rank found the seals of all sources right. size: bytes they cover together."""
-
-    rank: str
-    request: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoomMarked:
-    """A rank filled the memory of a room with this word, which marks unwritten memory."""
-
-    rank: str
-    word: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unsealed:
+class Unsealed(Event):
     """A rank gave a room up though all its sources had reported it. sources: those with a wrong seal. words: of them,
     as compared. rows: the first differing row of each buffer, layer and source, by source."""
 
@@ -287,7 +189,7 @@ class Unsealed:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomDrained:
+class RoomDrained(Event):
     """All writers of a failed room have stopped. words: as compared. rows: of each buffer and layer the first row that
     holds neither the sources' words nor the mark of unwritten memory."""
 
@@ -298,18 +200,18 @@ class RoomDrained:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Event):
     request: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(Event):
     request: int
 
 
 @dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(Event):
     """The scenario injected a fault into a transfer. names: words that the failure's reason must contain."""
 
     request: int
@@ -318,7 +220,7 @@ class Faulted:
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
+class Overdue(Event):
     """The clock of an end jumped ahead. requests: those it may give up for that; the reason contains one of the
     names."""
 
@@ -329,7 +231,7 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(Event):
     """Counts of a space after close. free must be total."""
 
     space: str
@@ -338,7 +240,7 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class Mapped(Event):
     """Entries of an index table that are not empty when idle, as (unit, its mapped value)."""
 
     table: str
@@ -346,7 +248,7 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Padding:
+class Padding(Event):
     """The padding unit of a buffer when idle. words: of the first changed row. Others: as in Mismatch."""
 
     space: str
@@ -358,7 +260,7 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True)
-class Broke:
+class Broke(Event):
     """The target raised an error. code: the finding for that kind of error."""
 
     code: str
@@ -367,57 +269,131 @@ class Broke:
     request: int | None = None
 
 
-RoomEvent = (
-    Decided
-    | RoomChanged
-    | GaveUp
-    | HandoversKnown
-    | LimitsNamed
-    | SealsFitted
-    | RoomMarked
-    | Unsealed
-    | RoomDrained
-    | Failed
-    | Retried
-    | Faulted
-    | Overdue
-)
-Event = (
-    Submitted
-    | Completed
-    | Recorded
-    | LaneWaited
-    | ProcessJoined
-    | ProcessDrained
-    | ProcessActs
-    | Allocated
-    | Freed
-    | Forward
-    | Verified
-    | SitesKnown
-    | Saw
-    | Leased
-    | Saved
-    | Restored
-    | Aliased
-    | Owned
-    | Descriptor
-    | Retracted
-    | Resumed
-    | Expected
-    | Finished
-    | Aborted
-    | Happened
-    | Counted
-    | Closed
-    | RoomEvent
-    | ReportEvent
-    | UseEvent
-    | TierEvent
-    | Returned
-    | Mapped
-    | Padding
-    | Broke
-)
-Emit = Callable[[Event], None]
-"""Receives the events of an observer."""
+# Reports of schedulers and engines, complete and in the order of their end
+
+
+@dataclass(frozen=True, slots=True)
+class Sent(Event):
+    """A request was handed to every end of the engine. attempt: how often it was sent before."""
+
+    request: int
+    attempt: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported(Event):
+    """One end's report of a round, by request. end: "prefill", "decode", or "" for an engine that does both."""
+
+    end: str
+    admitted: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    retracted: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionsCounted(Event):
+    tier: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageEmitted(Event):
+    """A rank sends a message about a request. kind: its class. copies: how often it will arrive; 0: it is lost."""
+
+    sender: str
+    peer: str
+    kind: str
+    request: int
+    generation: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized(Event):
+    """Sizes of an engine process. max_prefilling: admitted requests that have not joined. units: by space."""
+
+    process: str
+    page_size: int
+    max_prefilling: int
+    units: tuple[tuple[str, int], ...]
+
+
+# Tiers of a prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled(Event):
+    """window: tokens visible to a window layer, 0 if there is none."""
+
+    page_size: int
+    window: int
+    has_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Declared(Event):
+    """The rules of a prefix cache. uses: after how many uses a page is backed up, its computation being the first;
+    None: when it leaves the device. orders: (tier, eviction order). units: (name of an allocator, its number of ids).
+    ack_rounds: rounds between checks of its copies; None: not declared. load_lanes: of each engine, in turn."""
+
+    uses: int | None
+    orders: tuple[tuple[str, str], ...]
+    units: tuple[tuple[str, int], ...]
+    ack_rounds: int | None = None
+    load_lanes: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Event):
+    """The answer to a request to remove these pages from these tiers. With both tiers the pages are a prefix and all
+    its continuations."""
+
+    tiers: tuple[str, ...]
+    chain: tuple[bytes, ...]
+    is_gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeeps(Event):
+    """The store of this run loses nothing: each object stays whole until it is deleted or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged(Event):
+    """The scenario damaged or lost the object under this key. An earlier read may still be pending."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted(Event):
+    """Another process deleted these from the store. A write without acknowledgement may have come before or after, so
+    whether the store has them is unknown from now on."""
+
+    space: str
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moving(Event):
+    """A backup or a load was made; its operations follow, now or later. units: host ids, by space."""
+
+    number: int
+    kind: str
+    units: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred(Event):
+    """A backup, a load or a prefetch was acknowledged. frozen: its index values are unchanged."""
+
+    kind: str
+    request: int
+    pages: int
+    frozen: bool
+    chain: tuple[bytes, ...] = ()
+    number: int = 0

@@ -17,12 +17,12 @@ import torch
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site
 from kvcheck.core.base.paging import IndexArray
+from kvcheck.core.cache.events import Emit, Event, LookedUp
 from kvcheck.core.cache.pools import POOLS
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity, Piece, SpaceSpec
 from kvcheck.core.cache.pools.shape import ModelShape
-from kvcheck.core.stress.workload.events import Emit, Event, Saw, Verified
+from kvcheck.core.stress.workload.events import Saw, Verified
 from kvcheck.core.stress.workload.mismatch import Mismatch
-from kvcheck.core.stress.workload.tier_events import LookedUp
 from kvcheck.kernels.content_rows import differing
 
 

@@ -18,12 +18,13 @@ import torch
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Backend, Operation, Signal
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.scheduler.decoder import Chunk
 from kvcheck.core.cache.transfer.metadata import MetadataField, MetadataRow
 from kvcheck.core.stress.workload import handover
-from kvcheck.core.stress.workload.events import Emit, Forward, Saw, Verified
+from kvcheck.core.stress.workload.events import Forward, Saw, Verified
 from kvcheck.core.stress.workload.footprints import SpaceTouch, pass_touches
 from kvcheck.core.stress.workload.jobs import Job
 from kvcheck.core.stress.workload.known_attention import Asking, known_attention

@@ -15,6 +15,7 @@ import torch
 
 from kvcheck.core.base import content
 from kvcheck.core.base.content import Site
+from kvcheck.core.cache.events import Emit
 from kvcheck.core.cache.pools.buffers import BufferSpec, Granularity
 from kvcheck.core.cache.pools.pool import KVPool
 from kvcheck.core.cache.transfer.layout import BufferLayout, EndLayout, routes, sources_of
@@ -22,7 +23,7 @@ from kvcheck.core.cache.transfer.metadata import MetadataBuffers, MetadataRow
 from kvcheck.core.cache.transfer.receiver import InboundRoom, mark_of, needed_pages, room_units
 from kvcheck.core.cache.transfer.seal import piece_of
 from kvcheck.core.stress.workload.decoder import ContentDecoder
-from kvcheck.core.stress.workload.events import Emit, RoomDrained, Unsealed
+from kvcheck.core.stress.workload.events import RoomDrained, Unsealed
 from kvcheck.core.stress.workload.host_inspector import token_rows
 from kvcheck.core.stress.workload.mismatch import Mismatch
 from kvcheck.kernels.content import rows_torch

@@ -113,18 +113,6 @@ class MooncakeEngine:
             self.session, self._regions = self._handshake(regions, host, network)
             on_failure.pop_all()
 
-    @classmethod
-    def start(
-        cls,
-        regions: Mapping[str, SharedRegion],
-        protocol: str = "tcp",
-        *,
-        host: str = "127.0.0.1",
-        network: str | None = None,
-        settings: EngineSettings | None = None,
-    ) -> Self:
-        return cls(regions, protocol=protocol, host=host, network=network, settings=settings)
-
     def regions(self) -> dict[str, Extent]:
         """Name to (address in the engine process, bytes)."""
         return dict(self._regions)

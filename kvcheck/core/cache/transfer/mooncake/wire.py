@@ -126,7 +126,7 @@ class MooncakeWire(ProcessWire):
     def _start_engine(self) -> MooncakeEngine:
         """Start an engine at a new address."""
         while True:
-            engine = MooncakeEngine.start(self._shared(), network=self.network, settings=SETTINGS)
+            engine = MooncakeEngine(self._shared(), network=self.network, settings=SETTINGS)
             if engine.session not in self._sessions:
                 self._sessions.add(engine.session)
                 return engine

@@ -22,9 +22,10 @@ from kvcheck.core.probes.frame.device import HOST, pinning
 from kvcheck.core.probes.frame.guard import CannotDrive
 from kvcheck.core.probes.frame.probe import Rig, StreamsOfDevice
 from kvcheck.core.probes.frame.streams import Machine
+from kvcheck.core.probes.frame.stubs import replaced
 from kvcheck.core.probes.sglang.rig.bare_manager import published
 from kvcheck.core.probes.sglang.rig.compiled_copies import CompiledCopies
-from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine, lent
+from kvcheck.core.probes.sglang.rig.copy_engine import CopyEngine
 from kvcheck.core.probes.sglang.rig.pools import LAYERS, SmallPool, pool_names, small_pool
 from kvcheck.core.probes.sglang.rig.prefix_tree import found_kinds, make_tree
 
@@ -211,7 +212,7 @@ def _late(rig: Rig) -> Iterator[None]:
     kinds = [rig.names[name] for name in HOST_POOLS if rig.names.has(name)]
     with ExitStack() as stack:
         for module in dict.fromkeys(sys.modules[kind.__module__] for kind in kinds):
-            stack.enter_context(lent([module], {name: value for name, value in own.items() if name in vars(module)}))
+            stack.enter_context(replaced(module, {name: own[name] for name in own if name in vars(module)}))
         yield
 
 
@@ -274,11 +275,8 @@ class PinnedMemory:
     @contextmanager
     def watched(self) -> Iterator[None]:
         before: Callable[[], Any] = torch.cuda.cudart
-        torch.cuda.cudart = lambda: _Runtime(before(), self.starts)
-        try:
+        with replaced(torch.cuda, {"cudart": lambda: _Runtime(before(), self.starts)}):
             yield
-        finally:
-            torch.cuda.cudart = before
 
     def give_back(self) -> None:
         """Raises CannotDrive if the runtime refuses. No work may be queued on the device."""

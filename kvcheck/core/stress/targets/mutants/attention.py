@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -22,8 +23,6 @@ class ScaledTwice(AttentionInputs):
 
 
 class ShiftedPositions(AttentionInputs):
-    """A resumed request goes on one position too far."""
-
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._first: dict[int, Held] = {}
@@ -41,15 +40,11 @@ class ShortWindow(AttentionInputs):
 
 
 class LengthWithoutOwn(AttentionInputs):
-    """A decode step reads the length before its own token."""
-
     def length(self, start: int, stop: int) -> int:
         return start if start and stop == start + 1 else super().length(start, stop)
 
 
 class IndexWithoutOpenPage(AttentionInputs):
-    """The last page of a request is ranked only once it is full."""
-
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._page_size = shape.page_size
@@ -72,8 +67,6 @@ class OthersPicks(AttentionInputs):
 
 
 class TokenTwice(AttentionInputs):
-    """The first token after a resume updates the state twice."""
-
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
         self._last: dict[int, Held] = {}
@@ -85,8 +78,6 @@ class TokenTwice(AttentionInputs):
 
 
 class OlderState(Offload):
-    """The state of a request is saved at its first retraction alone."""
-
     def save(self, holding: Holding) -> OffloadedKV:
         value = super().save(holding)
         self._backend.wait(value.saved)
@@ -97,105 +88,80 @@ class OlderState(Offload):
         return value
 
 
+_mutant = partial(
+    Mutant,
+    bug="a",
+    scenario="retract-resume",
+    shape="deepseek-v3.2-answers",
+    decoder="known-answer",
+    killed_by="output",
+    code="KV501",
+)
 ATTENTION: tuple[Mutant, ...] = (
-    Mutant(
+    _mutant(
         name="scale-applied-twice",
-        bug="a",
         parts=replace(FIXED, attention=ScaledTwice),
-        scenario="retract-resume",
         shape="llama-fp8-answers",
-        decoder="known-answer",
-        killed_by="output",
-        code="KV501",
         shows="Rows of an 8-bit pool are multiplied by their scales twice when they are read.",
         matters="Bytes and scales are right and belong to the request; what attention makes of them is noise.",
         example="SGLang #18818, #20705: scales of an FP8 cache not applied, or applied where they had been already.",
     ),
-    Mutant(
+    _mutant(
         name="resume-shifts-positions",
-        bug="a",
         parts=replace(FIXED, attention=ShiftedPositions),
-        scenario="retract-resume",
         shape="llama-3-tiny",
+        decoder="words",
         killed_by="content",
         code="KV301",
         shows="A resumed request goes on with position ids that are one too high; its rows lie where they should.",
         matters="All that it reads from before the retraction is one token further away than the model takes it to be.",
         example=f"{UPSTREAM}: the length that positions were made from counted a token without KV.",
     ),
-    Mutant(
+    _mutant(
         name="window-one-short",
-        bug="a",
         parts=replace(FIXED, attention=ShortWindow),
-        scenario="retract-resume",
         shape="gpt-oss-answers",
-        decoder="known-answer",
-        killed_by="output",
-        code="KV501",
         shows="Window layers see one token less than the model was made for.",
         matters="Only what stands at the very edge of a window is lost, so short tests answer as before.",
         example="A window that counts the current token in the mask, and not in the page table.",
     ),
-    Mutant(
+    _mutant(
         name="resume-takes-older-state",
-        bug="a",
         parts=replace(FIXED, offload=OlderState),
-        scenario="retract-resume",
         shape="qwen3-next-tiny",
+        decoder="words",
         killed_by="content",
         code="KV101",
         shows="A request that is retracted again gets back the recurrent state of its earlier retraction.",
         matters="The state is the request's own and well formed, and lacks the tokens since: text goes astray later.",
         example="SGLang #33450, vLLM #43559: a cached state of linear attention that is some tokens old.",
     ),
-    Mutant(
+    _mutant(
         name="length-without-own-token",
-        bug="a",
         parts=replace(FIXED, attention=LengthWithoutOwn),
-        scenario="retract-resume",
         shape="llama-answers",
-        decoder="known-answer",
-        killed_by="output",
-        code="KV501",
         shows="A decode step reads the request as it was before the step: its own token is left out.",
         matters="Every token of every answer is computed without the one before it.",
         example="SGLang #30433: lengths of a decode batch that were one behind.",
     ),
-    Mutant(
+    _mutant(
         name="index-skips-open-page",
-        bug="a",
         parts=replace(FIXED, attention=IndexWithoutOpenPage),
-        scenario="retract-resume",
-        shape="deepseek-v3.2-answers",
-        decoder="known-answer",
-        killed_by="output",
-        code="KV501",
         shows="An indexer ranks whole pages alone: the tokens of a request's last page are never picked.",
         matters="What stands nearest is lost until its page is full. Long answers are read as vague, not as wrong.",
         example="A kernel that divides the length by the page size and rounds down.",
     ),
-    Mutant(
+    _mutant(
         name="picks-of-other-request",
-        bug="a",
         parts=replace(FIXED, attention=OthersPicks),
-        scenario="retract-resume",
-        shape="deepseek-v3.2-answers",
-        decoder="known-answer",
-        killed_by="output",
-        code="KV501",
         shows="Sparse attention reads the positions that an indexer picked for another request of the batch.",
         matters="All rows that are read are the request's own, at their places: they are the wrong ones to read.",
         example="A table of top-k positions whose rows are those of the batch before a request left it.",
     ),
-    Mutant(
+    _mutant(
         name="resume-takes-token-twice",
-        bug="a",
         parts=replace(FIXED, attention=TokenTwice),
-        scenario="retract-resume",
         shape="qwen3-next-answers",
-        decoder="known-answer",
-        killed_by="output",
-        code="KV501",
         shows="The first token after a resume is taken into the recurrent state twice.",
         matters="The state decays once more: everything before that token weighs less than it should from then on.",
         example="A step that is run once to warm up, on the slot of a live request.",

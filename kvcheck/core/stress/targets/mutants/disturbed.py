@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import RunningRequest
@@ -13,8 +14,6 @@ from kvcheck.core.stress.targets.target import FIXED
 
 
 class ReusesOldCopy(DecodeScheduler):
-    """A request retracted while its restore is kept gets its earlier copy back, and nothing is saved."""
-
     def _retract(self, active: RunningRequest) -> None:
         kept = next((each for each in self._restoring if each[1].request == active.request_id), None)
         super()._retract(active)
@@ -25,8 +24,6 @@ class ReusesOldCopy(DecodeScheduler):
 
 
 class DropsRestoredTwice(DecodeScheduler):
-    """An abort of a just resumed request discards its saved value; the next round does so again."""
-
     def _abort(self, active: RunningRequest) -> None:
         super()._abort(active)
         for _, offloaded in self._restoring:
@@ -35,8 +32,6 @@ class DropsRestoredTwice(DecodeScheduler):
 
 
 class AbortKeepsSaved(DecodeScheduler):
-    """An abort of a retracted request leaves its saved value allocated."""
-
     def _abort(self, active: RunningRequest) -> None:
         if active.offloaded is None:
             super()._abort(active)
@@ -45,8 +40,6 @@ class AbortKeepsSaved(DecodeScheduler):
 
 
 class ArrivedIsFreed(DecodeScheduler):
-    """An aborted room that this rank has verified is freed without waiting for other ranks."""
-
     def _end(self, active: RunningRequest, reason: str) -> None:
         super()._end(active, reason)
         if active.room is not None and active.room.status == SUCCESS:
@@ -57,8 +50,6 @@ class ArrivedIsFreed(DecodeScheduler):
 
 
 class TimeOutDrains(Receiver):
-    """A source that timed out counts as drained."""
-
     def fail(self, receiving: InboundRoom, reason: str) -> None:
         super().fail(receiving, reason)
         if self._clock() >= receiving.deadline - self._patience and "nothing complete" in reason:
@@ -66,8 +57,6 @@ class TimeOutDrains(Receiver):
 
 
 class AbortFreesAtOnce(Sender):
-    """Memory of an aborted prompt is freed at once, with writes of its row or seal in progress."""
-
     def state(self, room: int) -> int:
         sending = self._rooms[room]
         if sending.slot is not None and sending.reason.startswith("aborted"):
@@ -77,8 +66,6 @@ class AbortFreesAtOnce(Sender):
 
 
 class GivesUpAtOnce(Sender):
-    """Memory of a prompt that was not taken in time is freed at once."""
-
     def _give_up(self, sending: OutboundRoom) -> None:
         super()._give_up(sending)
         if sending.reason:
@@ -88,87 +75,75 @@ class GivesUpAtOnce(Sender):
 
 _CLOCK = "SGLang's decode queue polls rooms and gives up those whose waiting time is over"
 
+_mutant = partial(
+    Mutant,
+    bug="e",
+    scenario="pd-transfer",
+    shape="llama-3-tiny",
+    killed_by="ordering",
+    code="KV202",
+)
 DISTURBED: tuple[Mutant, ...] = (
-    Mutant(
+    _mutant(
         name="retract-reuses-old-copy",
         bug="a",
         parts=replace(FIXED, decode_scheduler=ReusesOldCopy),
         scenario="retract-resume",
-        shape="llama-3-tiny",
         killed_by="contract",
         code="KV301",
         shows="A request that is retracted right after its resume gets its earlier copy back instead of a new one.",
         matters="The tokens that it decoded in between have no KV; it goes on with a shorter past than its output.",
         example="A copy on the host is kept for the next retraction, as hosts have room and copies take time.",
     ),
-    Mutant(
+    _mutant(
         name="abort-drops-restored-copy",
         bug="a",
         parts=replace(FIXED, decode_scheduler=DropsRestoredTwice),
         scenario="retract-resume",
-        shape="llama-3-tiny",
         killed_by="liveness",
         code="KV402",
         shows="An abort gives back the saved copy of a request that was just resumed. The next round does so again.",
         matters="Host memory is freed twice, and the second time it may be another request's.",
         example="Two queues name one request, and an abort walks both.",
     ),
-    Mutant(
+    _mutant(
         name="abort-keeps-saved-copy",
         bug="a",
         parts=replace(FIXED, decode_scheduler=AbortKeepsSaved),
         scenario="retract-resume",
-        shape="llama-3-tiny",
         killed_by="accounting",
         code="KV401",
         shows="An abort of a retracted request forgets what was saved of it on the host.",
         matters="Each user who leaves while the server is short of memory costs pinned host memory for ever.",
         example="SGLang's abort removes a request from the queue of retracted ones; its kv_cache_cpu is a field of it.",
     ),
-    Mutant(
+    _mutant(
         name="arrived-room-freed-alone",
-        bug="e",
         parts=replace(FIXED, decode_scheduler=ArrivedIsFreed),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
         killed_by="liveness",
         code="KV301",
         shows="A decode rank that has verified a room gives it back on an abort, while other ranks still drain theirs.",
         matters="Queues of ranks differ from then on; the next reduction pairs one request's status with another.",
         example="Each rank polls its own transfer; an abort finds it in different queues of different ranks.",
     ),
-    Mutant(
+    _mutant(
         name="timeout-counts-as-drain",
-        bug="e",
         parts=replace(FIXED, receiver=TimeOutDrains),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
-        killed_by="ordering",
-        code="KV202",
         shows="A source that was too late counts as one that writes nothing any more.",
         matters="A machine that was only slow writes into pages that belong to another request by then.",
         example=f"{_CLOCK}; the pages are freed with the room.",
     ),
-    Mutant(
+    _mutant(
         name="abort-frees-what-is-sent",
-        bug="e",
         parts=replace(FIXED, sender=AbortFreesAtOnce),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
-        killed_by="ordering",
-        code="KV202",
         shows="Pages and slot of a prompt are freed when it is aborted, while its row or seal is under way.",
         matters="The next prompt's bytes are sent in its place.",
         example="An abort on the prefill server frees the request as if it had never been handed to the engine.",
     ),
-    Mutant(
+    _mutant(
         name="give-up-frees-what-is-sent",
-        bug="e",
         parts=replace(FIXED, sender=GivesUpAtOnce),
-        scenario="pd-transfer",
         shape="qwen3-next-tiny",
-        killed_by="ordering",
-        code="KV202",
         shows="Pages and slot of a prompt that nobody took in time are freed while they are still being sent.",
         matters="The next prompt's bytes are sent in its place.",
         example=f"{_CLOCK}, on either server.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,14 +22,12 @@ from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.pools.buffers import BufferSet
 from kvcheck.core.cache.pools.pool import Holding, KVPool
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.target import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED
 
 INDEX = "index_k_with_scale"
 
 
 class UngatedReader(BufferSet):
-    """One reader of the index buffer takes the tensor without waiting for its layer."""
-
     piece = ""
 
     def read_view(self, name: str, layers: Sequence[int], lane: Lane, *, piece: str = "") -> torch.Tensor:
@@ -46,22 +45,16 @@ class UngatedScaleReader(UngatedReader):
 
 
 class UnguardedReplayPool(KVPool):
-    """A graph is replayed without the wait that its captured reads rely on."""
-
     def before_replay(self, lane: Lane) -> None:
         """No wait."""
 
 
 class NeighbourGate(LayerGate):
-    """Layer l waits for layer l - 1."""
-
     def _events(self, producer: int, layer: int) -> tuple[Signal, ...]:
         return super()._events(producer, max(0, layer - 1))
 
 
 class WrongEntryGate(LayerGate):
-    """The consumer's id is one behind the producer's."""
-
     def _waited_for(self) -> list[int]:
         return [(producer - 1) % len(self.ring) for producer in super()._waited_for()]
 
@@ -74,23 +67,17 @@ class LoadLaneGate(LayerGate):
 
 
 class EagerRing(LayerGate):
-    """A ring entry is armed again while its last load is in flight."""
-
     @property
     def has_room(self) -> bool:
         return True
 
 
 class UnorderedBackup(TransferController):
-    """A backup does not wait for the forward pass that produces its data."""
-
     def _behind_forward(self) -> tuple[Signal, ...]:
         return ()
 
 
 class KvAloneController(TransferController):
-    """A transfer counts as done once the KV rows are copied."""
-
     def _acknowledged_by(self, transfer: Transfer) -> tuple[Signal, ...]:
         return transfer.done[:1]
 
@@ -141,8 +128,6 @@ class NoPutPin(StorageTier):
 
 
 class KeptLock(Movement):
-    """A load that does not fit returns without undoing its locks."""
-
     def _abandon(self, transfer: Transfer) -> None:
         """Nothing is undone."""
 
@@ -169,8 +154,6 @@ class QueueView(Movement):
 
 
 class TwiceFreedHost(Residency):
-    """A host slot is freed by the eviction and again by the owner of the node."""
-
     def _free_host(self, space: str, ids: IndexArray) -> None:
         super()._free_host(space, ids)
         super()._free_host(space, ids)
@@ -188,8 +171,6 @@ class MostRecentFirst(Residency):
 
 
 class HalvedHostHits(HiCache):
-    """A request starts in the middle of the pages loaded for it."""
-
     def _adopt(self, holding: Holding, match: Match) -> None:
         kept = match.pages - (match.pages - match.device_pages + 1) // 2
         if kept:
@@ -198,23 +179,17 @@ class HalvedHostHits(HiCache):
 
 
 class SkippedBackup(Movement):
-    """Every second node is never backed up."""
-
     def back_up_when_due(self, node: Node, request: int) -> None:
         if node.ordinal % 2:
             super().back_up_when_due(node, request)
 
 
 class NoHostEviction(Movement):
-    """A backup evicts nothing on the host."""
-
     def _host_ids(self, space: str, count: int, request: int) -> IndexArray | None:
         return self.controller.host.allocators[space].allocate(count, request)
 
 
 class NoDeviceEviction(Movement):
-    """A load evicts nothing on the device."""
-
     def _device_ids(self, gaps: list[Gap], request: int) -> list[IndexArray] | None:
         self._make_room = lambda space, count: 0
         return super()._device_ids(gaps, request)
@@ -229,128 +204,124 @@ _READ = "SGLang #22811 (index reads without the layer wait)"
 _HAZARD = "a hazard of the same family"
 
 
-def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str) -> Mutant:
-    row = {
-        "bug": "b",
-        "scenario": "hicache",
-        "shape": "glm-5.1-tiny",
-        "killed_by": "ordering",
-        "code": "KV201",
-        "example": _HAZARD,
-        **rest,
-    }
-    return Mutant(name=name, parts=parts, shows=shows, matters=matters, within=0, **row)
-
-
 _EARLY = "Attention or the indexer works on what was in the page before: another request's prefix, in a few answers."
 _SLOW = "Prompts are computed that the cache holds; no answer is wrong, and the time to the first token goes up."
 _REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
 
+_mutant = partial(
+    Mutant,
+    bug="b",
+    scenario="hicache",
+    shape="glm-5.1-tiny",
+    killed_by="ordering",
+    code="KV201",
+    example=_HAZARD,
+)
 HICACHE = (
     _mutant(
-        "index-key-reader-without-wait",
-        replace(FIXED, buffers=UngatedKeyReader),
-        "Index keys of a layer are read before that layer has been loaded.",
-        _EARLY,
+        name="index-key-reader-without-wait",
+        parts=replace(FIXED, buffers=UngatedKeyReader),
+        shows="Index keys of a layer are read before that layer has been loaded.",
+        matters=_EARLY,
         example=_READ,
     ),
     _mutant(
-        "index-scale-reader-without-wait",
-        replace(FIXED, buffers=UngatedScaleReader),
-        "Index scales of a layer are read before that layer has been loaded.",
-        _EARLY,
+        name="index-scale-reader-without-wait",
+        parts=replace(FIXED, buffers=UngatedScaleReader),
+        shows="Index scales of a layer are read before that layer has been loaded.",
+        matters=_EARLY,
         example=_READ,
     ),
     _mutant(
-        "index-pair-reader-without-wait",
-        replace(FIXED, buffers=UngatedReader),
-        "The fused reader takes keys and scales before the layer has been loaded.",
-        _EARLY,
+        name="index-pair-reader-without-wait",
+        parts=replace(FIXED, buffers=UngatedReader),
+        shows="The fused reader takes keys and scales before the layer has been loaded.",
+        matters=_EARLY,
         example=_READ,
     ),
     _mutant(
-        "replay-without-whole-wait",
-        replace(FIXED, pool=UnguardedReplayPool),
-        "A captured graph is replayed while the load of what it reads is in flight.",
-        _EARLY,
+        name="replay-without-whole-wait",
+        parts=replace(FIXED, pool=UnguardedReplayPool),
+        shows="A captured graph is replayed while the load of what it reads is in flight.",
+        matters=_EARLY,
         shape="llama-3-tiny",
         example="SGLang's open note: no graph replay while a host load is pending",
     ),
     _mutant(
-        "gate-waits-neighbour-layer",
-        replace(FIXED, gate=NeighbourGate),
-        "A read of layer l waits for the load of layer l - 1.",
-        _EARLY,
+        name="gate-waits-neighbour-layer",
+        parts=replace(FIXED, gate=NeighbourGate),
+        shows="A read of layer l waits for the load of layer l - 1.",
+        matters=_EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
-        "gate-waits-wrong-entry",
-        replace(FIXED, gate=WrongEntryGate),
-        "A read waits for a load other than the one of its pages.",
-        _EARLY,
+        name="gate-waits-wrong-entry",
+        parts=replace(FIXED, gate=WrongEntryGate),
+        shows="A read waits for a load other than the one of its pages.",
+        matters=_EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
-        "gate-waits-on-load-lane",
-        replace(FIXED, gate=LoadLaneGate),
-        "The wait is queued on the lane that loads, so the reader goes on.",
-        _EARLY,
+        name="gate-waits-on-load-lane",
+        parts=replace(FIXED, gate=LoadLaneGate),
+        shows="The wait is queued on the lane that loads, so the reader goes on.",
+        matters=_EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
-        "ring-rearmed-early",
-        replace(FIXED, gate=EagerRing),
-        "An entry of the ring stands for two loads; when the first ends, readers of the second stop waiting.",
-        _EARLY,
+        name="ring-rearmed-early",
+        parts=replace(FIXED, gate=EagerRing),
+        shows="An entry of the ring stands for two loads; when the first ends, readers of the second stop waiting.",
+        matters=_EARLY,
         shape="llama-3-tiny",
     ),
     _mutant(
-        "load-without-pin",
-        replace(FIXED, movement=NoLoadPin),
-        "Host pages are evicted and overwritten while a load still reads them.",
-        _REUSED,
+        name="load-without-pin",
+        parts=replace(FIXED, movement=NoLoadPin),
+        shows="Host pages are evicted and overwritten while a load still reads them.",
+        matters=_REUSED,
         shape="deepseek-v3-tiny",
         code="KV202",
     ),
     _mutant(
-        "write-back-without-pin",
-        replace(FIXED, movement=NoBackupPin),
-        "Device pages are evicted and reused while their backup still reads them.",
-        _REUSED,
+        name="write-back-without-pin",
+        parts=replace(FIXED, movement=NoBackupPin),
+        shows="Device pages are evicted and reused while their backup still reads them.",
+        matters=_REUSED,
         shape="llama-3-tiny",
         code="KV202",
     ),
     _mutant(
-        "put-without-pin",
-        replace(FIXED, storage=NoPutPin),
-        "Host pages are evicted and overwritten while a put into the page store still reads them.",
-        "The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
+        name="put-without-pin",
+        parts=replace(FIXED, storage=NoPutPin),
+        shows="Host pages are evicted and overwritten while a put into the page store still reads them.",
+        matters="The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
         bug="d",
         shape="llama-3-tiny",
         code="KV202",
     ),
     _mutant(
-        "backup-before-forward",
-        replace(FIXED, controller=UnorderedBackup),
-        "A backup reads pages that the forward pass is still writing.",
-        "The host keeps half a page; every later hit on it reads old bytes.",
+        name="backup-before-forward",
+        parts=replace(FIXED, controller=UnorderedBackup),
+        shows="A backup reads pages that the forward pass is still writing.",
+        matters="The host keeps half a page; every later hit on it reads old bytes.",
         shape="llama-3-tiny",
     ),
     _mutant(
-        "move-changes-indices",
-        replace(FIXED, controller=InPlaceController),
-        "A transfer sorts the index values it was given in place.",
-        "The tree node that shares them now names other pages, and evicts or loads those.",
+        name="move-changes-indices",
+        parts=replace(FIXED, controller=InPlaceController),
+        shows="A transfer sorts the index values it was given in place.",
+        matters="The tree node that shares them now names other pages, and evicts or loads those.",
         bug="d",
         killed_by="residency",
         code="KV303",
         example="SGLang #23427 (move_hybrid_indices)",
     ),
     _mutant(
-        "node-keeps-queue-view",
-        replace(FIXED, movement=QueueView),
-        "A node's host pages change when the next operation is queued.",
-        "A hit loads another prefix's pages; an eviction frees them under their owner.",
+        name="node-keeps-queue-view",
+        parts=replace(FIXED, movement=QueueView),
+        shows="A node's host pages change when the next operation is queued.",
+        matters="A hit loads another prefix's pages; an eviction frees them under their owner.",
         bug="d",
         shape="llama-3-tiny",
         killed_by="residency",
@@ -358,82 +329,83 @@ HICACHE = (
         example="SGLang #23429 (device tensors in tree nodes)",
     ),
     _mutant(
-        "host-slot-freed-twice",
-        replace(FIXED, residency=TwiceFreedHost),
-        "An evicted node's host pages are given back twice.",
-        "Two prefixes get the same host page and overwrite each other.",
+        name="host-slot-freed-twice",
+        parts=replace(FIXED, residency=TwiceFreedHost),
+        shows="An evicted node's host pages are given back twice.",
+        matters="Two prefixes get the same host page and overwrite each other.",
         bug="d",
         shape="llama-3-tiny",
         killed_by="liveness",
         code="KV402",
     ),
     _mutant(
-        "ack-by-kv-alone",
-        replace(FIXED, controller=KvAloneController),
-        "A copy is acknowledged when its KV rows have landed, whatever its companions do.",
-        "Pages are written again under a copy, and readers stop waiting for index pages that are still on their way.",
+        name="ack-by-kv-alone",
+        parts=replace(FIXED, controller=KvAloneController),
+        shows="A copy is acknowledged when its KV rows have landed, whatever its companions do.",
+        matters="Pages are written again under a copy, and readers stop waiting for index pages that are "
+        "still on their way.",
         code="KV202",
     ),
     _mutant(
-        "partial-load-keeps-lock",
-        replace(FIXED, movement=KeptLock),
-        "A load-back that does not fit keeps the locks it took.",
-        "The prefix can never be evicted again; the pool fills up until nothing is admitted.",
+        name="partial-load-keeps-lock",
+        parts=replace(FIXED, movement=KeptLock),
+        shows="A load-back that does not fit keeps the locks it took.",
+        matters="The prefix can never be evicted again; the pool fills up until nothing is admitted.",
         scenario="hicache-hybrid",
         shape="qwen3-next-tiny",
         killed_by="accounting",
         code="KV401",
     ),
     _mutant(
-        "eviction-most-recent-first",
-        replace(FIXED, residency=MostRecentFirst),
-        "The device gives up the prefix that was used last.",
-        "The prefixes that come back soonest are the ones that are gone; every answer is right, and slow.",
+        name="eviction-most-recent-first",
+        parts=replace(FIXED, residency=MostRecentFirst),
+        shows="The device gives up the prefix that was used last.",
+        matters="The prefixes that come back soonest are the ones that are gone; every answer is right, and slow.",
         shape="llama-3-tiny",
         killed_by="caching",
         code="KV701",
     ),
     _mutant(
-        "host-hits-halved",
-        replace(FIXED, cache=HalvedHostHits),
-        "Half of the pages that were loaded back for a request are computed again.",
-        _SLOW,
+        name="host-hits-halved",
+        parts=replace(FIXED, cache=HalvedHostHits),
+        shows="Half of the pages that were loaded back for a request are computed again.",
+        matters=_SLOW,
         shape="llama-3-tiny",
         killed_by="caching",
         code="KV703",
     ),
     _mutant(
-        "backup-of-every-second-node",
-        replace(FIXED, movement=SkippedBackup),
-        "Every second node is never backed up when its use is reached.",
-        _SLOW,
+        name="backup-of-every-second-node",
+        parts=replace(FIXED, movement=SkippedBackup),
+        shows="Every second node is never backed up when its use is reached.",
+        matters=_SLOW,
         shape="llama-3-tiny",
         killed_by="caching",
         code="KV704",
     ),
     _mutant(
-        "backup-without-eviction",
-        replace(FIXED, movement=NoHostEviction),
-        "A backup is given up once the host is full, though prefixes there could be evicted.",
-        "The host tier keeps what came first for ever, and the hits on it go down to none.",
+        name="backup-without-eviction",
+        parts=replace(FIXED, movement=NoHostEviction),
+        shows="A backup is given up once the host is full, though prefixes there could be evicted.",
+        matters="The host tier keeps what came first for ever, and the hits on it go down to none.",
         shape="llama-3-tiny",
         killed_by="caching",
         code="KV702",
     ),
     _mutant(
-        "load-without-eviction",
-        replace(FIXED, movement=NoDeviceEviction),
-        "A load is given up where the device is full, though prefixes there could be evicted.",
-        _SLOW,
+        name="load-without-eviction",
+        parts=replace(FIXED, movement=NoDeviceEviction),
+        shows="A load is given up where the device is full, though prefixes there could be evicted.",
+        matters=_SLOW,
         shape="llama-3-tiny",
         killed_by="caching",
         code="KV702",
     ),
     _mutant(
-        "prefetch-skipped",
-        replace(FIXED, storage=NoPrefetch),
-        "Pages that only the store holds are never fetched.",
-        _SLOW,
+        name="prefetch-skipped",
+        parts=replace(FIXED, storage=NoPrefetch),
+        shows="Pages that only the store holds are never fetched.",
+        matters=_SLOW,
         shape="llama-3-tiny",
         killed_by="caching",
         code="KV704",

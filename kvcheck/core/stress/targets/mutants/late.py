@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvcheck.core.cache.hicache.controller import TransferController
 from kvcheck.core.cache.hicache.movement import Movement
@@ -23,7 +24,7 @@ from kvcheck.core.cache.transfer.messages import Abort, Message
 from kvcheck.core.cache.transfer.receiver import InboundRoom, Receiver
 from kvcheck.core.cache.transfer.sender import Sender
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.target import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class LateBackupUnpinned(Movement):
@@ -55,15 +56,11 @@ class TwiceLateBackupUnpinned(LateBackupUnpinned):
 
 
 class LateLoadUnpinned(LateBackupUnpinned):
-    """A load loses its pins after a poll that found it pending."""
-
     def _oldest(self) -> tuple[Transfer, ...]:
         return self.controller.loads[0] if self.controller.loads else ()
 
 
 class AskedLoadRetired(TransferController):
-    """A polled load frees its ring entry, done or not."""
-
     def finished_loads(self) -> int:
         done = super().finished_loads()
         for started in self.loads[done : done + 1]:
@@ -73,8 +70,6 @@ class AskedLoadRetired(TransferController):
 
 
 class LooksTwice(TransferController):
-    """A wait polls twice and goes on, as one with a time limit does."""
-
     def wait(self, transfer: Transfer) -> None:
         for signal in self._acknowledged_by(transfer):
             if not self._backend.query(signal):
@@ -82,8 +77,6 @@ class LooksTwice(TransferController):
 
 
 class LatePutUnpinned(StorageTier):
-    """A put that a poll finds pending loses its pin."""
-
     def poll(self) -> None:
         super().poll()
         for late in self._writes[:1]:
@@ -93,8 +86,6 @@ class LatePutUnpinned(StorageTier):
 
 
 class RetractAsks(DecodeScheduler):
-    """A retraction polls its save and does not wait for it."""
-
     def _retract(self, active: RunningRequest) -> None:
         self._running.remove(active)
         active.offloaded = self.parts.offload.save(active.holding)
@@ -106,8 +97,6 @@ class RetractAsks(DecodeScheduler):
 
 
 class FirstSavePinned(Offload):
-    """The pages of a request are pinned for its first save alone."""
-
     _noted: frozenset[int] = frozenset()
 
     def save(self, holding: Holding) -> OffloadedKV:
@@ -122,8 +111,6 @@ class FirstSavePinned(Offload):
 
 
 class DrainAskedOnce(Receiver):
-    """A room that a poll found undrained counts as drained at the next one."""
-
     def is_drained(self, receiving: InboundRoom) -> bool:
         is_drained = super().is_drained(receiving)
         receiving.writers.clear()
@@ -131,8 +118,6 @@ class DrainAskedOnce(Receiver):
 
 
 class AbortHeardLater(Sender):
-    """An abort is handled one poll late."""
-
     _heard: tuple[tuple[str, Abort], ...] = ()
 
     def poll(self) -> None:
@@ -148,101 +133,102 @@ class AbortHeardLater(Sender):
             super()._take(peer, message)
 
 
-def _mutant(name: str, parts: TargetParts, within: int, shows: str, matters: str, **rest: str) -> Mutant:
-    row = {
-        "bug": "b",
-        "scenario": "hicache",
-        "shape": "llama-3-micro",
-        "killed_by": "lifetime",
-        "code": "KV202",
-        "strategy": "answers",
-        **rest,
-    }
-    return Mutant(name=name, parts=parts, within=within, shows=shows, matters=matters, **row)
-
-
 _REUSED = "The copy carries another request's bytes into the cache, where every later hit reads them."
 _TWO = "Two checks, of which one is enough"
 
+_mutant = partial(
+    Mutant,
+    bug="b",
+    scenario="hicache",
+    shape="llama-3-micro",
+    killed_by="lifetime",
+    code="KV202",
+    strategy="answers",
+)
 LATE: tuple[Mutant, ...] = (
     _mutant(
-        "late-backup-loses-pins",
-        replace(FIXED, movement=LateBackupUnpinned),
-        1,
-        "A poll that finds a backup unfinished gives its pins up, as if it had acknowledged it.",
-        _REUSED,
+        name="late-backup-loses-pins",
+        parts=replace(FIXED, movement=LateBackupUnpinned),
+        within=1,
+        shows="A poll that finds a backup unfinished gives its pins up, as if it had acknowledged it.",
+        matters=_REUSED,
         example="A loop over the copies in flight that unlocks each node before it looks whether the copy is done.",
     ),
     _mutant(
-        "stuck-backup-loses-pins",
-        replace(FIXED, movement=TwiceLateBackupUnpinned),
-        2,
-        "A backup that two polls find unfinished counts as stuck, and its pins are given up.",
-        _REUSED,
+        name="stuck-backup-loses-pins",
+        parts=replace(FIXED, movement=TwiceLateBackupUnpinned),
+        within=2,
+        shows="A backup that two polls find unfinished counts as stuck, and its pins are given up.",
+        matters=_REUSED,
         example="A watchdog for transfers that hang, which frees what they hold and does not end them.",
     ),
     _mutant(
-        "late-load-loses-pins",
-        replace(FIXED, movement=LateLoadUnpinned),
-        1,
-        "A poll that finds a load unfinished gives its pins up; if its request was aborted, nothing else holds them.",
-        "The load writes into pages that belong to another request by then.",
+        name="late-load-loses-pins",
+        parts=replace(FIXED, movement=LateLoadUnpinned),
+        within=1,
+        shows="A poll that finds a load unfinished gives its pins up; if its request was aborted, nothing "
+        "else holds them.",
+        matters="The load writes into pages that belong to another request by then.",
         example="A loop over the copies in flight that unlocks each node before it looks whether the copy is done.",
     ),
     _mutant(
-        "asked-load-leaves-ring",
-        replace(FIXED, controller=AskedLoadRetired),
-        1,
-        "A load that was asked about gives its entry of the ring back, done or not, and readers do not wait for it.",
-        "Attention works on what was in the page before: another request's prefix, in a few answers.",
+        name="asked-load-leaves-ring",
+        parts=replace(FIXED, controller=AskedLoadRetired),
+        within=1,
+        shows="A load that was asked about gives its entry of the ring back, done or not, and readers do "
+        "not wait for it.",
+        matters="Attention works on what was in the page before: another request's prefix, in a few answers.",
         killed_by="ordering",
         code="KV201",
         example="An event that is reset by the call that asks for it.",
     ),
     _mutant(
-        "wait-looks-twice",
-        replace(FIXED, controller=LooksTwice),
-        2,
-        "A wait for a copy ends after two looks, and whoever waited goes on.",
-        _REUSED,
+        name="wait-looks-twice",
+        parts=replace(FIXED, controller=LooksTwice),
+        within=2,
+        shows="A wait for a copy ends after two looks, and whoever waited goes on.",
+        matters=_REUSED,
         example="A wait with a time limit whose result is not looked at.",
     ),
     _mutant(
-        "late-put-loses-pin",
-        replace(FIXED, storage=LatePutUnpinned),
-        2,
-        "A put into the store that is late loses the pin of its host pages.",
-        "The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
+        name="late-put-loses-pin",
+        parts=replace(FIXED, storage=LatePutUnpinned),
+        within=2,
+        shows="A put into the store that is late loses the pin of its host pages.",
+        matters="The store keeps another prefix's bytes under this prefix's key, for every engine that fetches them.",
         bug="d",
         example="A loop over the writes in flight that unlocks each node before it looks whether the write is done.",
     ),
     _mutant(
-        "retract-asks-for-save",
-        replace(FIXED, decode_scheduler=RetractAsks),
-        2,
-        "A retraction looks once whether its save is done, and frees the pages; then only their pins are left.",
-        f"{_TWO}: where the pins are still held too, the scheduler ends with an error, and all requests with it.",
+        name="retract-asks-for-save",
+        parts=replace(FIXED, decode_scheduler=RetractAsks),
+        within=2,
+        shows="A retraction looks once whether its save is done, and frees the pages; then only their pins are left.",
+        matters=f"{_TWO}: where the pins are still held too, the scheduler ends with an error, and all "
+        "requests with it.",
         bug="a",
         scenario="retract-resume",
         killed_by="liveness",
         example="A wait that was made a look, so that retraction does not block the scheduler.",
     ),
     _mutant(
-        "later-save-without-pins",
-        replace(FIXED, decode_scheduler=RetractAsks, offload=FirstSavePinned),
-        1,
-        "The same, and a request that was retracted before has no pins any more.",
-        f"{_TWO}, and here both are gone: the pages are overwritten while they are saved.",
+        name="later-save-without-pins",
+        parts=replace(FIXED, decode_scheduler=RetractAsks, offload=FirstSavePinned),
+        within=1,
+        shows="The same, and a request that was retracted before has no pins any more.",
+        matters=f"{_TWO}, and here both are gone: the pages are overwritten while they are saved.",
         bug="a",
         scenario="retract-resume",
         example="Pins that are noted by request, and not by save.",
     ),
     _mutant(
-        "drain-waits-one-round",
-        replace(FIXED, receiver=DrainAskedOnce, sender=AbortHeardLater),
-        1,
-        "A room that has not drained when it is asked about counts as drained the next time; the sender hears late.",
-        "A late write lands in the pages of the next request. One round is enough as long as no message is late.",
+        name="drain-waits-one-round",
+        parts=replace(FIXED, receiver=DrainAskedOnce, sender=AbortHeardLater),
+        within=1,
+        shows="A room that has not drained when it is asked about counts as drained the next time; the "
+        "sender hears late.",
+        matters="A late write lands in the pages of the next request. One round is enough as long as no "
+        "message is late.",
         bug="e",
         scenario="pd-transfer",
         example="A release after a fixed time, chosen for a peer that has become slower since.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
@@ -18,8 +19,6 @@ from kvcheck.core.stress.targets.target import FIXED
 
 
 class OwnStride(Writer):
-    """A peer's slot is addressed with this end's stride."""
-
     def _stride(self, peer: str) -> int:
         return self._layout.row_bytes
 
@@ -40,15 +39,11 @@ class SealWithoutAux(Sealer):
 
 
 class RoomAlone(Receiver):
-    """A row with a nonzero room counts as arrived."""
-
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         return bool(self._metadata.row_view(receiving.slot)[-64:].any()) or self.sources[peer].rank != self._row_sender
 
 
 class OldSeal(Receiver):
-    """Any seal in the slot counts, and a slot keeps its seal for a new owner."""
-
     def _is_sealed(self, peer: str, receiving: InboundRoom) -> bool:
         seal = self._found(peer, receiving)
         receiving.size += seal.bytes if seal is not None else 0
@@ -65,8 +60,6 @@ class FailedOverwritten(Receiver):
 
 
 class GenerationKept(Receiver):
-    """A room has the same number in every attempt."""
-
     def _next_generation(self, room: int) -> int:
         if not hasattr(self, "_kept"):
             self._kept: dict[int, int] = {}
@@ -76,23 +69,17 @@ class GenerationKept(Receiver):
 
 
 class AbortSaidOnce(Receiver):
-    """The stop message to a sender is not repeated."""
-
     def _ask_again(self, receiving: InboundRoom) -> None:
         return
 
 
 class DrainedAtOnce(Receiver):
-    """Memory of a failed room is freed while peers may still write it."""
-
     def is_drained(self, receiving: InboundRoom) -> bool:
         receiving.writers.clear()
         return True
 
 
 class PagesFreedEarly(DecodeScheduler):
-    """A failed request's pages are free at once; only its metadata slot waits for the drain."""
-
     def _end(self, active: RunningRequest, reason: str) -> None:
         super()._end(active, reason)
         self._pool.close(active.holding)
@@ -108,146 +95,112 @@ class DecidesAlone(RankGroup):
 
 _E = "SGLang #23252 and #26394 (intra-node NVLink)"
 
+_mutant = partial(
+    Mutant,
+    bug="e",
+    scenario="nvlink-aux",
+    shape="llama-3-tiny",
+    killed_by="protocol",
+    code="KV203",
+)
 PD_TRANSFER: tuple[Mutant, ...] = (
-    Mutant(
+    _mutant(
         name="aux-stride-of-the-sender",
-        bug="e",
         parts=replace(FIXED, writer=OwnStride),
         scenario="pd-transfer",
-        shape="llama-3-tiny",
-        killed_by="protocol",
         code="KV604",
         shows="The place of a metadata slot at the peer is computed with the sender's own stride.",
         matters="Rows land in other requests' slots as soon as the two ends are padded differently.",
         example="SGLang's RDMA path multiplies the peer's slot by its own item length.",
     ),
-    Mutant(
+    _mutant(
         name="seal-without-kv",
-        bug="e",
         parts=replace(FIXED, sealer=SealWithoutKV),
-        scenario="nvlink-aux",
-        shape="llama-3-tiny",
-        killed_by="protocol",
-        code="KV203",
         shows="Success waits for state and metadata, and not for the KV pages.",
         matters="The first decode step attends to whatever the pages held before.",
         example=f"{_E}: nothing proves that KV has landed.",
     ),
-    Mutant(
+    _mutant(
         name="seal-without-state",
-        bug="e",
         parts=replace(FIXED, sealer=SealWithoutState),
-        scenario="nvlink-aux",
         shape="glm-5.1-tiny",
-        killed_by="protocol",
-        code="KV203",
         shows="Success waits for KV and metadata, and not for index pages or recurrent states.",
         matters="The indexer ranks tokens by another request's keys.",
         example=f"{_E}: state bytes have no gate at all.",
     ),
-    Mutant(
+    _mutant(
         name="seal-without-aux",
-        bug="e",
         parts=replace(FIXED, sealer=SealWithoutAux),
-        scenario="nvlink-aux",
-        shape="llama-3-tiny",
-        killed_by="protocol",
-        code="KV203",
         shows="Success waits for KV and state, and not for the metadata row.",
         matters="The first token, its log-probabilities and the draft seed are the slot's previous owner's, or zero.",
         example=f"{_E}: 'done' arrived before the metadata.",
     ),
-    Mutant(
+    _mutant(
         name="room-alone-is-checked",
-        bug="e",
         parts=replace(FIXED, receiver=RoomAlone),
-        scenario="nvlink-aux",
         shape="gpt-oss-tiny",
-        killed_by="protocol",
-        code="KV203",
         shows="A room number in the slot counts as proof that everything is there.",
         matters="One of ten fields has landed; the other nine, the KV and the state may not have.",
         example=f"{_E}: the gate of 0.5.13.",
     ),
-    Mutant(
+    _mutant(
         name="old-seal-believed",
-        bug="e",
         parts=replace(FIXED, receiver=OldSeal),
-        scenario="nvlink-aux",
-        shape="llama-3-tiny",
         killed_by="transfers",
         code="KV606",
         shows="A slot keeps the seal of its previous request, and any seal counts.",
         matters="A request joins the batch with the bytes of the one before it.",
         example=f"{_E}: a slot kept its previous room.",
     ),
-    Mutant(
+    _mutant(
         name="failed-overwritten",
-        bug="e",
         parts=replace(FIXED, receiver=FailedOverwritten),
         scenario="pd-transfer",
-        shape="llama-3-tiny",
-        killed_by="protocol",
         code="KV602",
         shows="A room that has failed can change its status again.",
         matters="Its pages may belong to another request by then.",
         example="SGLang's status table kept the larger number, and Failed is 0.",
     ),
-    Mutant(
+    _mutant(
         name="generation-kept",
-        bug="e",
         parts=replace(FIXED, receiver=GenerationKept),
         scenario="pd-transfer",
-        shape="llama-3-tiny",
-        killed_by="protocol",
         code="KV602",
         shows="A request that is sent again in its room has the number of its first attempt.",
         matters="Messages of the first attempt count for the second, and the Want of the second is taken for a copy.",
         example="A room number alone names both attempts; SGLang's decode end has no other number.",
     ),
-    Mutant(
+    _mutant(
         name="abort-said-once",
-        bug="e",
         parts=replace(FIXED, receiver=AbortSaidOnce),
         scenario="pd-transfer",
-        shape="llama-3-tiny",
         killed_by="liveness",
         code="KV901",
         shows="A sender is asked once to stop writing a failed room; the request or its answer is lost.",
         matters="The pages and the slot of the room are never freed; each lost message takes more of them.",
         example="Sockets that reconnect lose control messages now and then, without a report.",
     ),
-    Mutant(
+    _mutant(
         name="slot-freed-before-drain",
-        bug="e",
         parts=replace(FIXED, receiver=DrainedAtOnce),
-        scenario="nvlink-aux",
-        shape="llama-3-tiny",
         killed_by="ordering",
         code="KV202",
         shows="Slot and pages of an aborted room are freed while the sender may still write them.",
         matters="A late write lands in the next request's slot.",
         example="SGLang before 0.5.19 had no deferred release.",
     ),
-    Mutant(
+    _mutant(
         name="pages-freed-before-drain",
-        bug="e",
         parts=replace(FIXED, decode_scheduler=PagesFreedEarly),
-        scenario="nvlink-aux",
-        shape="llama-3-tiny",
         killed_by="ordering",
         code="KV202",
         shows="Pages that a sender was asked to write are freed before it has drained; the slot waits.",
         matters="KV of an aborted request lands in the pages of a running one.",
         example="SGLang before 0.5.19 had no deferred release.",
     ),
-    Mutant(
+    _mutant(
         name="rank-decides-alone",
-        bug="e",
         parts=replace(FIXED, group=DecidesAlone),
-        scenario="nvlink-aux",
-        shape="llama-3-tiny",
-        killed_by="protocol",
         code="KV601",
         shows="A rank commits a request because its own poll says Success.",
         matters="Queues of ranks differ from then on; the next reduction pairs one request's status with another.",

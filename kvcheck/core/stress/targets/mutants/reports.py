@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvcheck.core.cache.scheduler.decode import DecodeScheduler
 from kvcheck.core.cache.scheduler.request import StepReport
@@ -13,8 +14,6 @@ from kvcheck.core.stress.targets.target import FIXED
 
 
 class ReportKept(DecodeScheduler):
-    """A round's report continues the one before it."""
-
     def step(self) -> StepReport:
         report = super().step()
         self._report = report
@@ -22,15 +21,11 @@ class ReportKept(DecodeScheduler):
 
 
 class AbortUntold(DecodeScheduler):
-    """An aborted request is ended, and its peer gets no message."""
-
     def abort(self, request_id: int) -> bool:
         return Scheduler.abort(self, request_id)
 
 
 class StopLate(Receiver):
-    """The writers of a failed room get their stop message only when its drain is late."""
-
     def fail(self, receiving: InboundRoom, reason: str) -> None:
         writers, receiving.writers = receiving.writers, set()
         super().fail(receiving, reason)
@@ -38,75 +33,62 @@ class StopLate(Receiver):
 
 
 class WholeBatches(DecodeScheduler):
-    """While requests run, no prompt is requested."""
-
     def _admit(self) -> None:
         if not self._running:
             super()._admit()
 
 
 class BatchWaits(DecodeScheduler):
-    """While prompts are being transferred, the batch is not computed."""
-
     def _decode(self) -> bool:
         return not self._prefilling and super()._decode()
 
 
+_mutant = partial(
+    Mutant,
+    bug="e",
+    scenario="pd-transfer",
+    shape="llama-3-tiny",
+    killed_by="reports",
+    code="KV605",
+)
 REPORTS: tuple[Mutant, ...] = (
-    Mutant(
+    _mutant(
         name="report-not-renewed",
         bug="a",
         parts=replace(FIXED, decode_scheduler=ReportKept),
         scenario="retract-resume",
-        shape="llama-3-tiny",
-        killed_by="reports",
-        code="KV605",
         shows="The report of a round repeats what the rounds before it reported.",
         matters="Whoever counts or answers by reports counts a request twice and answers it again after its end.",
         example="A list of outputs that is filled each step and cleared by a consumer that does not always run.",
     ),
-    Mutant(
+    _mutant(
         name="abort-not-reported",
-        bug="e",
         parts=replace(FIXED, decode_scheduler=AbortUntold),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
-        killed_by="reports",
-        code="KV605",
         shows="A request that is aborted leaves the queues of the decode end, and no report says so.",
         matters="Its router waits for an answer that never comes, and holds what it keeps for the request.",
         example="An abort that removes a request from the waiting queue and returns before the reply is made.",
     ),
-    Mutant(
+    _mutant(
         name="stop-asked-late",
-        bug="e",
         parts=replace(FIXED, receiver=StopLate),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
         killed_by="transfers",
         code="KV606",
         shows="The sender of a failed room is not asked to stop before the room's time is over once more.",
         matters="Pages and slots of each aborted request stay taken for as long as a room may take.",
         example="An abort that only marks the room, and leaves the rest to the thread that looks for timeouts.",
     ),
-    Mutant(
+    _mutant(
         name="admits-whole-batches",
-        bug="e",
         parts=replace(FIXED, decode_scheduler=WholeBatches),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
         killed_by="progress",
         code="KV607",
         shows="A decode end asks for prompts when its batch has ended, however much room there is before.",
         matters="Every request is right and late; nothing but the throughput shows it.",
         example="A condition of admission that counts running requests among those that are on their way.",
     ),
-    Mutant(
+    _mutant(
         name="batch-waits-for-prompts",
-        bug="e",
         parts=replace(FIXED, decode_scheduler=BatchWaits),
-        scenario="pd-transfer",
-        shape="llama-3-tiny",
         killed_by="progress",
         code="KV607",
         shows="Running requests are computed only in rounds in which no prompt is on its way.",

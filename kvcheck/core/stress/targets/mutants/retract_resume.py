@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvcheck.core.base.paging import IndexArray
 from kvcheck.core.cache.backend.backend import Footprint, Signal
@@ -16,8 +17,6 @@ from kvcheck.core.stress.targets.target import FIXED
 
 
 class ViewMetadata(MetadataBuffers):
-    """`get` returns a view of the slot."""
-
     def get(self, slot: int, request: int) -> MetadataRow:
         self._slots.check_owner(slot, request)
         return MetadataRow(self.row_view(slot), self.fields)
@@ -33,15 +32,11 @@ def _without_index(table: tuple[tuple[str, BufferSpec], ...]) -> tuple[tuple[str
 
 
 class SaveSkipsIndex(Offload):
-    """The offload's own list of buffers lacks the index buffer."""
-
     def _table(self) -> tuple[tuple[str, BufferSpec], ...]:
         return _without_index(self.pool.buffers())
 
 
 class RestoreSkipsIndex(Offload):
-    """The index buffer is saved and not restored."""
-
     def restored_buffers(self, offloaded: OffloadedKV) -> tuple[OffloadedBuffer, ...]:
         return tuple(kept for kept in offloaded.buffers if kept.name != "index_k_with_scale")
 
@@ -86,8 +81,6 @@ class AliasingOffload(Offload):
 
 
 class DeclaresLess(Offload):
-    """The footprint of a copy lacks one page of its index list."""
-
     def _footprint(self, extent: Extent, space: str, buffer: BufferSpec, *, whole: bool = False) -> Footprint:
         named = super()._footprint(extent, space, buffer, whole=whole)
         spans = None if named.spans is None else named.spans[:-1]
@@ -110,8 +103,6 @@ class DropsBeforeRestored(Offload):
 
 
 class FreeKeepsIndex(BufferSet):
-    """`free` has its own list of buffers, without the index buffer."""
-
     def free(self) -> None:
         for buffer in self.spec.buffers:
             if buffer.name != "index_k_with_scale":
@@ -120,116 +111,91 @@ class FreeKeepsIndex(BufferSet):
 
 
 class RefeedingScheduler(DecodeScheduler):
-    """A resumed request counts its last sampled token as committed, though no KV was written for it."""
-
     def _resumed_length(self, offloaded: OffloadedKV) -> int:
         return offloaded.tokens + 1
 
 
 UPSTREAM = "SGLang #23346 (GLM-5.1, retract and resume on the decode node)"
 
+_mutant = partial(
+    Mutant,
+    bug="a",
+    scenario="retract-resume",
+    shape="glm-5.1-tiny",
+    killed_by="contract",
+    code="KV304",
+)
 RETRACT_RESUME: tuple[Mutant, ...] = (
-    Mutant(
+    _mutant(
         name="metadata-get-returns-views",
-        bug="a",
         parts=replace(FIXED, metadata=ViewMetadata),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
         killed_by="aliasing",
         code="KV305",
         shows="A request keeps slices of a metadata slot instead of an owned copy of its row.",
         matters="The slot's next owner overwrites the draft seed and log-probabilities of a request that still runs.",
         example=f"{UPSTREAM}: get_buf returned slices of shared storage.",
     ),
-    Mutant(
+    _mutant(
         name="offload-skips-index-buffer",
-        bug="a",
         parts=replace(FIXED, offload=SaveSkipsIndex),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
-        killed_by="contract",
-        code="KV304",
         shows="The index buffer of an NSA pool is not saved on retract.",
         matters="After resume the indexer picks tokens from other requests' keys: wrong top-k, garbled long contexts.",
         example=f"{UPSTREAM}: only the latent rows were copied to the host.",
     ),
-    Mutant(
+    _mutant(
         name="restore-skips-index-buffer",
-        bug="a",
         parts=replace(FIXED, offload=RestoreSkipsIndex),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
-        killed_by="contract",
-        code="KV304",
         shows="The index buffer is saved, but not written back on resume.",
         matters="Half a fix: the save costs time and the reader still sees the pages' previous owners.",
         example=f"{UPSTREAM}: the return types of save and restore differed by pool.",
     ),
-    Mutant(
+    _mutant(
         name="free-keeps-index-buffer",
-        bug="a",
         parts=replace(FIXED, buffers=FreeKeepsIndex),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
         killed_by="accounting",
         code="KV401",
         shows="Clearing an NSA pool leaves its index buffer allocated.",
         matters="Device memory is lost each time a pool is rebuilt.",
         example=f"{UPSTREAM}: the clear of the pool class did not know the buffer its subclass had added.",
     ),
-    Mutant(
+    _mutant(
         name="offload-saves-wrong-pages",
-        bug="a",
         parts=replace(FIXED, offload=SaveTakesNextPages),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
         killed_by="content",
         code="KV102",
         shows="The index buffer is saved from the page after each of the request's pages.",
         matters="Everything is copied, sizes match, and the bytes are a neighbour's.",
         example="Page ids derived from token slots with the wrong rounding.",
     ),
-    Mutant(
+    _mutant(
         name="resume-refeeds-token",
-        bug="a",
         parts=replace(FIXED, decode_scheduler=RefeedingScheduler),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
-        killed_by="contract",
         code="KV301",
         shows="A resumed request counts the token it sampled last as committed; its KV was never written.",
         matters="Attention reads a row that still holds another request's token, and the prefix tree may share it.",
         example=f"{UPSTREAM}: fill_ids was one longer than the allocated KV.",
     ),
-    Mutant(
+    _mutant(
         name="metadata-slot-not-cleared",
-        bug="a",
         parts=replace(FIXED, metadata=UnclearedMetadata),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
         killed_by="content",
         code="KV102",
         shows="A freed metadata slot keeps all fields of its previous request.",
         matters="Fields that the next request does not use travel with it: another user's log-probabilities.",
         example="SGLang until 0.5.13: a slot kept its previous bootstrap room, and unused fields were never cleared.",
     ),
-    Mutant(
+    _mutant(
         name="offload-value-aliases-pool",
-        bug="a",
         parts=replace(FIXED, offload=AliasingOffload),
-        scenario="retract-resume",
-        shape="glm-5.1-tiny",
         killed_by="aliasing",
         code="KV305",
         shows="The offloaded value refers to the pool's memory instead of holding the bytes.",
         matters="The value is right only until the pages are reused, and retraction frees them for that.",
         example="A copy to the device that the tensor already lies on returns the same storage.",
     ),
-    Mutant(
+    _mutant(
         name="offload-declares-one-page-less",
-        bug="a",
         parts=replace(FIXED, offload=DeclaresLess),
-        scenario="retract-resume",
         shape="llama-3-tiny",
         killed_by="audit",
         code="KV306",
@@ -237,11 +203,9 @@ RETRACT_RESUME: tuple[Mutant, ...] = (
         matters="Nothing judges the order of that page, so a missing wait on it is never found.",
         example="A footprint that is computed from another length than the index list of the copy.",
     ),
-    Mutant(
+    _mutant(
         name="value-dropped-before-restored",
-        bug="a",
         parts=replace(FIXED, offload=DropsBeforeRestored),
-        scenario="retract-resume",
         shape="llama-3-tiny",
         killed_by="lifetime",
         code="KV202",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from kvcheck.core.cache.hicache.node import Node
 from kvcheck.core.cache.hicache.radix_tree import PrefixTree
@@ -11,35 +12,27 @@ from kvcheck.core.cache.hicache.storage_tier import StorageTier
 from kvcheck.core.cache.scheduler.request import RunningRequest
 from kvcheck.core.cache.scheduler.scheduler import Scheduler
 from kvcheck.core.stress.targets.mutants.mutant import Mutant
-from kvcheck.core.stress.targets.target import FIXED, TargetParts
+from kvcheck.core.stress.targets.target import FIXED
 
 
 class DtypeFreeKeys(StorageTier):
-    """Pages of all dtypes have one key."""
-
     @staticmethod
     def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
         return replace(namespace, dtype="any").key(space, chain)
 
 
 class RankFreeKeys(StorageTier):
-    """Pages of all ranks have one key."""
-
     @staticmethod
     def key_of(namespace: Namespace, space: str, chain: bytes) -> str:
         return replace(namespace, rank=0).key(space, chain)
 
 
 class ForgottenFetch(StorageTier):
-    """The fetch of an aborted request is forgotten, so its memory is never freed."""
-
     def forget(self, request: int) -> None:
         self._prefetches = [each for each in self._prefetches if each.request != request]
 
 
 class SplitForgetsLoad(PrefixTree):
-    """The new half of a node split during its load is not marked as loading."""
-
     def _split(self, node: Node, at: int) -> Node:
         upper = super()._split(node, at)
         for transfer in upper.loading:
@@ -49,15 +42,11 @@ class SplitForgetsLoad(PrefixTree):
 
 
 class ReplacingTree(PrefixTree):
-    """Fetched pages are inserted at the path of the fetch's start, though the tree has changed."""
-
     def _path_now(self, keys: list[bytes], start: int) -> list[Node]:
         return self._walk(keys[:start])
 
 
 class ReadyStays(Scheduler):
-    """An aborted request that waits to decode stays in its queue."""
-
     def _unqueue(self, active: RunningRequest) -> None:
         if active not in self._ready:
             super()._unqueue(active)
@@ -68,61 +57,59 @@ _FOREIGN = (
 )
 
 
-def _mutant(name: str, parts: TargetParts, shows: str, matters: str, **rest: str) -> Mutant:
-    row = {
-        "bug": "b",
-        "scenario": "hicache",
-        "shape": "llama-3-tiny",
-        "killed_by": "accounting",
-        "code": "KV401",
-        "example": "a hazard of the same family",
-        **rest,
-    }
-    return Mutant(name=name, parts=parts, shows=shows, matters=matters, within=0, **row)
-
-
+_mutant = partial(
+    Mutant,
+    bug="b",
+    scenario="hicache",
+    shape="llama-3-tiny",
+    killed_by="accounting",
+    code="KV401",
+    example="a hazard of the same family",
+)
 SITUATIONS = (
     _mutant(
-        "key-forgets-dtype",
-        replace(FIXED, storage=DtypeFreeKeys),
-        "Two engines of one model and different dtypes find each other's pages in a store.",
-        _FOREIGN,
+        name="key-forgets-dtype",
+        parts=replace(FIXED, storage=DtypeFreeKeys),
+        shows="Two engines of one model and different dtypes find each other's pages in a store.",
+        matters=_FOREIGN,
         killed_by="content",
         code="KV105",
     ),
     _mutant(
-        "key-forgets-rank",
-        replace(FIXED, storage=RankFreeKeys),
-        "Two ranks of one model find each other's pages in a store.",
-        _FOREIGN,
+        name="key-forgets-rank",
+        parts=replace(FIXED, storage=RankFreeKeys),
+        shows="Two ranks of one model find each other's pages in a store.",
+        matters=_FOREIGN,
         killed_by="content",
         code="KV105",
     ),
     _mutant(
-        "aborted-fetch-forgotten",
-        replace(FIXED, storage=ForgottenFetch),
-        "A request is aborted while pages come from the store for it, and its fetch is dropped from the list.",
-        "Its host pages are lost for good, and the prefix below which they were to hang stays locked.",
+        name="aborted-fetch-forgotten",
+        parts=replace(FIXED, storage=ForgottenFetch),
+        shows="A request is aborted while pages come from the store for it, and its fetch is dropped from the list.",
+        matters="Its host pages are lost for good, and the prefix below which they were to hang stays locked.",
     ),
     _mutant(
-        "split-forgets-load",
-        replace(FIXED, tree=SplitForgetsLoad),
-        "A node is split while it is being loaded, and readers of its first half do not wait.",
-        "A request that shares a part of a prefix which is just coming back reads what was in its pages before.",
+        name="split-forgets-load",
+        parts=replace(FIXED, tree=SplitForgetsLoad),
+        shows="A node is split while it is being loaded, and readers of its first half do not wait.",
+        matters="A request that shares a part of a prefix which is just coming back reads what was in its "
+        "pages before.",
         killed_by="ordering",
         code="KV201",
     ),
     _mutant(
-        "fetch-replaces-computed",
-        replace(FIXED, tree=ReplacingTree),
-        "A prefix is computed while it is fetched for another request, and the fetched pages replace it in the tree.",
-        "The pages of the first are neither free nor cached, and those that continue it are lost with it.",
+        name="fetch-replaces-computed",
+        parts=replace(FIXED, tree=ReplacingTree),
+        shows="A prefix is computed while it is fetched for another request, and the fetched pages "
+        "replace it in the tree.",
+        matters="The pages of the first are neither free nor cached, and those that continue it are lost with it.",
     ),
     _mutant(
-        "abort-leaves-ready",
-        replace(FIXED, scheduler=ReadyStays),
-        "A request is aborted after its prompt was computed and before it decodes, and decodes all the same.",
-        "It writes into pages that it has given back, which are another request's by then.",
+        name="abort-leaves-ready",
+        parts=replace(FIXED, scheduler=ReadyStays),
+        shows="A request is aborted after its prompt was computed and before it decodes, and decodes all the same.",
+        matters="It writes into pages that it has given back, which are another request's by then.",
         killed_by="liveness",
         code="KV402",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -46,8 +47,6 @@ class TrimsTail(Sender):
 
 
 class Broadcasts(Sender):
-    """Unequal lists are broadcast against each other, as arithmetic does with a list of one."""
-
     def _pair(self, source: PageRun, target: PageRun, *, needed: range, what: str) -> IndexArray:
         if "state" not in what:
             return super()._pair(source, target, needed=needed, what=what)
@@ -57,8 +56,6 @@ class Broadcasts(Sender):
 
 
 class TrimChangesRequest(Sender):
-    """The longer list is cut in place, so the request loses track of pages that it holds."""
-
     def _state_pairs(self, sending: OutboundRoom, want: Want) -> dict[str, IndexArray]:
         assert sending.holding is not None
         length = len(self._run(want, "state", "full").pages)
@@ -79,62 +76,49 @@ class StateResultIgnored(Sender):
 
 _C = "SGLang #18727 and #23323 (state index lists of different lengths)"
 
+_mutant = partial(
+    Mutant,
+    bug="c",
+    scenario="pd-transfer",
+    shape="glm-5.1-tiny",
+    killed_by="protocol",
+    code="KV301",
+)
 STATE_PAIRS: tuple[Mutant, ...] = (
-    Mutant(
+    _mutant(
         name="align-trims-one-side",
-        bug="c",
         parts=replace(FIXED, sender=TrimsOneSide),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="protocol",
-        code="KV301",
         shows="A source list shorter than the target's is 'trimmed' to the target's length; a longer one is not.",
         matters="The run is written whole: it ends in the next page of the decode pool, which is another request's.",
         example=f"{_C}: the trim that changed nothing.",
     ),
-    Mutant(
+    _mutant(
         name="align-trims-tail",
-        bug="c",
         parts=replace(FIXED, sender=TrimsTail),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="protocol",
-        code="KV301",
         shows="The longer of two state lists loses its tail, with a warning.",
         matters="The last index pages are never written, and windows that start on different pages are paired wrongly.",
         example=f"{_C}: the fix that was merged.",
     ),
-    Mutant(
+    _mutant(
         name="align-broadcasts",
-        bug="c",
         parts=replace(FIXED, sender=Broadcasts),
-        scenario="pd-transfer",
         shape="gpt-oss-tiny",
-        killed_by="protocol",
-        code="KV301",
         shows="Two lists of unequal lengths are broadcast against each other.",
         matters="One page is written over several, or several over one, and no error is raised.",
         example=f"{_C}: array arithmetic on lists of 1 and n pages.",
     ),
-    Mutant(
+    _mutant(
         name="trim-changes-request",
-        bug="c",
         parts=replace(FIXED, sender=TrimChangesRequest),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
         killed_by="accounting",
         code="KV401",
         shows="The trim cuts the request's own list of pages.",
         matters="What was cut off is never freed, and the request's later chunks miss it.",
         example="SGLang's transfer worker shortened the chunk's indices in place, for the destinations after it too.",
     ),
-    Mutant(
+    _mutant(
         name="state-result-ignored",
-        bug="c",
         parts=replace(FIXED, sender=StateResultIgnored),
-        scenario="pd-transfer",
-        shape="glm-5.1-tiny",
-        killed_by="protocol",
         code="KV603",
         shows="A state write fails, and the sender reports success.",
         matters="Without a seal the request decodes with another's state; with one it waits until it times out.",
